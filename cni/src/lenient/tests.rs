@@ -1,0 +1,120 @@
+use std::collections::BTreeMap;
+
+use serde_json::json;
+
+use super::*;
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(default, rename_all = "camelCase")]
+struct Outer {
+    mtu: u16,
+    ip_masq: bool,
+    name: String,
+    uplinks: Vec<String>,
+    inner: Option<Inner>,
+    nested: Inner,
+    free: BTreeMap<String, Value>,
+    mode: Mode,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(default)]
+struct Inner {
+    list: Vec<Vec<i32>>,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    #[default]
+    Learned,
+    Off,
+}
+
+fn decode(value: &Value) -> Result<Outer, String> {
+    from_value(value).map_err(|error| error.to_string())
+}
+
+#[test]
+fn keys_match_in_any_case_and_an_exact_one_wins() {
+    let outer = decode(&json!({"MTU": 1, "IPMASQ": true, "Name": "x", "name": "y", "mode": "off"}))
+        .expect("decodes");
+    assert_eq!(
+        outer,
+        Outer {
+            mtu: 1,
+            ip_masq: true,
+            name: "y".into(),
+            mode: Mode::Off,
+            ..Outer::default()
+        }
+    );
+}
+
+#[test]
+fn null_is_the_default_everywhere_and_unknown_keys_are_ignored() {
+    let nulls = json!({"mtu": null, "ipMasq": null, "name": null, "uplinks": null, "inner": null, "nested": null,
+        "free": null, "mode": null, "capabilities": {"x": true}});
+    assert_eq!(decode(&nulls), Ok(Outer::default()));
+    assert_eq!(decode(&Value::Null), Ok(Outer::default()));
+    let outer = decode(&json!({"uplinks": [null], "nested": {"list": [null, [null, 3]]}}))
+        .expect("decodes");
+    assert_eq!(outer.uplinks, [""]);
+    assert_eq!(outer.nested.list, [vec![], vec![0, 3]]);
+}
+
+#[test]
+fn free_form_objects_keep_their_keys() {
+    let outer = decode(&json!({"free": {"A": null, "a": 1}})).expect("decodes");
+    assert_eq!(
+        outer.free,
+        BTreeMap::from([("A".into(), Value::Null), ("a".into(), json!(1))])
+    );
+}
+
+#[test]
+fn a_wrong_type_names_key_and_value() {
+    let cases = [
+        (
+            json!({"mtu": "1500"}),
+            r#"key "mtu" cannot be "1500": invalid type: string "1500", expected u16"#,
+        ),
+        (
+            json!({"mtu": 70000}),
+            r#"key "mtu" cannot be 70000: invalid value: integer `70000`, expected u16"#,
+        ),
+        (
+            json!({"mtu": 1.5}),
+            r#"key "mtu" cannot be 1.5: invalid type: floating point `1.5`, expected u16"#,
+        ),
+        (
+            json!({"ipmasq": "true"}),
+            r#"key "ipMasq" cannot be "true": invalid type: string "true", expected a boolean"#,
+        ),
+        (
+            json!({"inner": {"LIST": [[], [1, "x"]]}}),
+            r#"key "inner.list[1][1]" cannot be "x": invalid type: string "x", expected i32"#,
+        ),
+        (
+            json!({"nested": []}),
+            r#"key "nested" cannot be []: invalid type: sequence, expected an object"#,
+        ),
+        (
+            json!({"mode": "fast"}),
+            r#"key "mode" cannot be "fast": unknown variant `fast`, expected `learned` or `off`"#,
+        ),
+    ];
+    for (document, message) in cases {
+        assert_eq!(decode(&document), Err(message.to_owned()));
+    }
+}
+
+#[test]
+fn long_values_are_cut() {
+    let message = decode(&json!({"mtu": "x".repeat(500)})).expect_err("wrong type");
+    assert!(
+        message.starts_with("key \"mtu\" cannot be \"xxx"),
+        "{message}"
+    );
+    assert!(message.contains("xxx...: invalid type"), "{message}");
+}

@@ -1,0 +1,73 @@
+//! The one list of everything that is counted: kernel counter, CLI label and row of docs/drops.md come from here.
+
+macro_rules! counters {
+    ($($(#[$attr:meta])* $variant:ident $name:literal $kind:ident $text:literal,)*) => {
+        /// What happened to a packet: index into the per-CPU array `COUNTERS`.
+        #[repr(u32)]
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Counter { $(#[doc = $text] $variant,)* }
+
+        impl Counter {
+            /// Every counter, in the order of its index.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// Name in output and metrics: lower case, underscores.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// One sentence for people.
+            #[must_use]
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+
+            /// Whether the packet was dropped, or merely counted.
+            #[must_use]
+            pub const fn kind(self) -> Kind {
+                match self { $(Self::$variant => Kind::$kind,)* }
+            }
+        }
+    };
+}
+
+/// What a counter counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Packets that were forwarded, or state that changed.
+    Event,
+    /// Packets that a program dropped.
+    Drop,
+}
+
+counters! {
+    BypassPeer "bypass_peer" Event "packets put straight into a pod, past the stack",
+    BypassWire "bypass_wire" Event "packets put straight onto an uplink, past the stack",
+    Learned "learned" Event "flow directions learned because the stack let their packet through unchanged",
+    Forgotten "forgotten" Event "flows forgotten because the stack used their tuple for something else",
+    Revalidated "revalidated" Event "flow directions checked again, once a tick or after a change",
+    Expired "expired" Event "flows found idle for longer than their timeout",
+    Masqueraded "masqueraded" Event "flows given a source address and port of an uplink",
+    PortChanged "port_changed" Event "masqueraded flows that could not keep their source port",
+    HostPortMoved "host_tuple_moved" Event "connections of the host given another port because a pod's flow holds the tuple",
+    DropSourceAddress "drop_source_address" Drop "a pod sent from an address that is not its own",
+    DropSourceMac "drop_source_mac" Drop "a pod sent from a MAC that is not its own",
+    DropRouterAdvertisement "drop_router_advertisement" Drop "a pod sent a router advertisement",
+    DropRedirect "drop_redirect" Drop "a pod sent an ICMP redirect",
+    DropDhcpServer "drop_dhcp_server" Drop "a pod answered as a DHCP server",
+    DropEtherType "drop_ether_type" Drop "a pod sent something other than IPv4, IPv6 or ARP",
+    DropArp "drop_arp" Drop "a pod sent ARP in another's name",
+    DropMalformed "drop_malformed" Drop "a packet too short for the headers it claims, where it had to be translated or checked",
+    DropUntranslated "drop_untranslated" Drop "a packet that should be masqueraded, of a kind that can't be translated",
+    DropNoAddress "drop_no_address" Drop "a packet that should be masqueraded, by an uplink without an address of its family",
+    DropNoPort "drop_no_port" Drop "a packet that should be masqueraded, when no free port was found",
+    DropNoFlow "drop_no_flow" Drop "a reply of a pod to a flow that is not known, where it would have left with the pod's address",
+    DropFragment "drop_fragment" Drop "a later fragment whose first was not seen, where it had to be translated",
+    DropMapFull "drop_map_full" Drop "a flow that could not be stored",
+}
+
+/// Elements of the array `COUNTERS`; room to grow without a new layout.
+pub const COUNTER_SLOTS: u32 = 64;
+
+const _: () = assert!(Counter::ALL.len() <= COUNTER_SLOTS as usize);

@@ -1,0 +1,91 @@
+//! Pods and uplinks: who owns an address, and what is known of a device.
+
+use crate::{addr::Addr, plain};
+
+/// Value of `ENDPOINTS` (key: [`Addr`] of a pod): the host veth that owns the address.
+///
+/// An ifindex is never used twice in the life of a network namespace (the kernel counts upwards), so it is also the owner's generation.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Endpoint {
+    /// The host veth.
+    pub ifindex: u32,
+    /// Prefix length that the address has inside the pod; information for the operator.
+    pub prefix_len: u32,
+}
+
+/// Value of `DEVICES` (key: ifindex, `u32`): a host veth of ours, or an uplink.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Device {
+    /// See [`device`].
+    pub flags: u32,
+    /// Network of a pod, the first word of keys in `NO_MASQUERADE`; 0 for an uplink.
+    pub network: u32,
+    /// MTU in bytes, without the Ethernet header.
+    pub mtu: u32,
+    /// MAC of the pod's own end; zero for an uplink.
+    pub peer_mac: [u8; 6],
+    /// MAC of this device, the one that the pod uses for its gateway.
+    pub mac: [u8; 6],
+    /// Uplink: source address of masqueraded IPv4 packets (mapped form); zero if it has none.
+    pub masquerade4: Addr,
+    /// Uplink: the same for IPv6.
+    pub masquerade6: Addr,
+}
+
+/// Bits of [`Device::flags`].
+pub mod device {
+    /// A host veth of ours. Otherwise the device is an uplink.
+    pub const POD: u32 = 1;
+    /// Packets must carry the pod's own addresses and MAC.
+    pub const ANTI_SPOOF: u32 = 1 << 1;
+    /// `ipMasq`.
+    pub const MASQUERADE: u32 = 1 << 2;
+    /// Bypass `learned` or `eager`: flows may leave the stack.
+    pub const BYPASS: u32 = 1 << 3;
+    /// Bypass `eager`: flows leave the stack from their first packet.
+    pub const EAGER: u32 = 1 << 4;
+    /// An uplink without Ethernet headers (`WireGuard`, tun, ppp): never a target of the bypass.
+    pub const LAYER3: u32 = 1 << 5;
+}
+
+/// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).
+pub type Owner = [u8; 16];
+
+/// How many addresses one attachment may have.
+pub const MAX_ADDRESSES: usize = 8;
+
+/// Value of `OWNERS`: all that one attachment put into maps, so that DEL finds it without the device, the netns or a result.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attachment {
+    /// The host veth: key in `DEVICES`.
+    pub ifindex: u32,
+    /// The network, as in [`Device::network`]: GC looks at its own network only.
+    pub network: u32,
+    /// Addresses in use, the first of [`Self::addresses`]: keys in `ENDPOINTS`.
+    pub address_count: u32,
+    /// Unused.
+    pub reserved: u32,
+    /// The pod's addresses.
+    pub addresses: [Addr; MAX_ADDRESSES],
+}
+
+/// Key of `NO_MASQUERADE`, a longest-prefix trie: destinations that keep the pod's source address.
+///
+/// The prefix length of a key counts the 32 bits of the network, so a prefix of n bits in IPv6 has 32 + n, one in IPv4 32 + 96 + n.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Destination {
+    /// The network, as in [`Device::network`], any byte order (always matched whole).
+    pub network: u32,
+    /// The destination, network order, [`Addr`] as bytes.
+    pub addr: [u8; 16],
+}
+
+plain!(Endpoint, Device, Attachment, Destination);
+
+const _: () = assert!(size_of::<Device>() == 56);
+const _: () = assert!(size_of::<Attachment>() == 16 + 16 * MAX_ADDRESSES);
+const _: () = assert!(size_of::<Destination>() == 20);

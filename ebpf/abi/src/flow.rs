@@ -1,0 +1,257 @@
+//! The flow cache: what the bypass remembers.
+//!
+//! A flow that nothing translates is one entry under its canonical key. A translated flow has two: one under the tuple of the pod's
+//! side, one under the tuple of the other side; each holds both tuples, so that either rebuilds the other.
+
+use crate::{addr::Family, plain};
+
+/// Protocol numbers that flows have.
+pub mod protocol {
+    /// ICMP; only echo has flows, with its identifier in the place of the requester's port.
+    pub const ICMP: u8 = 1;
+    /// TCP.
+    pub const TCP: u8 = 6;
+    /// UDP.
+    pub const UDP: u8 = 17;
+    /// `ICMPv6`; as for ICMP.
+    pub const ICMPV6: u8 = 58;
+    /// SCTP.
+    pub const SCTP: u8 = 132;
+}
+
+/// The five-tuple of a packet, in its direction. Ports are in network order.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Tuple<A> {
+    /// Source address.
+    pub src: A,
+    /// Destination address.
+    pub dst: A,
+    /// Source port; for echo requests the identifier, for replies 0.
+    pub sport: u16,
+    /// Destination port; for echo replies the identifier, for requests 0.
+    pub dport: u16,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+/// Which end of a canonical key a packet comes from: index into [`Flow::halves`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// From the smaller end.
+    A,
+    /// From the larger end.
+    B,
+}
+
+impl End {
+    /// Bit of [`state`] that says this end was heard.
+    #[inline(always)]
+    #[must_use]
+    pub const fn heard(self) -> u32 {
+        match self {
+            Self::A => state::HEARD_A,
+            Self::B => state::HEARD_B,
+        }
+    }
+
+    /// Bit of [`state`] that says this end sent a FIN.
+    #[inline(always)]
+    #[must_use]
+    pub const fn fin(self) -> u32 {
+        match self {
+            Self::A => state::FIN_A,
+            Self::B => state::FIN_B,
+        }
+    }
+
+    /// The opposite end.
+    #[inline(always)]
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+}
+
+/// A canonical key: a tuple turned so that its smaller end (address, then port) is the source. Both directions of a flow have the same.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key<A>(pub Tuple<A>);
+
+impl<A: Family> Tuple<A> {
+    /// A tuple; ports in network order.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(protocol: u8, src: A, sport: u16, dst: A, dport: u16) -> Self {
+        Self {
+            src,
+            dst,
+            sport,
+            dport,
+            protocol,
+            reserved: [0; 3],
+        }
+    }
+
+    /// The tuple of the opposite direction.
+    #[inline(always)]
+    #[must_use]
+    pub const fn reversed(&self) -> Self {
+        Self {
+            src: self.dst,
+            dst: self.src,
+            sport: self.dport,
+            dport: self.sport,
+            protocol: self.protocol,
+            reserved: [0; 3],
+        }
+    }
+
+    /// The canonical key, and the end of it that this tuple's source is.
+    #[inline(always)]
+    #[must_use]
+    pub fn key(&self) -> (Key<A>, End) {
+        if (self.src, self.sport) <= (self.dst, self.dport) {
+            (Key(*self), End::A)
+        } else {
+            (Key(self.reversed()), End::B)
+        }
+    }
+}
+
+/// What becomes of the packets of one direction.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Half<A> {
+    /// When a packet was last validated: `epoch << 32 | tick`; 0 if never.
+    pub stamp: u64,
+    /// Packets that took the bypass.
+    pub packets: u64,
+    /// Source address to leave with.
+    pub src: A,
+    /// Destination address to leave with.
+    pub dst: A,
+    /// Source port to leave with, network order.
+    pub sport: u16,
+    /// Destination port to leave with, network order.
+    pub dport: u16,
+    /// Device that packets must come from; 0: any uplink.
+    pub in_ifindex: u32,
+    /// Device to leave by.
+    pub out_ifindex: u32,
+    /// MTU of the way out in bytes, without the Ethernet header.
+    pub mtu: u32,
+    /// Ethernet destination and source to leave with.
+    pub eth: [[u8; 6]; 2],
+    /// Ethernet source that packets must have (from a pod); zero from uplinks.
+    pub in_mac: [u8; 6],
+    /// See [`action`].
+    pub action: u8,
+    /// See [`rewrite`].
+    pub rewrite: u8,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Values of [`Half::action`].
+pub mod action {
+    /// Nothing is known of this direction.
+    pub const NONE: u8 = 0;
+    /// To the pod behind `out_ifindex`, by `bpf_redirect_peer`.
+    pub const PEER: u8 = 1;
+    /// To the uplink `out_ifindex`, by `bpf_redirect`.
+    pub const WIRE: u8 = 2;
+    /// Rewrite as said, then leave it to the stack.
+    pub const STACK: u8 = 3;
+    /// The tuple is the outer side of a translated flow: a packet of the host that has it must be given another port.
+    pub const TAKEN: u8 = 4;
+}
+
+/// Bits of [`Half::rewrite`].
+pub mod rewrite {
+    /// Source address and port are replaced.
+    pub const SRC: u8 = 1;
+    /// Destination address and port are replaced.
+    pub const DST: u8 = 2;
+}
+
+/// A flow: both directions, and the little state they share.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Flow<A> {
+    /// By [`End`] of the packets' source.
+    pub halves: [Half<A>; 2],
+    /// Tick after which the flow is as good as gone, unless a packet comes before.
+    pub expires: u32,
+    /// See [`state`].
+    pub state: u32,
+}
+
+/// Bits of [`Flow::state`].
+pub mod state {
+    /// A packet was heard from end A.
+    pub const HEARD_A: u32 = 1;
+    /// A packet was heard from end B.
+    pub const HEARD_B: u32 = 1 << 1;
+    /// Both ends were heard: the flow belongs into `FLOWS`.
+    pub const ANSWERED: u32 = HEARD_A | HEARD_B;
+    /// FIN seen from end A.
+    pub const FIN_A: u32 = 1 << 2;
+    /// FIN seen from end B.
+    pub const FIN_B: u32 = 1 << 3;
+    /// FIN seen from both ends.
+    pub const FINISHED: u32 = FIN_A | FIN_B;
+    /// RST seen.
+    pub const RST: u32 = 1 << 4;
+    /// The entry of the translated side: its other entry is under the tuple that the halves rewrite to.
+    pub const OUTER: u32 = 1 << 5;
+}
+
+/// Key of `FRAGMENTS4` and `FRAGMENTS6`: one datagram that was cut to pieces.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FragmentKey<A> {
+    /// Source address.
+    pub src: A,
+    /// Destination address.
+    pub dst: A,
+    /// Identification as it stands in the packet (network order; 16 bits in IPv4).
+    pub identification: u32,
+    /// IP protocol number of the datagram.
+    pub protocol: u32,
+}
+
+/// What the first fragment of a datagram tells of the later ones.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FragmentPorts {
+    /// As in [`Tuple::sport`].
+    pub sport: u16,
+    /// As in [`Tuple::dport`].
+    pub dport: u16,
+    /// Tick of the first fragment.
+    pub seen: u32,
+}
+
+use crate::addr::{Addr4, Addr6};
+
+plain!(FragmentPorts, FragmentKey<Addr4>, FragmentKey<Addr6>);
+plain!(
+    Tuple<Addr4>,
+    Tuple<Addr6>,
+    Key<Addr4>,
+    Key<Addr6>,
+    Half<Addr4>,
+    Half<Addr6>,
+    Flow<Addr4>,
+    Flow<Addr6>
+);
+
+const _: () = assert!(size_of::<Tuple<Addr4>>() == 16 && size_of::<Tuple<Addr6>>() == 40);
+const _: () = assert!(size_of::<Half<Addr4>>() == 64 && size_of::<Half<Addr6>>() == 88);
+const _: () = assert!(size_of::<Flow<Addr4>>() == 136 && size_of::<Flow<Addr6>>() == 184);

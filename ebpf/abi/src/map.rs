@@ -1,0 +1,66 @@
+//! Names of programs and maps: symbols in the eBPF object, and file names of their pins.
+
+/// Maps, pinned as `<bpfRoot>/v<ABI>/maps/<NAME>`.
+pub const MAPS: &[&str] = &[
+    STATE,
+    ENDPOINTS,
+    DEVICES,
+    OWNERS,
+    NO_MASQUERADE,
+    FLOWS4,
+    FLOWS6,
+    OPENING4,
+    OPENING6,
+    COUNTERS,
+    AYA_LOGS,
+];
+
+/// Array of one [`State`](crate::node::State).
+pub const STATE: &str = "STATE";
+/// Hash: [`Addr`](crate::addr::Addr) to [`Endpoint`](crate::endpoint::Endpoint).
+pub const ENDPOINTS: &str = "ENDPOINTS";
+/// Hash: ifindex (`u32`) to [`Device`](crate::endpoint::Device).
+pub const DEVICES: &str = "DEVICES";
+/// Hash: [`Owner`](crate::endpoint::Owner) to [`Attachment`](crate::endpoint::Attachment). Used by user space alone.
+pub const OWNERS: &str = "OWNERS";
+/// Trie: [`Destination`](crate::endpoint::Destination) to `u32` (1).
+pub const NO_MASQUERADE: &str = "NO_MASQUERADE";
+/// LRU hash: [`Key`](crate::flow::Key)`<Addr4>` to [`Flow`](crate::flow::Flow)`<Addr4>`, flows heard from both ends.
+pub const FLOWS4: &str = "FLOWS4";
+/// The same for IPv6.
+pub const FLOWS6: &str = "FLOWS6";
+/// LRU hash: as [`FLOWS4`], flows of which only one end was heard: a flood of these can't evict the others.
+pub const OPENING4: &str = "OPENING4";
+/// The same for IPv6.
+pub const OPENING6: &str = "OPENING6";
+/// LRU hash: [`FragmentKey`](crate::flow::FragmentKey)`<Addr4>` to [`FragmentPorts`](crate::flow::FragmentPorts).
+pub const FRAGMENTS4: &str = "FRAGMENTS4";
+/// The same for IPv6.
+pub const FRAGMENTS6: &str = "FRAGMENTS6";
+/// Per-CPU array of `u64`, by [`Counter`](crate::counter::Counter).
+pub const COUNTERS: &str = "COUNTERS";
+/// Ring buffer of aya-log.
+pub const AYA_LOGS: &str = "AYA_LOGS";
+
+/// Programs, pinned as `<bpfRoot>/v<ABI>/programs/<name>`; all are `tc` classifiers.
+pub const PROGRAMS: &[&str] = &[
+    FROM_POD,
+    TO_POD,
+    FROM_WIRE,
+    TO_WIRE,
+    FROM_WIRE_L3,
+    TO_WIRE_L3,
+];
+
+/// Ingress of a host veth.
+pub const FROM_POD: &str = "from_pod";
+/// Egress of a host veth.
+pub const TO_POD: &str = "to_pod";
+/// Ingress of an uplink.
+pub const FROM_WIRE: &str = "from_wire";
+/// Egress of an uplink.
+pub const TO_WIRE: &str = "to_wire";
+/// Ingress of an uplink without Ethernet headers.
+pub const FROM_WIRE_L3: &str = "from_wire_l3";
+/// Egress of an uplink without Ethernet headers.
+pub const TO_WIRE_L3: &str = "to_wire_l3";

@@ -1,0 +1,135 @@
+//! What the programs know of their node: constants given when they are loaded, and the little state that may change afterwards.
+
+use crate::plain;
+
+/// Symbol of the [`Node`] constant in the eBPF object; user space overrides it before loading.
+pub const NODE_SYMBOL: &str = "NODE";
+
+/// Constants of the node, in the object's read-only data: the verifier folds them into the programs.
+///
+/// A tick is `1 << tick_shift` jiffies, close to one second; every timeout is in ticks.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Node {
+    /// Secret key of the fingerprints in `skb->hash`; random for each load.
+    pub key: [u64; 2],
+    /// Kernel features found by user space, see [`feature`].
+    pub features: u32,
+    /// Shift from jiffies to ticks.
+    pub tick_shift: u32,
+    /// Lifetime of idle flows, in ticks.
+    pub timeout: Timeouts,
+    /// First port (host order) of the range searched first when a source port can't be kept: outside the host's ephemeral ports
+    /// and the NodePort range.
+    pub port_first: u32,
+    /// Number of ports in that range.
+    pub port_count: u32,
+}
+
+/// Idle time after which a flow is as good as gone, in ticks.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timeouts {
+    /// TCP with packets seen from both sides and no FIN or RST. RFC 5382 asks for at least 2 h 4 min.
+    pub tcp_established: u32,
+    /// TCP of which only one side was heard. RFC 5382 asks for at least 4 min.
+    pub tcp_opening: u32,
+    /// TCP after an RST, or a FIN from both sides.
+    pub tcp_closing: u32,
+    /// UDP heard from both sides. RFC 4787 asks for at least 2 min, recommends 5.
+    pub udp: u32,
+    /// UDP of which only one side was heard.
+    pub udp_opening: u32,
+    /// ICMP echo. RFC 5508 asks for at least 60 s.
+    pub icmp: u32,
+    /// Ports and translation remembered for the later fragments of a datagram.
+    pub fragment: u32,
+    /// Unused.
+    pub reserved: u32,
+}
+
+/// State of the node that user space may change while programs run: element 0 of the map `STATE`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct State {
+    /// Raised by every change of endpoints, devices or policy: each flow re-validates itself at its next packet. Never 0.
+    pub epoch: u32,
+    /// What `underpass trace` asked for: 0 nothing, else the highest [`aya_log` level](https://docs.rs/aya-log-common) number to log.
+    pub trace: u32,
+}
+
+plain!(Node, Timeouts, State);
+
+const _: () = assert!(size_of::<Node>() == 16 + 8 + 32 + 8);
+
+/// Bits of [`Node::features`].
+pub mod feature {
+    /// `BPF_FIB_LOOKUP_SRC`: `bpf_fib_lookup` returns the source address that the kernel would choose (6.7).
+    pub const FIB_SRC: u32 = 1;
+    /// `BPF_F_IPV6` of `bpf_l4_csum_replace` (6.16, and stable kernels of June 2025).
+    pub const CSUM_IPV6: u32 = 1 << 1;
+}
+
+/// Jiffies per second to the shift that makes a tick last close to one second.
+#[must_use]
+pub const fn tick_shift(hz: u32) -> u32 {
+    let mut shift = 0;
+    while (1 << (shift + 1)) * 2 < hz * 3 {
+        shift += 1;
+    }
+    shift
+}
+
+/// Seconds to ticks, rounded up.
+#[must_use]
+pub const fn ticks(seconds: u32, hz: u32) -> u32 {
+    let tick = 1u64 << tick_shift(hz);
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "fewer ticks than 2 x seconds, and seconds are timeouts"
+    )]
+    let ticks = (seconds as u64 * hz as u64).div_ceil(tick) as u32;
+    ticks
+}
+
+impl Node {
+    /// The node with its default timeouts for a kernel with `hz` jiffies per second.
+    #[must_use]
+    pub const fn new(hz: u32, key: [u64; 2], features: u32) -> Self {
+        Self {
+            key,
+            features,
+            tick_shift: tick_shift(hz),
+            timeout: Timeouts {
+                tcp_established: ticks(8_000, hz),
+                tcp_opening: ticks(240, hz),
+                tcp_closing: ticks(30, hz),
+                udp: ticks(300, hz),
+                udp_opening: ticks(120, hz),
+                icmp: ticks(60, hz),
+                fragment: ticks(30, hz),
+                reserved: 0,
+            },
+            port_first: 1024,
+            port_count: 30_000 - 1024,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tick_is_close_to_a_second() {
+        for hz in [100, 250, 300, 1000] {
+            let tick = f64::from(1 << tick_shift(hz)) / f64::from(hz);
+            assert!((0.6..=1.5).contains(&tick), "{hz} Hz: a tick of {tick} s");
+            let hour = f64::from(ticks(3600, hz)) * tick;
+            assert!(
+                (3600.0..3602.0).contains(&hour),
+                "{hz} Hz: an hour of {hour} s"
+            );
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The functions that programs call: each is verified once, on its own, whoever calls it and whatever was found out before.
+//!
+//! That is what the kernel does for functions that are global in BTF (5.6). Inlined, or as local functions, the paths through all of them
+//! multiply beyond what it is willing to check, and their stack frames beyond 512 bytes. Such a function takes the context and numbers only
+//! (5.10); what else it needs is in [`Work`](crate::maps::Work).
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_ebpf::ip::{V4, V6};
+
+use crate::{
+    hook::{from_pod, from_wire, to_pod, to_wire},
+    maps::Net,
+    stage::{bypass, error, flow, learn, masquerade, parse, route, settle, translate},
+};
+
+macro_rules! functions {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:path;)*) => {
+        /// The functions of one family; each is documented where its body is.
+        pub trait Call: Net {
+            $(
+                #[doc = concat!("See [`", stringify!($body), "`].")]
+                fn $name($($arg: $type),*) -> $result;
+            )*
+        }
+
+        functions!(@family V4 "4" $($name($($arg: $type),*) -> $result = $body;)*);
+        functions!(@family V6 "6" $($name($($arg: $type),*) -> $result = $body;)*);
+    };
+    (@family $family:ident $suffix:literal $($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $body:path;)*) => {
+        impl Call for $family {
+            $(
+                #[inline(always)]
+                fn $name($($arg: $type),*) -> $result {
+                    #[unsafe(export_name = concat!(stringify!($name), $suffix))]
+                    #[inline(never)]
+                    extern "C" fn global($($arg: $type),*) -> $result {
+                        use $body as body;
+                        body::<$family>($($arg),*)
+                    }
+                    global($($arg),*)
+                }
+            )*
+        }
+    };
+}
+
+functions! {
+    send(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 = bypass::send;
+    settle(ctx: *mut __sk_buff) -> u32 = settle::settle;
+    check(ctx: *mut __sk_buff) -> i32 = from_pod::check;
+    deliver(ctx: *mut __sk_buff) -> i32 = to_pod::deliver;
+    translate_back(ctx: *mut __sk_buff, l3: u32) -> i32 = from_wire::translate_back;
+    leave(ctx: *mut __sk_buff, l3: u32) -> i32 = to_wire::leave;
+    error_in(ctx: *mut __sk_buff) -> i32 = error::from_wire;
+    error_out(ctx: *mut __sk_buff) -> i32 = error::to_wire;
+    parse_whole(ctx: *mut __sk_buff, l3: u32) -> u32 = parse::whole;
+    parse_quoted(ctx: *mut __sk_buff) -> u32 = parse::quoted;
+    translate(ctx: *mut __sk_buff) -> u32 = translate::to_partner;
+    copy_live() -> u32 = flow::copy_live;
+    note() -> u32 = flow::note;
+    forget() -> u32 = flow::forget;
+    learn_pod(ctx: *mut __sk_buff, from: u32, to: u32) -> u32 = learn::to_pod;
+    learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;
+    route(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::lookup;
+    claim(ctx: *mut __sk_buff) -> u32 = masquerade::claim;
+    try_claim(ctx: *mut __sk_buff) -> u32 = masquerade::try_claim;
+    probe(attempt: u32) -> u32 = masquerade::probe;
+    commit() -> u32 = masquerade::commit;
+    restore() -> u32 = masquerade::restore;
+}

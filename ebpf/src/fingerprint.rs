@@ -1,0 +1,63 @@
+//! The proof that a packet carries of itself: a keyed hash of its tuple, written to `skb->hash` where the packet enters the stack and
+//! compared where it leaves.
+
+use underpass_abi::{addr::Family, flow::Tuple};
+
+// Odd 64-bit constants with no structure of their own: the fractional parts of the golden ratio and of the square root of 3.
+const MIX: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
+
+/// The fingerprint of a tuple under the node's secret key.
+///
+/// Two tuples agree by chance once in 2^32. A sender who does not know the key can't aim for it, and never sees the value.
+#[inline(always)]
+#[must_use]
+pub fn fingerprint<A: Family>(key: [u64; 2], tuple: &Tuple<A>) -> u32 {
+    let [src_high, src_low] = tuple.src.wide().0;
+    let [dst_high, dst_low] = tuple.dst.wide().0;
+    let ports = u64::from(tuple.sport) << 24 | u64::from(tuple.dport) << 8 | u64::from(tuple.protocol);
+    let mut hash = key[0];
+    hash = mix(hash ^ src_high, MIX[0]);
+    hash = mix(hash ^ src_low, MIX[1]);
+    hash = mix(hash ^ dst_high, MIX[0]);
+    hash = mix(hash ^ dst_low, MIX[1]);
+    hash = mix(hash ^ ports ^ key[1], MIX[0]);
+    #[expect(clippy::cast_possible_truncation, reason = "the upper half is folded in")]
+    let folded = (hash ^ hash >> 32) as u32;
+    folded
+}
+
+#[inline(always)]
+const fn mix(value: u64, by: u64) -> u64 {
+    let value = value.wrapping_mul(by);
+    value ^ value >> 29
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use underpass_abi::addr::Addr4;
+
+    use super::*;
+
+    #[test]
+    fn neighbours_of_a_tuple_have_other_fingerprints() {
+        let mut seen = HashSet::new();
+        for src in 0..64u32 {
+            for port in 0..64u16 {
+                for protocol in [6, 17] {
+                    let tuple = Tuple::new(protocol, Addr4(src), port, Addr4(9), 80);
+                    assert!(seen.insert(fingerprint([1, 2], &tuple)), "{tuple:?}");
+                    assert!(seen.insert(fingerprint([1, 2], &tuple.reversed())), "reverse of {tuple:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_key_matters() {
+        let tuple = Tuple::new(6, Addr4(1), 2, Addr4(3), 4);
+        assert_ne!(fingerprint([1, 2], &tuple), fingerprint([1, 3], &tuple));
+        assert_ne!(fingerprint([1, 2], &tuple), fingerprint([2, 2], &tuple));
+    }
+}

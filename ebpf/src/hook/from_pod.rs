@@ -1,0 +1,120 @@
+//! What a pod sends: the bypass for flows that are known, else checks of its source, then the stack.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    endpoint::{Device, device as flags},
+};
+use underpass_ebpf::{
+    ip::Head,
+    l4::Kind,
+};
+
+use crate::{
+    ETHERNET,
+    call::Call,
+    maps::{device, endpoint},
+    skb::Skb,
+    stage::{
+        bypass::{self, Side},
+        flow, learn, masquerade,
+        parse::PARSED,
+        route, source,
+    },
+    verdict::{NEXT, PASS, Step, Verdict, code},
+};
+
+/// IPv4 and IPv6.
+#[inline(always)]
+pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    let sent = bypass::take::<I>(ctx, Side::Pod);
+    if sent != NEXT {
+        return sent;
+    }
+    let checked = I::check(ctx);
+    if checked != NEXT {
+        return checked;
+    }
+    match bypass::settled::<I>(ctx, Side::Pod) {
+        NEXT => PASS,
+        sent => sent,
+    }
+}
+
+/// Everything else: ARP, and what has no business here.
+#[inline(always)]
+pub fn other(ctx: *mut __sk_buff) -> i32 {
+    code(other_step(&Skb::new(ctx)))
+}
+
+#[inline(always)]
+fn other_step(skb: &Skb) -> Step<Verdict> {
+    const ARP: u32 = 0x0806u16.to_be() as u32;
+    let Some(pod) = device(skb.ifindex()) else { return Ok(Verdict::Stack) };
+    if skb.protocol() == ARP {
+        source::check_arp(skb, pod)?;
+    } else if pod.flags & flags::ANTI_SPOOF != 0 {
+        return Err(Verdict::Drop(Counter::DropEtherType));
+    }
+    Ok(Verdict::Stack)
+}
+
+/// A packet that no bypass took: [`NEXT`] if it has one now (`eager`), else its verdict.
+#[inline(always)]
+pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    let mut skb = Skb::new(ctx);
+    let Some(work) = I::work() else { return code(Ok(Verdict::Stack)) };
+    if I::parse_whole(ctx, ETHERNET) != PARSED {
+        return code(Err(Verdict::Drop(Counter::DropMalformed)));
+    }
+    skb.clear_bypassed();
+    let Some(pod) = device(skb.ifindex()) else { return code(Ok(Verdict::Stack)) };
+    if let Err(verdict) = source::check(&skb, &work.head, pod) {
+        return code(Err(verdict));
+    }
+    if pod.flags & flags::EAGER != 0 && work.head.kind == Kind::Flow && work.head.plain {
+        match learn_eagerly(&skb, &work.head, pod) {
+            Ok(Eager::Learned) => return NEXT,
+            Ok(Eager::Unknown) => {}
+            Err(verdict) => return code(Err(verdict)),
+        }
+    }
+    learn::sign(&mut skb, &work.head);
+    code(Ok(Verdict::Stack))
+}
+
+/// What the eager mode made of a packet.
+enum Eager {
+    /// Its flow is in the table.
+    Learned,
+    /// The stack decides.
+    Unknown,
+}
+
+/// Decides without the stack: a pod of this node, or the way to the world.
+#[inline(always)]
+fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<Eager> {
+    let (key, _) = head.tuple.key();
+    if flow::find::<I>(&key).is_some() {
+        // The bypass had its reasons to leave the packet to the stack.
+        return Ok(Eager::Unknown);
+    }
+    if let Some(target) = endpoint(head.tuple.dst.wide()) {
+        let learned = I::learn_pod(skb.raw(), skb.ifindex(), target.ifindex) == learn::LEARNED;
+        return Ok(if learned { Eager::Learned } else { Eager::Unknown });
+    }
+    let uplink = learn::uplink_of::<I>(skb);
+    if uplink == route::NONE {
+        return Ok(Eager::Unknown);
+    }
+    if !masquerade::is_wanted::<I>(pod, head.tuple.dst) {
+        I::learn_wire(skb.raw(), skb.ifindex(), uplink);
+        return Ok(Eager::Learned);
+    }
+    if !masquerade::may_open(head) {
+        return Ok(Eager::Unknown);
+    }
+    masquerade::assign(skb, head, skb.ifindex(), uplink, masquerade::Way::Bypass)?;
+    Ok(Eager::Learned)
+}

@@ -1,0 +1,86 @@
+//! What the world sends: the bypass for flows that are known, translation back for those that the stack carries.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    addr::Family as _,
+    endpoint::device as flags,
+    flow::rewrite,
+};
+use underpass_ebpf::{ip::Head, l4::Kind};
+
+use crate::{
+    ETHERNET,
+    call::Call,
+    maps::{Work, device, endpoint},
+    skb::Skb,
+    stage::{
+        bypass::{self, Side},
+        flow, fragment, learn,
+        parse::PARSED,
+        translate::translate,
+    },
+    verdict::{NEXT, PASS, code},
+};
+
+/// IPv4 and IPv6; the network header is at `L3`.
+#[inline(always)]
+pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
+    if L3 == ETHERNET {
+        let sent = bypass::take::<I>(ctx, Side::Wire);
+        if sent != NEXT {
+            return sent;
+        }
+    }
+    let translated = I::translate_back(ctx, L3);
+    if translated != NEXT {
+        return translated;
+    }
+    match bypass::settled::<I>(ctx, Side::Wire) {
+        NEXT => PASS,
+        sent => sent,
+    }
+}
+
+/// A packet whose network header is at `l3`, and that no bypass took: [`NEXT`] if it has one now (`eager`), else its verdict.
+#[inline(always)]
+pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
+    let mut skb = Skb::new(ctx);
+    let Some(Work { head, half, partner, .. }) = I::work() else { return PASS };
+    if I::parse_whole(ctx, l3) != PARSED || !skb.is_for_host() {
+        return PASS;
+    }
+    if head.kind == Kind::Error {
+        return I::error_in(ctx);
+    }
+    fragment::complete(head);
+    if head.kind != Kind::Flow {
+        return PASS;
+    }
+    if I::copy_live() == flow::PRESENT && half.rewrite & rewrite::DST != 0 {
+        I::note();
+        *partner = flow::outgoing::<I>(half, head.tuple.protocol);
+        if let Err(verdict) = translate::<I>(&skb) {
+            return code(Err(verdict));
+        }
+    } else if l3 == ETHERNET && head.plain && learn_eagerly::<I>(&skb, head) {
+        return NEXT;
+    }
+    if endpoint(head.tuple.dst.wide()).is_some() {
+        learn::sign(&mut skb, head);
+    }
+    PASS
+}
+
+/// Whether a flow from the world to a pod of this node was learned without the stack.
+#[inline(always)]
+fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
+    let Some(target) = endpoint(head.tuple.dst.wide()) else { return false };
+    if !device(target.ifindex).is_some_and(|pod| pod.flags & flags::EAGER != 0) {
+        return false;
+    }
+    let (key, _) = head.tuple.key();
+    if flow::find::<I>(&key).is_some() {
+        return false;
+    }
+    I::learn_pod(skb.raw(), skb.ifindex(), target.ifindex) == learn::LEARNED
+}

@@ -1,0 +1,131 @@
+//! The packet's itinerary: where each program sits, and the order in which a packet meets them.
+//!
+//! ```text
+//!   pod ──> from_pod ──> stack ──> to_pod ──> pod          first packet of a flow
+//!                          │
+//!                          └─────> to_wire ──> world       learns, masquerades
+//!   world ──> from_wire ─> stack ──> to_pod ──> pod        translates back
+//!
+//!   pod ──> from_pod ════════════════════════> pod, world  every later packet: the bypass
+//!   world ──> from_wire ═════════════════════> pod
+//! ```
+#![no_std]
+#![no_main]
+
+use aya_ebpf::{bindings::__sk_buff, macros::classifier, programs::TcContext};
+use underpass_ebpf::ip::{Ip, V4, V6};
+
+use crate::{call::Call, verdict::PASS};
+
+mod call;
+mod hook {
+    pub mod from_pod;
+    pub mod from_wire;
+    pub mod to_pod;
+    pub mod to_wire;
+}
+mod maps;
+mod skb;
+mod stage {
+    pub mod bypass;
+    pub mod error;
+    pub mod flow;
+    pub mod fragment;
+    pub mod learn;
+    pub mod masquerade;
+    pub mod parse;
+    pub mod route;
+    pub mod settle;
+    pub mod source;
+    pub mod translate;
+}
+mod verdict;
+
+/// Length of an Ethernet header, in bytes.
+const ETHERNET: u32 = 14;
+const IPV4: u32 = V4::ETHER_TYPE as u32;
+const IPV6: u32 = V6::ETHER_TYPE as u32;
+
+/// Ingress of a host veth: what a pod sends.
+#[classifier]
+fn from_pod(ctx: TcContext) -> i32 {
+    let ctx = ctx.skb.skb;
+    match protocol(ctx) {
+        IPV4 => hook::from_pod::ip::<V4>(ctx),
+        IPV6 => hook::from_pod::ip::<V6>(ctx),
+        _ => hook::from_pod::other(ctx),
+    }
+}
+
+/// Egress of a host veth: what the stack delivers to a pod.
+#[classifier]
+fn to_pod(ctx: TcContext) -> i32 {
+    let ctx = ctx.skb.skb;
+    match protocol(ctx) {
+        IPV4 => V4::deliver(ctx),
+        IPV6 => V6::deliver(ctx),
+        _ => PASS,
+    }
+}
+
+/// Ingress of an uplink: what the world sends.
+#[classifier]
+fn from_wire(ctx: TcContext) -> i32 {
+    let ctx = ctx.skb.skb;
+    match protocol(ctx) {
+        IPV4 => hook::from_wire::ip::<V4, ETHERNET>(ctx),
+        IPV6 => hook::from_wire::ip::<V6, ETHERNET>(ctx),
+        _ => PASS,
+    }
+}
+
+/// Egress of an uplink: what the stack, or the bypass, sends to the world.
+#[classifier]
+fn to_wire(ctx: TcContext) -> i32 {
+    let ctx = ctx.skb.skb;
+    match protocol(ctx) {
+        IPV4 => V4::leave(ctx, ETHERNET),
+        IPV6 => V6::leave(ctx, ETHERNET),
+        _ => PASS,
+    }
+}
+
+/// [`from_wire`] for an uplink without Ethernet headers.
+#[classifier]
+fn from_wire_l3(ctx: TcContext) -> i32 {
+    let ctx = ctx.skb.skb;
+    match protocol(ctx) {
+        IPV4 => hook::from_wire::ip::<V4, 0>(ctx),
+        IPV6 => hook::from_wire::ip::<V6, 0>(ctx),
+        _ => PASS,
+    }
+}
+
+/// [`to_wire`] for an uplink without Ethernet headers.
+#[classifier]
+fn to_wire_l3(ctx: TcContext) -> i32 {
+    let ctx = ctx.skb.skb;
+    match protocol(ctx) {
+        IPV4 => V4::leave(ctx, 0),
+        IPV6 => V6::leave(ctx, 0),
+        _ => PASS,
+    }
+}
+
+/// Ethernet type, network order.
+#[inline(always)]
+fn protocol(ctx: *mut __sk_buff) -> u32 {
+    // SAFETY: the context is valid while the program runs.
+    unsafe { (*ctx).protocol }
+}
+
+/// The kernel gives the helpers that we need to GPL-compatible programs only.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // Never compiled in: the verifier would refuse the endless loop.
+    loop {}
+}

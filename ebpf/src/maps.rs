@@ -1,0 +1,305 @@
+//! Every map and constant of the programs, and what the families have of their own.
+
+use aya_ebpf::{
+    Global,
+    bindings::{BPF_F_NO_PREALLOC, bpf_fib_lookup, bpf_redir_neigh, bpf_sock_tuple},
+    helpers::generated::bpf_jiffies64,
+    macros::map,
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
+};
+use underpass_abi::{
+    addr::{Addr, Addr4, Addr6},
+    counter::{COUNTER_SLOTS, Counter},
+    endpoint::{Attachment, Destination, Device, Endpoint, Owner},
+    flow::{Flow, FragmentKey, FragmentPorts, Half, Key, Tuple},
+    node::{Node, State},
+};
+use underpass_ebpf::ip::{Head, Ip, V4, V6};
+
+use crate::stage::{masquerade::Request, route::Route};
+
+/// Room for what is too large for the stack, one per CPU and family. The slow path alone uses it.
+pub struct Work<I: Ip> {
+    /// The packet.
+    pub head: Head<I>,
+    /// The packet that it quotes.
+    pub inner: Head<I>,
+    /// What is known of its flow.
+    pub half: Half<I::Addr>,
+    /// The translation that is wanted for it.
+    pub request: Request<I>,
+    /// The tuple of its partner entry.
+    pub partner: Tuple<I::Addr>,
+    /// The way that the routing table has for it.
+    pub route: Route,
+    /// The next hop of that.
+    pub next_hop: bpf_redir_neigh,
+}
+
+/// Constants of the node. Not static: user space overrides the symbol before the programs are loaded.
+#[unsafe(no_mangle)]
+static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0));
+
+#[map]
+static STATE: Array<State> = Array::with_max_entries(1, 0);
+#[map]
+static ENDPOINTS: HashMap<Addr, Endpoint> = HashMap::with_max_entries(1 << 18, BPF_F_NO_PREALLOC);
+#[map]
+static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+#[map]
+static OWNERS: HashMap<Owner, Attachment> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+#[map]
+static NO_MASQUERADE: LpmTrie<Destination, u32> = LpmTrie::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+// User space gives the four flow tables a size that fits the machine.
+#[map]
+static FLOWS4: LruHashMap<Key<Addr4>, Flow<Addr4>> = LruHashMap::with_max_entries(1 << 16, 0);
+#[map]
+static FLOWS6: LruHashMap<Key<Addr6>, Flow<Addr6>> = LruHashMap::with_max_entries(1 << 16, 0);
+#[map]
+static OPENING4: LruHashMap<Key<Addr4>, Flow<Addr4>> = LruHashMap::with_max_entries(1 << 14, 0);
+#[map]
+static OPENING6: LruHashMap<Key<Addr6>, Flow<Addr6>> = LruHashMap::with_max_entries(1 << 14, 0);
+#[map]
+static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> = LruHashMap::with_max_entries(1 << 12, 0);
+#[map]
+static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> = LruHashMap::with_max_entries(1 << 12, 0);
+#[map]
+static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_SLOTS, 0);
+// A flow is too large to be built on a program's stack of 512 bytes.
+#[map]
+static SCRATCH4: PerCpuArray<Flow<Addr4>> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static SCRATCH6: PerCpuArray<Flow<Addr6>> = PerCpuArray::with_max_entries(1, 0);
+
+#[map]
+static WORK4: PerCpuArray<Work<V4>> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+static WORK6: PerCpuArray<Work<V6>> = PerCpuArray::with_max_entries(1, 0);
+
+/// Constants of the node.
+#[inline(always)]
+pub fn node() -> Node {
+    NODE.load()
+}
+
+/// Coarse time, see [`Node::tick_shift`]. Reading jiffies costs one load (5.5, inlined by the JIT).
+#[inline(always)]
+pub fn tick() -> u32 {
+    // SAFETY: the helper has no arguments and no effects.
+    let jiffies = unsafe { bpf_jiffies64() };
+    #[expect(clippy::cast_possible_truncation, reason = "time in ticks wraps after a century")]
+    let tick = (jiffies >> (node().tick_shift & 63)) as u32;
+    tick
+}
+
+/// What a flow's half is stamped with while nothing changes: epoch and tick.
+#[inline(always)]
+pub fn stamp() -> u64 {
+    let epoch = STATE.get(0).map_or(0, |state| state.epoch);
+    u64::from(epoch) << 32 | u64::from(tick())
+}
+
+/// The level that somebody traces at; 0 if nobody does.
+#[inline(always)]
+pub fn trace_level() -> u32 {
+    STATE.get(0).map_or(0, |state| state.trace)
+}
+
+/// Counts one packet or event.
+#[inline(always)]
+pub fn count(counter: Counter) {
+    if let Some(slot) = COUNTERS.get_ptr_mut(counter as u32) {
+        // SAFETY: the slot belongs to this CPU, and programs of one CPU don't interrupt each other at tc.
+        unsafe { *slot += 1 };
+    }
+}
+
+/// The host veth that owns a pod's address.
+#[inline(always)]
+pub fn endpoint(addr: Addr) -> Option<Endpoint> {
+    // SAFETY: entries are replaced whole, by user space.
+    unsafe { ENDPOINTS.get(addr) }.copied()
+}
+
+/// What is known of a device.
+#[inline(always)]
+pub fn device(ifindex: u32) -> Option<&'static Device> {
+    // SAFETY: entries are replaced whole, by user space; freed ones stay readable until the program ends (RCU).
+    unsafe { DEVICES.get(ifindex) }
+}
+
+/// Whether packets of `network` to `dst` keep their source address.
+#[inline(always)]
+pub fn keeps_source(network: u32, dst: Addr) -> bool {
+    let key = Destination { network, addr: dst_bytes(dst) };
+    NO_MASQUERADE.get(aya_ebpf::maps::lpm_trie::Key::new(160, key)).is_some()
+}
+
+#[inline(always)]
+fn dst_bytes(addr: Addr) -> [u8; 16] {
+    // SAFETY: both are 16 bytes without padding, in the same order.
+    unsafe { core::mem::transmute(addr.0) }
+}
+
+/// What a family has of its own in the kernel: tables and the addresses of helpers' arguments.
+pub trait Net: Ip {
+    /// Address family number.
+    const FAMILY: u8;
+    /// Size of a socket tuple.
+    const SOCKET_TUPLE: u32;
+
+    /// Flows heard from both ends.
+    fn flows() -> &'static LruHashMap<Key<Self::Addr>, Flow<Self::Addr>>;
+    /// Flows heard from one end.
+    fn opening() -> &'static LruHashMap<Key<Self::Addr>, Flow<Self::Addr>>;
+    /// Datagrams in pieces.
+    fn fragments() -> &'static LruHashMap<FragmentKey<Self::Addr>, FragmentPorts>;
+    /// Room to build a flow in, not cleared.
+    fn scratch() -> Option<&'static mut Flow<Self::Addr>>;
+    /// Room for the slow path; holds what the last packet left there.
+    fn work() -> Option<&'static mut Work<Self>>;
+    /// The address that packets are masqueraded with on an uplink, if it has one.
+    fn masquerade_address(uplink: &Device) -> Option<Self::Addr>;
+    /// Arguments of a FIB lookup.
+    fn set_fib(params: &mut bpf_fib_lookup, src: Self::Addr, dst: Self::Addr);
+    /// The next hop that a FIB lookup found.
+    #[inline(always)]
+    fn set_next_hop(next_hop: &mut bpf_redir_neigh, params: &bpf_fib_lookup) {
+        next_hop.nh_family = u32::from(params.family);
+        // SAFETY: the larger member; which one counts is what the family says.
+        next_hop.__bindgen_anon_1.ipv6_nh = unsafe { params.__bindgen_anon_4.ipv6_dst };
+    }
+    /// The socket of this host that packets with this tuple would reach.
+    fn socket_tuple(incoming: &Tuple<Self::Addr>) -> bpf_sock_tuple;
+    /// Whether the address is on-link only, or none yet: fine from a pod, and never forwarded.
+    fn is_local_scope(addr: Self::Addr) -> bool;
+}
+
+impl Net for V4 {
+    const FAMILY: u8 = 2;
+    const SOCKET_TUPLE: u32 = 12;
+
+    #[inline(always)]
+    fn flows() -> &'static LruHashMap<Key<Addr4>, Flow<Addr4>> {
+        &FLOWS4
+    }
+
+    #[inline(always)]
+    fn opening() -> &'static LruHashMap<Key<Addr4>, Flow<Addr4>> {
+        &OPENING4
+    }
+
+    #[inline(always)]
+    fn fragments() -> &'static LruHashMap<FragmentKey<Addr4>, FragmentPorts> {
+        &FRAGMENTS4
+    }
+
+    #[inline(always)]
+    fn scratch() -> Option<&'static mut Flow<Addr4>> {
+        // SAFETY: the slot belongs to this CPU; each use ends before the next begins.
+        SCRATCH4.get_ptr_mut(0).map(|flow| unsafe { &mut *flow })
+    }
+
+    #[inline(always)]
+    fn work() -> Option<&'static mut Work<V4>> {
+        // SAFETY: as above; all bytes zero, as the kernel leaves them at first, are valid.
+        WORK4.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    }
+
+    #[inline(always)]
+    fn masquerade_address(uplink: &Device) -> Option<Addr4> {
+        let [_, low] = uplink.masquerade4.0;
+        let [_, _, _, _, a, b, c, d] = low.to_ne_bytes();
+        let addr = u32::from_ne_bytes([a, b, c, d]);
+        (addr != 0).then_some(Addr4(addr))
+    }
+
+    #[inline(always)]
+    fn set_fib(params: &mut bpf_fib_lookup, src: Addr4, dst: Addr4) {
+        params.__bindgen_anon_3.ipv4_src = src.0;
+        params.__bindgen_anon_4.ipv4_dst = dst.0;
+    }
+
+    #[inline(always)]
+    fn socket_tuple(incoming: &Tuple<Addr4>) -> bpf_sock_tuple {
+        // SAFETY: all bytes zero is a valid tuple; writing a member of the union is safe.
+        let mut tuple: bpf_sock_tuple = unsafe { core::mem::zeroed() };
+        tuple.__bindgen_anon_1.ipv4.saddr = incoming.src.0;
+        tuple.__bindgen_anon_1.ipv4.daddr = incoming.dst.0;
+        tuple.__bindgen_anon_1.ipv4.sport = incoming.sport;
+        tuple.__bindgen_anon_1.ipv4.dport = incoming.dport;
+        tuple
+    }
+
+    #[inline(always)]
+    fn is_local_scope(_addr: Addr4) -> bool {
+        false
+    }
+}
+
+impl Net for V6 {
+    const FAMILY: u8 = 10;
+    const SOCKET_TUPLE: u32 = 36;
+
+    #[inline(always)]
+    fn flows() -> &'static LruHashMap<Key<Addr6>, Flow<Addr6>> {
+        &FLOWS6
+    }
+
+    #[inline(always)]
+    fn opening() -> &'static LruHashMap<Key<Addr6>, Flow<Addr6>> {
+        &OPENING6
+    }
+
+    #[inline(always)]
+    fn fragments() -> &'static LruHashMap<FragmentKey<Addr6>, FragmentPorts> {
+        &FRAGMENTS6
+    }
+
+    #[inline(always)]
+    fn scratch() -> Option<&'static mut Flow<Addr6>> {
+        // SAFETY: the slot belongs to this CPU; each use ends before the next begins.
+        SCRATCH6.get_ptr_mut(0).map(|flow| unsafe { &mut *flow })
+    }
+
+    #[inline(always)]
+    fn work() -> Option<&'static mut Work<V6>> {
+        // SAFETY: as above; all bytes zero, as the kernel leaves them at first, are valid.
+        WORK6.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    }
+
+    #[inline(always)]
+    fn masquerade_address(uplink: &Device) -> Option<Addr6> {
+        (uplink.masquerade6.0 != [0, 0]).then_some(Addr6(uplink.masquerade6.0))
+    }
+
+    #[inline(always)]
+    fn set_fib(params: &mut bpf_fib_lookup, src: Addr6, dst: Addr6) {
+        params.__bindgen_anon_3.ipv6_src = words(src);
+        params.__bindgen_anon_4.ipv6_dst = words(dst);
+    }
+
+    #[inline(always)]
+    fn socket_tuple(incoming: &Tuple<Addr6>) -> bpf_sock_tuple {
+        // SAFETY: all bytes zero is a valid tuple; writing a member of the union is safe.
+        let mut tuple: bpf_sock_tuple = unsafe { core::mem::zeroed() };
+        tuple.__bindgen_anon_1.ipv6.saddr = words(incoming.src);
+        tuple.__bindgen_anon_1.ipv6.daddr = words(incoming.dst);
+        tuple.__bindgen_anon_1.ipv6.sport = incoming.sport;
+        tuple.__bindgen_anon_1.ipv6.dport = incoming.dport;
+        tuple
+    }
+
+    /// `::`, `fe80::/10` and multicast listener reports from them.
+    #[inline(always)]
+    fn is_local_scope(addr: Addr6) -> bool {
+        let [a, b, ..] = addr.0[0].to_ne_bytes();
+        addr.0 == [0, 0] || (a == 0xfe && b & 0xc0 == 0x80)
+    }
+}
+
+#[inline(always)]
+fn words(addr: Addr6) -> [u32; 4] {
+    // SAFETY: both are 16 bytes without padding, in the same order.
+    unsafe { core::mem::transmute(addr.0) }
+}

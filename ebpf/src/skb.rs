@@ -1,0 +1,216 @@
+//! The packet as the kernel hands it to a tc program.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::{
+    EbpfContext,
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    helpers::generated::{
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_set_hash, bpf_skb_load_bytes,
+        bpf_skb_store_bytes,
+    },
+    bindings::bpf_redir_neigh,
+    programs::TcContext,
+};
+use underpass_abi::{Plain, node::feature};
+use underpass_ebpf::{
+    checksum::Delta,
+    packet::{Covers, Packet, Short, Zero},
+};
+
+use crate::{maps::node, verdict::Verdict};
+
+/// `BPF_F_IPV6`: no IP header checksum makes good for changed addresses, see `feature::CSUM_IPV6`.
+const BPF_F_IPV6: u64 = 1 << 7;
+/// `skb->pkt_type` of a packet whose Ethernet destination is this host.
+const PACKET_HOST: u32 = 0;
+/// `skb->tc_index` of a packet that the bypass puts onto an uplink: `to_wire` must not look at it again.
+const BYPASSED: u32 = 0x7550;
+
+/// A packet at a tc hook.
+pub struct Skb {
+    ctx: TcContext,
+}
+
+impl Skb {
+    /// Wraps the context of a program.
+    #[inline(always)]
+    pub const fn new(ctx: *mut __sk_buff) -> Self {
+        Self { ctx: TcContext::new(ctx) }
+    }
+
+    /// What the log macros want.
+    #[inline(always)]
+    pub const fn ctx(&self) -> &TcContext {
+        &self.ctx
+    }
+
+    /// The context itself, to pass it to another function.
+    #[inline(always)]
+    pub const fn raw(&self) -> *mut __sk_buff {
+        self.ctx.skb.skb
+    }
+
+    /// Length in bytes from the link-layer header on; of a GSO packet all segments together.
+    #[inline(always)]
+    pub fn len(&self) -> u32 {
+        self.ctx.len()
+    }
+
+    /// Ethernet type, network order.
+    #[inline(always)]
+    pub fn protocol(&self) -> u32 {
+        // SAFETY: the context is valid while the program runs. The same holds for all field accesses below.
+        unsafe { (*self.raw()).protocol }
+    }
+
+    /// Device of this hook.
+    #[inline(always)]
+    pub fn ifindex(&self) -> u32 {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).ifindex }
+    }
+
+    /// Device that the packet arrived at; 0 if this host made it.
+    #[inline(always)]
+    pub fn ingress_ifindex(&self) -> u32 {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).ingress_ifindex }
+    }
+
+    /// The fingerprint, or what else `skb->hash` holds.
+    #[inline(always)]
+    pub fn hash(&self) -> u32 {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).hash }
+    }
+
+    /// Leaves a fingerprint.
+    #[inline(always)]
+    pub fn set_hash(&mut self, hash: u32) {
+        // SAFETY: the context is valid.
+        unsafe { bpf_set_hash(self.raw(), hash) };
+    }
+
+    /// Whether the Ethernet destination is this host.
+    #[inline(always)]
+    pub fn is_for_host(&self) -> bool {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).pkt_type == PACKET_HOST }
+    }
+
+    /// Whether the bypass sent this packet here.
+    #[inline(always)]
+    pub fn is_bypassed(&self) -> bool {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).tc_index == BYPASSED }
+    }
+
+    /// Forgets what a pod's own traffic control may have left in `skb->tc_index`.
+    #[inline(always)]
+    pub fn clear_bypassed(&mut self) {
+        // SAFETY: see `protocol`; the field is writable for tc programs.
+        unsafe { (*self.raw()).tc_index = 0 };
+    }
+
+    /// Length of the largest packet on the wire, headers of `headers` bytes (network and transport) included: for a GSO packet its
+    /// segments.
+    #[inline(always)]
+    pub fn wire_length(&self, l3: u32, headers: u32) -> u32 {
+        // SAFETY: see `protocol`.
+        let segment = unsafe { (*self.raw()).gso_size };
+        if segment == 0 { self.len() - l3 } else { segment + headers }
+    }
+
+    /// Ethernet source, if it lies where every driver puts it.
+    #[inline(always)]
+    pub fn ethernet_source(&self) -> Option<[u16; 3]> {
+        let data = self.ctx.data();
+        if data + 14 > self.ctx.data_end() {
+            return None;
+        }
+        // SAFETY: the verifier holds us to the check above; packet data may be read at any alignment of two.
+        Some(unsafe { *((data + 6) as *const [u16; 3]) })
+    }
+
+    /// Into the pod behind a host veth, past the stack. A wrong device would swallow the packet without a word (5.10).
+    #[inline(always)]
+    pub fn redirect_peer(&mut self, ifindex: u32) -> Verdict {
+        self.ctx.set_mark(0);
+        // SAFETY: no memory is passed.
+        Verdict::Sent(unsafe { bpf_redirect_peer(ifindex, 0) } as i32)
+    }
+
+    /// Out of a device, with the Ethernet header that the packet has.
+    #[inline(always)]
+    pub fn redirect(&mut self, ifindex: u32) -> Verdict {
+        self.mark_bypassed();
+        // SAFETY: no memory is passed.
+        Verdict::Sent(unsafe { bpf_redirect(ifindex, 0) } as i32)
+    }
+
+    /// Out of a device; the kernel finds the Ethernet addresses of the next hop.
+    #[inline(always)]
+    pub fn redirect_neighbour(&mut self, ifindex: u32, next_hop: &mut bpf_redir_neigh) -> Verdict {
+        self.mark_bypassed();
+        // SAFETY: the next hop is a valid struct of the size that is passed.
+        Verdict::Sent(unsafe { bpf_redirect_neigh(ifindex, next_hop, size_of::<bpf_redir_neigh>() as i32, 0) } as i32)
+    }
+
+    #[inline(always)]
+    fn mark_bypassed(&mut self) {
+        // SAFETY: see `protocol`; the field is writable for tc programs.
+        unsafe { (*self.raw()).tc_index = BYPASSED };
+    }
+}
+
+impl Packet for Skb {
+    #[inline(always)]
+    fn load<T: Plain>(&self, offset: u32) -> Result<T, Short> {
+        let mut value = MaybeUninit::<T>::uninit();
+        // SAFETY: the buffer has the size that is passed; the helper fills all of it or fails.
+        let result = unsafe { bpf_skb_load_bytes(self.ctx.as_ptr(), offset, value.as_mut_ptr().cast(), size_of::<T>() as u32) };
+        if result != 0 {
+            return Err(Short);
+        }
+        // SAFETY: filled, and any bytes are a valid `T`.
+        Ok(unsafe { value.assume_init() })
+    }
+
+    #[inline(always)]
+    fn store<T: Plain>(&mut self, offset: u32, value: &T) -> Result<(), Short> {
+        // SAFETY: the value has the size that is passed and no padding.
+        let result = unsafe { bpf_skb_store_bytes(self.raw(), offset, core::ptr::from_ref(value).cast(), size_of::<T>() as u32, 0) };
+        if result == 0 { Ok(()) } else { Err(Short) }
+    }
+
+    #[inline(always)]
+    fn replace_l4_checksum(&mut self, offset: u32, delta: Delta, covers: Covers, zero: Zero) -> Result<(), Short> {
+        let mut flags = match zero {
+            Zero::IsAbsent => u64::from(BPF_F_MARK_MANGLED_0),
+            Zero::IsSum => 0,
+        };
+        let has_flag = node().features & feature::CSUM_IPV6 != 0;
+        match covers {
+            Covers::Payload => {}
+            Covers::Pseudo4 => flags |= u64::from(BPF_F_PSEUDO_HDR),
+            Covers::Pseudo6 if has_flag => flags |= u64::from(BPF_F_PSEUDO_HDR) | BPF_F_IPV6,
+            Covers::Pseudo6 => flags |= u64::from(BPF_F_PSEUDO_HDR),
+        }
+        // Size 0 in the flags: the difference itself is passed.
+        // SAFETY: the context is valid, no memory is passed.
+        let result = unsafe { bpf_l4_csum_replace(self.raw(), offset, 0, u64::from(delta.wsum()), flags) };
+        if covers == Covers::Pseudo6 && !has_flag {
+            // Kernels without the flag take the change off a device's sum over the whole packet, as if IPv6 had a header checksum.
+            self.account(delta);
+        }
+        if result == 0 { Ok(()) } else { Err(Short) }
+    }
+
+    #[inline(always)]
+    fn account(&mut self, delta: Delta) {
+        // Fails, and need not do anything, where the device delivered no such sum.
+        // SAFETY: the context is valid, no memory is passed.
+        unsafe { bpf_csum_update(self.raw(), delta.wsum()) };
+    }
+}

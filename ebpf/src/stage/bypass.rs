@@ -1,0 +1,150 @@
+//! The fast path: parsed, looked up, checked, rewritten, redirected. Whatever is unusual goes on to the next stage, untouched.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    counter::Counter,
+    endpoint::device as flags,
+    flow::{Half, action},
+};
+use underpass_ebpf::{
+    ip::Head,
+    l4::{Kind, tcp},
+    packet::{Covers, Packet, Short},
+    translate::translate,
+};
+
+use super::{
+    flow::{self, Table, half, outgoing},
+    settle::STALE,
+    source::same_mac,
+};
+use crate::{
+    ETHERNET,
+    call::Call,
+    maps::{Net, count, device, stamp},
+    skb::Skb,
+    verdict::{NEXT, Verdict, code},
+};
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Side {
+    /// The pod behind the host veth that it arrived at.
+    Pod,
+    /// An uplink.
+    Wire,
+}
+
+/// What is known of a packet's flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Trust {
+    /// What its stamp says.
+    Stamp,
+    /// It was settled just now.
+    Settled,
+}
+
+/// What [`send`] returns for a packet that has a bypass once its flow is settled; no return code of tc.
+const SETTLE: i32 = -3;
+
+/// Sends the packet on its flow's bypass; [`NEXT`] if it has none, or if the packet is one for the stack.
+#[inline(always)]
+pub fn take<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
+    let sent = I::send(ctx, side as u32, Trust::Stamp as u32);
+    if sent == SETTLE { settled::<I>(ctx, side) } else { sent }
+}
+
+/// As [`take`], for a flow that was learned a moment ago.
+#[inline(always)]
+pub fn settled<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
+    if I::settle(ctx) == STALE {
+        return NEXT;
+    }
+    I::send(ctx, side as u32, Trust::Settled as u32)
+}
+
+/// See [`take`].
+#[inline(always)]
+pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
+    let side = if side == Side::Pod as u32 { Side::Pod } else { Side::Wire };
+    let trust = if trust == Trust::Stamp as u32 { Trust::Stamp } else { Trust::Settled };
+    let mut skb = Skb::new(ctx);
+    let Some(mut head) = I::parse_plain(&skb, ETHERNET) else { return NEXT };
+    if head.kind != Kind::Flow {
+        return NEXT;
+    }
+    let (key, end) = head.tuple.key();
+    let Some((flow, table)) = flow::find::<I>(&key) else { return NEXT };
+    let half = half(flow, end);
+    if !is_usual(&skb, &head, side, half) {
+        return NEXT;
+    }
+    let changes_state = table == Table::Opening || head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
+    if trust == Trust::Stamp && (changes_state || half.stamp != stamp()) {
+        return SETTLE;
+    }
+    if rewrite(&mut skb, &mut head, half).is_err() {
+        return code(Err(Verdict::Drop(Counter::DropMalformed)));
+    }
+    half.packets += 1;
+    let out_ifindex = half.out_ifindex;
+    code(Ok(if half.action == action::PEER {
+        count(Counter::BypassPeer);
+        skb.redirect_peer(out_ifindex)
+    } else {
+        count(Counter::BypassWire);
+        match I::work() {
+            // Once a tick the kernel's own neighbour code sends the packet, so that it goes on probing the next hop.
+            Some(work) if trust == Trust::Settled => skb.redirect_neighbour(out_ifindex, &mut work.next_hop),
+            _ => skb.redirect(out_ifindex),
+        }
+    }))
+}
+
+/// Whether nothing about the packet calls for the stack.
+#[inline(always)]
+fn is_usual<I: Net>(skb: &Skb, head: &Head<I>, side: Side, half: &Half<I::Addr>) -> bool {
+    if half.action != action::PEER && half.action != action::WIRE {
+        return false;
+    }
+    match side {
+        // The MAC even without anti-spoofing: a pod that bridges sends for others than this entry knows.
+        Side::Pod if half.in_ifindex != skb.ifindex() => return false,
+        Side::Pod if !skb.ethernet_source().is_some_and(|source| same_mac(source, half.in_mac)) => return false,
+        Side::Wire if half.in_ifindex != 0 => return false,
+        Side::Pod | Side::Wire => {}
+    }
+    if I::ttl(&head.header) <= 1 || !skb.is_for_host() {
+        return false;
+    }
+    if head.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN && !is_eager(side, half) {
+        // A new connection is a new decision, also on an old tuple.
+        return false;
+    }
+    skb.wire_length(head.l3, head.headers_length()) <= half.mtu
+}
+
+#[inline(always)]
+fn is_eager<A>(side: Side, half: &Half<A>) -> bool {
+    let pod = match side {
+        Side::Pod => half.in_ifindex,
+        Side::Wire => half.out_ifindex,
+    };
+    device(pod).is_some_and(|pod| pod.flags & flags::EAGER != 0)
+}
+
+#[inline(always)]
+fn rewrite<I: Net>(skb: &mut Skb, head: &mut Head<I>, half: &Half<I::Addr>) -> Result<(), Short> {
+    if half.rewrite != 0 {
+        let new = outgoing::<I>(half, head.tuple.protocol);
+        translate(skb, head, &new)?;
+    }
+    let unbalanced = I::decrement_ttl(&mut head.header);
+    skb.store(head.l3, &head.header)?;
+    if I::PSEUDO == Covers::Pseudo6 {
+        skb.account(unbalanced);
+    }
+    skb.store(0, &half.eth)
+}

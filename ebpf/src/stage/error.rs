@@ -1,0 +1,101 @@
+//! ICMP errors about translated flows, in both directions. They are few: the stack forwards them, we only rewrite.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    flow::{Tuple, rewrite},
+};
+use underpass_ebpf::{
+    error::translate_error,
+    ip::Head,
+    l4::Kind,
+    packet::Packet,
+};
+
+use super::{
+    flow::{self, find, half},
+    masquerade,
+    parse::PARSED,
+};
+use crate::{
+    call::Call,
+    maps::{Net, Work, device, endpoint},
+    skb::Skb,
+    verdict::{Step, Verdict, code},
+};
+
+/// An error from the world, in [`Work::head`]: if it quotes what a masqueraded flow sent, it is the pod's.
+#[inline(always)]
+pub fn from_wire<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    code(incoming::<I>(&mut Skb::new(ctx)))
+}
+
+#[inline(always)]
+fn incoming<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+    let Some(Work { head, inner, partner: quote, .. }) = I::work() else { return Ok(Verdict::Stack) };
+    if I::parse_quoted(skb.raw()) != PARSED {
+        return Ok(Verdict::Stack);
+    }
+    if inner.kind != Kind::Flow {
+        return Ok(Verdict::Stack);
+    }
+    // The error travels against the packet that it quotes.
+    let (key, end) = inner.tuple.reversed().key();
+    let Some((flow, _)) = find::<I>(&key) else { return Ok(Verdict::Stack) };
+    let half = half(flow, end);
+    if half.rewrite & rewrite::DST == 0 {
+        return Ok(Verdict::Stack);
+    }
+    *quote = flow::outgoing::<I>(half, key.0.protocol).reversed();
+    let (src, dst) = (head.tuple.src, quote.src);
+    rewrite(skb, head, inner, quote, src, dst)
+}
+
+/// An error to the world, in [`Work::head`], from a pod or from this host: what it quotes must have the tuple that the world knows.
+#[inline(always)]
+pub fn to_wire<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    code(outgoing::<I>(&mut Skb::new(ctx)))
+}
+
+#[inline(always)]
+fn outgoing<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+    let Some(Work { head, inner, partner: quote, .. }) = I::work() else { return Ok(Verdict::Stack) };
+    let sender = endpoint(head.tuple.src.wide());
+    let mut must_translate = false;
+    if let Some(sender) = sender
+        && let Some(pod) = device(sender.ifindex)
+    {
+        must_translate = masquerade::is_wanted::<I>(pod, head.tuple.dst);
+    }
+    let refused = if must_translate { Verdict::Drop(Counter::DropUntranslated) } else { Verdict::Stack };
+    if I::parse_quoted(skb.raw()) != PARSED || inner.kind != Kind::Flow {
+        return Ok(refused);
+    }
+    let (key, end) = inner.tuple.reversed().key();
+    let Some((flow, _)) = find::<I>(&key) else { return Ok(refused) };
+    let half = half(flow, end);
+    if half.rewrite & rewrite::SRC == 0 {
+        // Known, and not translated: a pod that answers to its own address.
+        return Ok(Verdict::Stack);
+    }
+    *quote = flow::outgoing::<I>(half, key.0.protocol).reversed();
+    let src = if sender.is_some() { quote.dst } else { head.tuple.src };
+    let dst = head.tuple.dst;
+    rewrite(skb, head, inner, quote, src, dst)
+}
+
+#[inline(always)]
+fn rewrite<I: Net>(
+    skb: &mut Skb,
+    head: &mut Head<I>,
+    inner: &mut Head<I>,
+    quote: &Tuple<I::Addr>,
+    src: I::Addr,
+    dst: I::Addr,
+) -> Step<Verdict> {
+    let malformed = Verdict::Drop(Counter::DropMalformed);
+    translate_error(skb, head, inner, quote, src, dst).map_err(|_| malformed)?;
+    skb.store(head.l3, &head.header).map_err(|_| malformed)?;
+    Ok(Verdict::Stack)
+}

@@ -1,0 +1,234 @@
+//! Finding a flow, telling whether it still lives, and keeping its state.
+
+use aya_ebpf::bindings::BPF_ANY;
+use underpass_abi::{
+    counter::Counter,
+    flow::{End, Flow, Half, Key, Tuple, action, protocol, rewrite, state},
+};
+use underpass_ebpf::l4::tcp;
+
+use crate::maps::{Net, Work, count, node, tick};
+
+/// Which table an entry is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Table {
+    /// Heard from both ends.
+    Flows,
+    /// Heard from one end.
+    Opening,
+}
+
+/// No flow.
+pub const ABSENT: u32 = 0;
+/// A flow.
+pub const PRESENT: u32 = 1;
+
+/// The entry under a key.
+#[inline(always)]
+pub fn find<I: Net>(key: &Key<I::Addr>) -> Option<(&'static mut Flow<I::Addr>, Table)> {
+    if let Some(flow) = I::flows().get_ptr_mut(key) {
+        // SAFETY: an entry stays readable until the program ends (RCU). Several CPUs may write its fields; each field is one word, and
+        // a reader that meets a half that is being written finds a wrong stamp or device and asks the stack.
+        return Some((unsafe { &mut *flow }, Table::Flows));
+    }
+    let flow = I::opening().get_ptr_mut(key)?;
+    // SAFETY: as above.
+    Some((unsafe { &mut *flow }, Table::Opening))
+}
+
+/// The half for packets from `end`.
+#[inline(always)]
+pub fn half<A>(flow: &mut Flow<A>, end: End) -> &mut Half<A> {
+    match end {
+        End::A => &mut flow.halves[0],
+        End::B => &mut flow.halves[1],
+    }
+}
+
+/// The tuple that packets of this half leave with.
+#[inline(always)]
+pub fn outgoing<I: Net>(half: &Half<I::Addr>, protocol: u8) -> Tuple<I::Addr> {
+    Tuple::new(protocol, half.src, half.sport, half.dst, half.dport)
+}
+
+/// Makes packets of this half leave with `tuple`.
+#[inline(always)]
+pub fn set_outgoing<I: Net>(half: &mut Half<I::Addr>, tuple: &Tuple<I::Addr>) {
+    half.src = tuple.src;
+    half.dst = tuple.dst;
+    half.sport = tuple.sport;
+    half.dport = tuple.dport;
+}
+
+/// Whether a packet came within the flow's timeout.
+#[inline(always)]
+pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
+    flow.expires.wrapping_sub(tick).cast_signed() >= 0
+}
+
+/// A packet came: the flow lives for another timeout, which depends on its state.
+#[inline(always)]
+pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
+    let timeout = node().timeout;
+    let answered = flow.state & state::ANSWERED == state::ANSWERED;
+    let limit = match protocol {
+        protocol::TCP if flow.state & state::RST != 0 || flow.state & state::FINISHED == state::FINISHED => timeout.tcp_closing,
+        protocol::TCP if answered => timeout.tcp_established,
+        protocol::TCP => timeout.tcp_opening,
+        protocol::UDP | protocol::SCTP if answered => timeout.udp,
+        protocol::UDP | protocol::SCTP => timeout.udp_opening,
+        _ => timeout.icmp,
+    };
+    flow.expires = tick + limit;
+}
+
+/// The flow's state after a packet from `end` with these TCP flags (0 for other protocols).
+#[inline(always)]
+const fn after(before: u32, end: End, flags: u8) -> u32 {
+    if flags & tcp::RST != 0 {
+        // A refusal is no answer: a flood of connections to closed ports must not leave the table of unanswered flows.
+        return before | state::RST;
+    }
+    let mut after = before | end.heard();
+    if flags & tcp::FIN != 0 {
+        after |= end.fin();
+    }
+    if flags & tcp::SYN != 0 {
+        after &= !(state::FINISHED | state::RST);
+    }
+    after
+}
+
+/// Copies what is known of the direction of the packet in [`Work::head`] to [`Work::half`]: [`PRESENT`] if its flow lives. One that was
+/// idle for too long is removed.
+///
+/// The two entries of a translated flow live as long as the livelier of them.
+#[inline(always)]
+pub fn copy_live<I: Net>() -> u32 {
+    let Some(Work { head, half: copy, .. }) = I::work() else { return ABSENT };
+    let (key, end) = head.tuple.key();
+    let Some((flow, _)) = find::<I>(&key) else { return ABSENT };
+    *copy = *half(flow, end);
+    let tick = tick();
+    if is_alive(flow, tick) {
+        return PRESENT;
+    }
+    let translating = if copy.rewrite != 0 { *copy } else { *half(flow, end.other()) };
+    if translating.rewrite != 0 {
+        let (partner, _) = outgoing::<I>(&translating, key.0.protocol).key();
+        if find::<I>(&partner).is_some_and(|(partner, _)| is_alive(partner, tick)) {
+            return PRESENT;
+        }
+    }
+    count(Counter::Expired);
+    remove::<I>(&key, &translating);
+    ABSENT
+}
+
+/// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.
+///
+/// An answered flow moves to the other table, together with its partner if it is translated: look it up again.
+#[inline(always)]
+pub fn note<I: Net>() -> u32 {
+    let Some(Work { head, partner: partner_tuple, .. }) = I::work() else { return ABSENT };
+    let (key, end) = head.tuple.key();
+    let Some((flow, table)) = find::<I>(&key) else { return ABSENT };
+    let protocol = head.tuple.protocol;
+    let tick = tick();
+    flow.state = after(flow.state, end, head.tcp_flags);
+    prolong(flow, protocol, tick);
+    let answered = flow.state & state::ANSWERED == state::ANSWERED;
+    let half = half(flow, end);
+    let rewrite = half.rewrite;
+    *partner_tuple = outgoing::<I>(half, protocol);
+    if table == Table::Opening && answered {
+        promote::<I>(&key, flow);
+    }
+    if rewrite == 0 {
+        return PRESENT;
+    }
+    let (key, end) = partner_tuple.key();
+    let Some((partner, table)) = find::<I>(&key) else { return ABSENT };
+    let heard = if answered { state::ANSWERED } else { 0 };
+    partner.state = after(partner.state, end, head.tcp_flags) | heard;
+    prolong(partner, protocol, tick);
+    if table == Table::Opening && answered {
+        promote::<I>(&key, partner);
+    }
+    PRESENT
+}
+
+/// The bypass takes the flow over: its pod's packets (from `end`) leave by this uplink, replies to a translated flow go to the pod.
+#[inline(always)]
+pub fn leave_by_wire<I: Net>(key: &Key<I::Addr>, end: End, uplink: u32) {
+    let Some((flow, _)) = find::<I>(key) else { return };
+    let half = half(flow, end);
+    half.out_ifindex = uplink;
+    half.stamp = 0;
+    half.action = action::WIRE;
+    count(Counter::Learned);
+    if half.rewrite != 0 {
+        let (partner_key, partner_end) = outgoing::<I>(half, key.0.protocol).key();
+        if let Some((partner, _)) = find::<I>(&partner_key) {
+            let back = self::half(partner, partner_end.other());
+            back.stamp = 0;
+            back.action = action::PEER;
+        }
+    }
+}
+
+#[inline(always)]
+fn promote<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
+    if I::flows().insert(key, flow, u64::from(BPF_ANY)).is_ok() {
+        let _ = I::opening().remove(key);
+    }
+}
+
+/// Removes an entry, and its partner if `half` translates.
+#[inline(always)]
+pub fn remove<I: Net>(key: &Key<I::Addr>, half: &Half<I::Addr>) {
+    if half.rewrite != 0 {
+        let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
+        remove_one::<I>(&partner);
+    }
+    remove_one::<I>(key);
+}
+
+/// Removes one entry.
+#[inline(always)]
+pub fn remove_one<I: Net>(key: &Key<I::Addr>) {
+    let _ = I::flows().remove(key);
+    let _ = I::opening().remove(key);
+}
+
+/// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides again.
+///
+/// A translated flow keeps its translation, which does not depend on who forwards; it goes by the stack from now on.
+#[inline(always)]
+pub fn forget<I: Net>() -> u32 {
+    let Some(Work { head, .. }) = I::work() else { return ABSENT };
+    let (key, end) = head.tuple.key();
+    let Some((flow, _)) = find::<I>(&key) else { return ABSENT };
+    let half = half(flow, end);
+    if half.rewrite != 0 {
+        leave_to_stack(half);
+        let (partner_key, partner_end) = outgoing::<I>(half, key.0.protocol).key();
+        if let Some((partner, _)) = find::<I>(&partner_key) {
+            leave_to_stack(self::half(partner, partner_end.other()));
+        }
+        return PRESENT;
+    }
+    if flow.state & state::OUTER == 0 && flow.halves[0].rewrite | flow.halves[1].rewrite == 0 {
+        count(Counter::Forgotten);
+        remove_one::<I>(&key);
+    }
+    PRESENT
+}
+
+#[inline(always)]
+fn leave_to_stack<A>(half: &mut Half<A>) {
+    if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 && (half.action == action::WIRE || half.action == action::PEER) {
+        half.action = action::STACK;
+        count(Counter::Forgotten);
+    }
+}

@@ -1,0 +1,191 @@
+//! Learning: a packet left the stack with the tuple it entered with, so whatever decides in the stack let it through unchanged. Every
+//! later packet of its flow takes the bypass.
+
+use aya_ebpf::bindings::{__sk_buff, BPF_ANY};
+use aya_log_ebpf::debug;
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    endpoint::{Device, device as flags},
+    flow::{End, Flow, Half, Key, action},
+};
+use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind, packet::Packet};
+
+use super::{
+    flow::{find, half, prolong, set_outgoing},
+    source::same_mac,
+};
+use crate::{
+    call::Call,
+    maps::{Net, Work, count, device, endpoint, node, stamp, tick, trace_level},
+    skb::Skb,
+};
+
+/// Level of a debug record, see `State::trace`.
+pub const DEBUG: u32 = 4;
+
+/// There is nothing to remember.
+pub const IGNORED: u32 = 0;
+/// The flow is in the table.
+pub const LEARNED: u32 = 1;
+
+/// Leaves the packet's fingerprint for the hook where it comes out of the stack.
+#[inline(always)]
+pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>) {
+    if head.kind == Kind::Flow {
+        skb.set_hash(fingerprint(node().key, &head.tuple));
+    }
+}
+
+/// Whether the packet came through the stack unchanged.
+#[inline(always)]
+pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
+    skb.hash() == fingerprint(node().key, &head.tuple)
+}
+
+/// Learns a flow from the packet in [`Work::head`], which the stack carried from the device `from_ifindex` to the pod behind `to_ifindex`.
+#[inline(always)]
+pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -> u32 {
+    let Some(Work { head, .. }) = I::work() else { return IGNORED };
+    let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else { return IGNORED };
+    let tuple = &head.tuple;
+    let from_pod = from.flags & flags::POD != 0;
+    // A forged source, or an address that moved since, is nothing to remember.
+    let source = endpoint(tuple.src.wide());
+    if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex) || source.is_none() && from_pod {
+        return IGNORED;
+    }
+    if !endpoint(tuple.dst.wide()).is_some_and(|endpoint| endpoint.ifindex == to_ifindex) {
+        return IGNORED;
+    }
+    let bypass = to.flags & flags::BYPASS != 0
+        && if from_pod { from.flags & flags::BYPASS != 0 } else { from.flags & flags::LAYER3 == 0 };
+    // What comes from the world to a masqueraded pod is noted even without bypass: its replies must keep their source.
+    if !bypass && (from_pod || to.flags & flags::MASQUERADE == 0) {
+        return IGNORED;
+    }
+    let (key, end) = tuple.key();
+    let Some(flow) = open::<I>(&key, end) else { return IGNORED };
+    if half(flow, end.other()).rewrite != 0 {
+        // The reply of a masqueraded flow, translated back by `from_wire` and left to the stack: nothing new.
+        return IGNORED;
+    }
+    let in_ifindex = if from_pod { from_ifindex } else { 0 };
+    let forward = half(flow, end);
+    set_outgoing::<I>(forward, tuple);
+    enter::<I>(forward, in_ifindex, from);
+    leave_to_pod(forward, to_ifindex, to);
+    forward.action = if bypass { action::PEER } else { action::STACK };
+    let back = half(flow, end.other());
+    if back.action == action::NONE || from_pod {
+        set_outgoing::<I>(back, &tuple.reversed());
+        enter::<I>(back, to_ifindex, to);
+        back.action = action::STACK;
+        if from_pod {
+            leave_to_pod(back, from_ifindex, from);
+            back.action = action::PEER;
+        }
+    }
+    close::<I>(ctx, &key)
+}
+
+/// Learns the way of the packet in [`Work::head`], from the pod behind `pod_ifindex` out of an uplink.
+#[inline(always)]
+pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u32 {
+    let Some(Work { head, .. }) = I::work() else { return IGNORED };
+    let Some(pod) = device(pod_ifindex) else { return IGNORED };
+    let (key, end) = head.tuple.key();
+    let Some(flow) = open::<I>(&key, end) else { return IGNORED };
+    let out = half(flow, end);
+    if out.action == action::WIRE {
+        return IGNORED;
+    }
+    set_outgoing::<I>(out, &head.tuple);
+    enter::<I>(out, pod_ifindex, pod);
+    leave_to_wire(out, uplink);
+    out.action = action::WIRE;
+    close::<I>(ctx, &key)
+}
+
+/// Whether the bypass may take over what the stack sends out of this uplink.
+///
+/// Not where the routing table, asked the simple way, gives another answer than the stack gave: then there is more to the decision
+/// (marks, policy) than we could repeat.
+#[inline(always)]
+pub fn agrees<I: Call>(skb: &Skb, head: &Head<I>, pod_ifindex: u32, pod: &Device) -> bool {
+    if pod.flags & flags::BYPASS == 0 || head.kind != Kind::Flow || !is_ethernet_uplink(skb.ifindex()) {
+        return false;
+    }
+    let Ok(destination) = skb.load::<[u16; 3]>(0) else { return false };
+    I::route(skb.raw(), pod_ifindex) == skb.ifindex()
+        && I::work().is_some_and(|work| same_mac(destination, work.route.eth[0]))
+}
+
+/// The uplink that the routing table gives for a packet that a pod just sent; 0 if there is none.
+#[inline(always)]
+pub fn uplink_of<I: Call>(skb: &Skb) -> u32 {
+    let ifindex = I::route(skb.raw(), skb.ifindex());
+    if is_ethernet_uplink(ifindex) { ifindex } else { 0 }
+}
+
+#[inline(always)]
+fn is_ethernet_uplink(ifindex: u32) -> bool {
+    device(ifindex).is_some_and(|device| device.flags & (flags::POD | flags::LAYER3) == 0)
+}
+
+/// The device that packets of this half come from.
+#[inline(always)]
+pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
+    half.in_ifindex = ifindex;
+    half.in_mac = device.peer_mac;
+}
+
+/// The pod that packets of this half go to. The next packet looks again.
+#[inline(always)]
+pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
+    half.out_ifindex = ifindex;
+    half.eth = [pod.peer_mac, pod.mac];
+    half.mtu = pod.mtu;
+    half.stamp = stamp();
+}
+
+/// The uplink that packets of this half go to. The next packet asks for the next hop and the MTU.
+#[inline(always)]
+pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
+    half.out_ifindex = ifindex;
+    half.stamp = 0;
+}
+
+/// The flow under `key` as it is known, or an empty one, heard from `end`.
+#[inline(always)]
+fn open<I: Net>(key: &Key<I::Addr>, end: End) -> Option<&'static mut Flow<I::Addr>> {
+    if let Some((flow, _)) = find::<I>(key) {
+        prolong(flow, key.0.protocol, tick());
+        return Some(flow);
+    }
+    let flow = I::scratch()?;
+    // SAFETY: all bytes zero are an empty flow.
+    *flow = unsafe { core::mem::zeroed() };
+    flow.state = end.heard();
+    prolong(flow, key.0.protocol, tick());
+    // Stored empty, so that what follows is the same for a new flow and a known one.
+    I::opening().insert(key, &*flow, u64::from(BPF_ANY)).ok()?;
+    find::<I>(key).map(|(flow, _)| flow)
+}
+
+#[inline(always)]
+fn close<I: Net>(ctx: *mut __sk_buff, key: &Key<I::Addr>) -> u32 {
+    let skb = Skb::new(ctx);
+    count(Counter::Learned);
+    if trace_level() >= DEBUG {
+        debug!(
+            skb.ctx(),
+            "learned protocol {} port {} - port {} at device {}",
+            key.0.protocol,
+            u16::from_be(key.0.sport),
+            u16::from_be(key.0.dport),
+            skb.ifindex()
+        );
+    }
+    LEARNED
+}

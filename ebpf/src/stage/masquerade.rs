@@ -1,0 +1,332 @@
+//! Masquerade: a pod's flow gets the address of the uplink, and a port under which no other flow, and no socket of the host, talks to the
+//! same remote address and port.
+//!
+//! The outer entry is inserted with `BPF_NOEXIST`: that insertion is the lock. The source port is kept where it is free, because
+//! applications notice when it is not.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_NOEXIST},
+    helpers::generated::{bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
+};
+use aya_log_ebpf::{debug, warn};
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    endpoint::{Device, device as flags},
+    flow::{Flow, Half, Tuple, action, protocol, rewrite, state},
+};
+use underpass_ebpf::{
+    ip::{Head, Ip},
+    l4::tcp,
+};
+
+use super::{
+    flow::{find, half, is_alive, outgoing, prolong, remove, remove_one, set_outgoing},
+    learn::{DEBUG, enter, leave_to_pod, leave_to_wire},
+};
+use crate::{
+    call::Call,
+    maps::{Net, Work, count, device, keeps_source, node, tick, trace_level},
+    skb::Skb,
+    verdict::{Step, Verdict},
+};
+
+/// How many ports of one round are looked up. With nine in ten ports taken a round fails once in a thousand times.
+const ATTEMPTS: u32 = 64;
+/// How many of them are in the node's preferred range.
+const PREFERRED: u32 = 16;
+/// How many rounds: a port that is free in the tables may belong to a socket of the host.
+const ROUNDS: u32 = 3;
+/// First port of the range that all others are tried from.
+const UNPRIVILEGED: u32 = 1024;
+const BPF_F_CURRENT_NETNS: u64 = u64::MAX;
+/// Level of a warning, see `State::trace`.
+const WARN: u32 = 2;
+
+/// A flow to be masqueraded, and who it belongs to.
+pub struct Request<I: Ip> {
+    /// The tuple as the owner sends it.
+    pub inner: Tuple<I::Addr>,
+    /// The tuple as the world shall see it; its port is filled in.
+    pub outer: Tuple<I::Addr>,
+    /// Host veth of the pod; 0 if the flow is the host's own.
+    pub owner: u32,
+    /// The uplink.
+    pub uplink: u32,
+    /// Action for the owner's packets: `WIRE` or `STACK`.
+    pub out: u8,
+    /// Action for replies: `PEER` or `STACK`.
+    pub back: u8,
+}
+
+/// Who carries a masqueraded flow's packets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// The stack; we translate.
+    Stack,
+    /// The bypass.
+    Bypass,
+}
+
+/// Gives a new flow, of the packet in [`Work::head`], a source address and port. Its entries are in the table when this returns, and the
+/// tuple to leave with is in [`Work::partner`].
+#[inline(always)]
+pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
+    let addr = device(uplink).and_then(I::masquerade_address).ok_or(Verdict::Drop(Counter::DropNoAddress))?;
+    let Work { request, partner, .. } = I::work().ok_or(Verdict::Stack)?;
+    let inner = head.tuple;
+    request.inner = inner;
+    request.outer = Tuple::new(inner.protocol, addr, inner.sport, inner.dst, inner.dport);
+    request.owner = owner;
+    request.uplink = uplink;
+    (request.out, request.back) = match way {
+        Way::Bypass => (action::WIRE, action::PEER),
+        Way::Stack => (action::STACK, action::STACK),
+    };
+    let result = I::claim(skb.raw());
+    if result != CLAIMED {
+        if trace_level() >= WARN {
+            warn!(skb.ctx(), "no port for protocol {} source port {}", head.tuple.protocol, u16::from_be(head.tuple.sport));
+        }
+        return Err(Verdict::Drop(if result == NO_PORT { Counter::DropNoPort } else { Counter::DropMapFull }));
+    }
+    if trace_level() >= DEBUG {
+        debug!(
+            skb.ctx(),
+            "masquerade protocol {} source port {} as port {}",
+            head.tuple.protocol,
+            u16::from_be(head.tuple.sport),
+            u16::from_be(request.outer.sport)
+        );
+    }
+    *partner = request.outer;
+    Ok(())
+}
+
+const CLAIMED: u32 = 0;
+const NO_PORT: u32 = 1;
+const NO_ROOM: u32 = 2;
+
+/// Finds a free outer tuple for [`Work::request`], takes it, and stores both entries.
+#[inline(always)]
+pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
+    let wanted = request.outer.sport;
+    let mut result = I::try_claim(ctx);
+    for _ in 0..ROUNDS {
+        // SCTP's checksum covers the port, not the addresses: a kept port needs no new one.
+        if result == CLAIMED || request.inner.protocol == protocol::SCTP || !search::<I>() {
+            break;
+        }
+        result = I::try_claim(ctx);
+    }
+    if result != CLAIMED {
+        return result;
+    }
+    count(Counter::Masqueraded);
+    if request.outer.sport != wanted {
+        count(if request.owner == 0 { Counter::HostPortMoved } else { Counter::PortChanged });
+    }
+    I::commit()
+}
+
+/// Tries ports at random until one is free.
+#[inline(always)]
+fn search<I: Call>() -> bool {
+    for attempt in 0..ATTEMPTS {
+        if I::probe(attempt) == FREE {
+            return true;
+        }
+    }
+    false
+}
+
+/// What [`probe`] found: no flow that lives has the port.
+pub const FREE: u32 = 0;
+/// What [`probe`] found: somebody has it.
+pub const USED: u32 = 1;
+
+/// Gives the outer tuple of [`Work::request`] another port, and tells whether a flow has it.
+#[inline(always)]
+pub fn probe<I: Net>(attempt: u32) -> u32 {
+    let Some(Work { request, .. }) = I::work() else { return USED };
+    request.outer.sport = candidate(request.inner.protocol, attempt);
+    let (key, _) = request.outer.key();
+    match find::<I>(&key) {
+        Some((flow, _)) if is_alive(flow, tick()) => USED,
+        _ => FREE,
+    }
+}
+
+#[inline(always)]
+fn candidate(protocol: u8, attempt: u32) -> u16 {
+    // SAFETY: the helper has no arguments.
+    let random = u64::from(unsafe { bpf_get_prandom_u32() });
+    let node = node();
+    let (first, ports) = match protocol {
+        protocol::ICMP | protocol::ICMPV6 => (0, 1 << 16),
+        _ if attempt < PREFERRED => (node.port_first, node.port_count),
+        _ => (UNPRIVILEGED, (1 << 16) - UNPRIVILEGED),
+    };
+    // Multiply and shift: every port of the range is as likely as any other.
+    #[expect(clippy::cast_possible_truncation, reason = "first + ports is at most 65536")]
+    let port = (first + (random * u64::from(ports) >> 32) as u32) as u16;
+    port.to_be()
+}
+
+/// Takes the outer tuple of [`Work::request`] if nobody has it.
+#[inline(always)]
+pub fn try_claim<I: Net>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
+    let (key, _) = request.outer.key();
+    if let Some((flow, _)) = find::<I>(&key) {
+        if is_alive(flow, tick()) {
+            return NO_PORT;
+        }
+        count(Counter::Expired);
+        let half = if flow.halves[0].rewrite != 0 { flow.halves[0] } else { flow.halves[1] };
+        remove::<I>(&key, &half);
+    }
+    if is_used_by_host::<I>(ctx, &request.outer) {
+        return NO_PORT;
+    }
+    let Some(flow) = I::scratch() else { return NO_ROOM };
+    write_outer::<I>(flow, request);
+    if I::opening().insert(&key, &*flow, u64::from(BPF_NOEXIST)).is_err() {
+        return NO_PORT;
+    }
+    // Another CPU may have moved the same tuple to the other table between our look and our insertion.
+    if I::flows().get_ptr(&key).is_some() {
+        let _ = I::opening().remove(&key);
+        return NO_PORT;
+    }
+    CLAIMED
+}
+
+/// Whether a socket of the host would get the replies to this tuple: a connection, or a listener that one may yet be made to.
+#[inline(always)]
+fn is_used_by_host<I: Net>(ctx: *mut __sk_buff, outer: &Tuple<I::Addr>) -> bool {
+    if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
+        return false;
+    }
+    let mut tuple = I::socket_tuple(&outer.reversed());
+    let lookup = if outer.protocol == protocol::TCP {
+        // SAFETY: the context is valid, the tuple has the size that is passed; the reference is released below.
+        unsafe { bpf_skc_lookup_tcp(ctx.cast(), &raw mut tuple, I::SOCKET_TUPLE, BPF_F_CURRENT_NETNS, 0) }
+    } else {
+        // SAFETY: as above.
+        unsafe { bpf_sk_lookup_udp(ctx.cast(), &raw mut tuple, I::SOCKET_TUPLE, BPF_F_CURRENT_NETNS, 0) }
+    };
+    if lookup.is_null() {
+        return false;
+    }
+    // SAFETY: a reference that the lookup took, released once.
+    unsafe { bpf_sk_release(lookup.cast()) };
+    true
+}
+
+/// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken, should the host itself use it.
+#[inline(always)]
+fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>) {
+    // SAFETY: all bytes zero are an empty flow.
+    *flow = unsafe { core::mem::zeroed() };
+    let (_, end) = request.outer.key();
+    flow.state = end.heard() | state::OUTER;
+    prolong(flow, request.outer.protocol, tick());
+    let own = half(flow, end);
+    set_outgoing::<I>(own, &request.outer);
+    own.action = action::TAKEN;
+    let back = half(flow, end.other());
+    set_outgoing::<I>(back, &request.inner.reversed());
+    back.rewrite = rewrite::DST;
+    back.action = action::STACK;
+    back.out_ifindex = request.owner;
+    if let Some(pod) = device(request.owner) {
+        leave_to_pod(back, request.owner, pod);
+        back.action = request.back;
+    }
+}
+
+#[inline(always)]
+fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
+    set_outgoing::<I>(out, &request.outer);
+    if let Some(pod) = device(request.owner) {
+        enter::<I>(out, request.owner, pod);
+    }
+    leave_to_wire(out, request.uplink);
+    out.rewrite = rewrite::SRC;
+    out.action = request.out;
+}
+
+/// Stores the entry under the inner tuple of [`Work::request`]. If another CPU was faster with the same flow, its choice stands and ours is given back.
+#[inline(always)]
+pub fn commit<I: Net>() -> u32 {
+    let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
+    let (key, end) = request.inner.key();
+    if request.owner == 0
+        && let Some((flow, _)) = find::<I>(&key)
+    {
+        // The host's flow has the tuple that is the outer one of a pod's flow: both are in one entry.
+        fill_inner::<I>(half(flow, end), request);
+        return CLAIMED;
+    }
+    let Some(flow) = I::scratch() else { return NO_ROOM };
+    // SAFETY: all bytes zero are an empty flow.
+    *flow = unsafe { core::mem::zeroed() };
+    flow.state = end.heard();
+    prolong(flow, key.0.protocol, tick());
+    fill_inner::<I>(half(flow, end), request);
+    if I::opening().insert(&key, &*flow, u64::from(BPF_NOEXIST)).is_ok() {
+        return CLAIMED;
+    }
+    let (ours, _) = request.outer.key();
+    remove_one::<I>(&ours);
+    let Some((flow, _)) = find::<I>(&key) else { return NO_ROOM };
+    let winner = half(flow, end);
+    if winner.rewrite & rewrite::SRC == 0 {
+        return NO_ROOM;
+    }
+    request.outer = outgoing::<I>(winner, key.0.protocol);
+    CLAIMED
+}
+
+/// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was not evicted: its half is in
+/// [`Work::half`], the other entry's tuple in [`Work::partner`].
+#[inline(always)]
+pub fn restore<I: Net>() -> u32 {
+    let (Some(flow), Some(Work { head, half: survivor, partner, request, .. })) = (I::scratch(), I::work()) else { return NO_ROOM };
+    let tuple = &head.tuple;
+    let (key, end) = partner.key();
+    if survivor.rewrite & rewrite::SRC != 0 {
+        request.inner = *tuple;
+        request.outer = *partner;
+        request.owner = survivor.in_ifindex;
+        request.back = if survivor.action == action::WIRE { action::PEER } else { action::STACK };
+        write_outer::<I>(flow, request);
+    } else {
+        request.outer = tuple.reversed();
+        request.owner = survivor.out_ifindex;
+        request.uplink = 0;
+        request.out = action::STACK;
+        // SAFETY: all bytes zero are an empty flow.
+        *flow = unsafe { core::mem::zeroed() };
+        fill_inner::<I>(half(flow, end.other()), request);
+    }
+    // The direction of this packet was used before, so its flow was answered; if not, it expires all the same.
+    flow.state |= state::ANSWERED;
+    prolong(flow, key.0.protocol, tick());
+    let _ = I::flows().insert(&key, &*flow, u64::from(BPF_NOEXIST));
+    CLAIMED
+}
+
+/// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it can't be given an address.
+#[inline(always)]
+pub fn may_open<I: Net>(head: &Head<I>) -> bool {
+    head.tcp_flags & (tcp::SYN | tcp::ACK) != tcp::SYN | tcp::ACK && head.tcp_flags & tcp::RST == 0
+}
+
+/// Whether the pod's packets to this destination must leave with an address of the uplink.
+#[inline(always)]
+pub fn is_wanted<I: Net>(pod: &Device, dst: I::Addr) -> bool {
+    pod.flags & flags::MASQUERADE != 0 && !keeps_source(pod.network, dst.wide())
+}

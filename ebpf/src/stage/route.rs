@@ -1,0 +1,55 @@
+//! Asking the kernel's routing table.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, bpf_fib_lookup},
+    helpers::generated,
+};
+use crate::maps::{Net, Work, device};
+
+const RET_SUCCESS: i64 = 0;
+const RET_NO_NEIGHBOUR: i64 = 7;
+
+/// Where the kernel forwards a packet to.
+#[derive(Clone, Copy)]
+pub struct Route {
+    /// MTU of the route in bytes, path MTU discovery included; of the device before 5.12, which does not tell.
+    pub mtu: u32,
+    /// Ethernet destination and source; zero while the neighbour is not resolved.
+    pub eth: [[u8; 6]; 2],
+}
+
+/// No route: see [`lookup`].
+pub const NONE: u32 = 0;
+
+/// Looks up the route of the packet in [`Work::head`] as if it came in by `in_ifindex`; the device to leave by, the rest is in
+/// [`Work::route`] and [`Work::next_hop`]. [`NONE`] if the kernel does not forward it, or not simply (blackhole, tunnel, policy).
+///
+/// `tot_len` is given, as 1: without it the kernel compares the packet with the MTU by rules that are wrong for GSO packets and for devices
+/// without Ethernet headers; with it `mtu_result` is filled since 5.12.
+#[inline(always)]
+pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
+    let Some(Work { head, route, next_hop, .. }) = I::work() else { return NONE };
+    let tuple = &head.tuple;
+    // SAFETY: all bytes zero are valid arguments.
+    let mut params: bpf_fib_lookup = unsafe { core::mem::zeroed() };
+    params.family = I::FAMILY;
+    params.l4_protocol = tuple.protocol;
+    params.sport = tuple.sport;
+    params.dport = tuple.dport;
+    params.ifindex = in_ifindex;
+    params.__bindgen_anon_1.tot_len = 1;
+    I::set_fib(&mut params, tuple.src, tuple.dst);
+    // SAFETY: the context is valid, the arguments have the size that is passed.
+    let result = unsafe { generated::bpf_fib_lookup(ctx.cast(), &raw mut params, size_of::<bpf_fib_lookup>() as i32, 0) };
+    // Before 5.13 an unresolved neighbour left the incoming device in its place.
+    if !(result == RET_SUCCESS || result == RET_NO_NEIGHBOUR && params.ifindex != in_ifindex) {
+        return NONE;
+    }
+    // SAFETY: both members of the union are the same integer.
+    let mtu = u32::from(unsafe { params.__bindgen_anon_1.mtu_result });
+    let Some(device) = device(params.ifindex) else { return NONE };
+    route.mtu = if mtu > 1 { mtu } else { device.mtu };
+    route.eth = if result == RET_SUCCESS { [params.dmac, params.smac] } else { [[0; 6]; 2] };
+    I::set_next_hop(next_hop, &params);
+    params.ifindex
+}

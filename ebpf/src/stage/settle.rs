@@ -1,0 +1,87 @@
+//! Settling a flow: at the first packet of each tick, after every change on the node, and when the flow's own state changes. Is it still
+//! alive, is its pod still there, does the route still lead where it led?
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    endpoint::device as flags,
+    flow::{Half, action},
+};
+
+use super::{
+    flow::{ABSENT, find, half, outgoing, remove},
+    parse::PARSED,
+};
+use crate::{
+    ETHERNET,
+    call::Call,
+    maps::{Net, Work, count, device, endpoint, stamp},
+};
+
+/// What [`settle`] found: the direction is as its half says.
+pub const SETTLED: u32 = 0;
+/// What [`settle`] found: the stack decides.
+pub const STALE: u32 = 1;
+
+/// Checks the direction that the packet belongs to, and brings it up to date. A flow whose ends are gone is removed.
+#[inline(always)]
+pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work { head, half: copy, partner, route, .. }) = I::work() else { return STALE };
+    if I::parse_whole(ctx, ETHERNET) != PARSED {
+        return STALE;
+    }
+    let (key, end) = head.tuple.key();
+    if I::copy_live() == ABSENT {
+        return STALE;
+    }
+    I::note();
+    count(Counter::Revalidated);
+    if copy.rewrite != 0 {
+        *partner = outgoing::<I>(copy, head.tuple.protocol);
+        let (partner_key, _) = partner.key();
+        if find::<I>(&partner_key).is_none() {
+            I::restore();
+        }
+    }
+    let Some((flow, _)) = find::<I>(&key) else { return STALE };
+    let half = half(flow, end);
+    if !is_owned::<I>(half, head.tuple.src) {
+        remove::<I>(&key, copy);
+        return STALE;
+    }
+    if half.action == action::PEER {
+        let Some(pod) = device(half.out_ifindex) else { return STALE };
+        if pod.flags & flags::BYPASS == 0 {
+            return STALE;
+        }
+        half.mtu = pod.mtu;
+        half.eth = [pod.peer_mac, pod.mac];
+    } else {
+        let uplink = I::route(ctx, half.in_ifindex);
+        if !device(uplink).is_some_and(|uplink| uplink.flags & (flags::POD | flags::LAYER3) == 0) {
+            return STALE;
+        }
+        half.out_ifindex = uplink;
+        half.mtu = route.mtu;
+        half.eth = route.eth;
+    }
+    // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
+    half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
+    SETTLED
+}
+
+/// Whether the pods at either end of the direction are still the ones that it was learned for.
+#[inline(always)]
+fn is_owned<I: Net>(half: &Half<I::Addr>, src: I::Addr) -> bool {
+    let from = half.in_ifindex;
+    if from != 0 && !(owns::<I>(from, src) && device(from).is_some_and(|pod| pod.flags & flags::BYPASS != 0)) {
+        return false;
+    }
+    half.action != action::PEER || owns::<I>(half.out_ifindex, half.dst)
+}
+
+#[inline(always)]
+fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
+    endpoint(addr.wide()).is_some_and(|endpoint| endpoint.ifindex == ifindex)
+}

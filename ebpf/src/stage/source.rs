@@ -1,0 +1,101 @@
+//! What a pod may send: its own addresses, its own MAC, and nothing that only routers or servers of the network send.
+
+use underpass_abi::{
+    addr::{Addr4, Family as _},
+    counter::Counter,
+    endpoint::{Device, device},
+    flow::protocol,
+};
+use underpass_ebpf::{
+    ip::{Head, Piece},
+    l4::Kind,
+    packet::Packet,
+};
+
+use crate::{
+    ETHERNET,
+    maps::{Net, endpoint},
+    skb::Skb,
+    verdict::{Step, Verdict},
+};
+
+const ICMP_REDIRECT: u8 = 5;
+const ICMPV6_ROUTER_ADVERTISEMENT: u8 = 134;
+const ICMPV6_REDIRECT: u8 = 137;
+/// DHCP and `DHCPv6` servers' ports, network order.
+const DHCP_SERVER: u16 = 67u16.to_be();
+const DHCPV6_SERVER: u16 = 547u16.to_be();
+
+/// Drops what a pod has no business to send.
+#[inline(always)]
+pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
+    if pod.flags & device::ANTI_SPOOF == 0 {
+        return Ok(());
+    }
+    check_mac(skb, pod)?;
+    let owned = endpoint(head.tuple.src.wide()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
+    if !owned && !I::is_local_scope(head.tuple.src) {
+        return Err(Verdict::Drop(Counter::DropSourceAddress));
+    }
+    if head.tuple.protocol == I::ICMP {
+        match (head.tuple.protocol, head.icmp_type) {
+            (protocol::ICMP, ICMP_REDIRECT) | (protocol::ICMPV6, ICMPV6_REDIRECT) => return Err(Verdict::Drop(Counter::DropRedirect)),
+            (protocol::ICMPV6, ICMPV6_ROUTER_ADVERTISEMENT) => return Err(Verdict::Drop(Counter::DropRouterAdvertisement)),
+            _ => {}
+        }
+    }
+    if head.tuple.protocol == protocol::UDP
+        && head.kind == Kind::Flow
+        && (head.tuple.sport == DHCP_SERVER || head.tuple.sport == DHCPV6_SERVER)
+    {
+        return Err(Verdict::Drop(Counter::DropDhcpServer));
+    }
+    // A chain of extension headers so long that we did not reach its end could hide any of the above.
+    if head.kind == Kind::Other && head.piece != Piece::Later && is_extension::<I>(head.tuple.protocol) {
+        return Err(Verdict::Drop(Counter::DropMalformed));
+    }
+    Ok(())
+}
+
+/// Drops a frame whose Ethernet source is not the pod's.
+#[inline(always)]
+pub fn check_mac(skb: &Skb, pod: &Device) -> Step<()> {
+    match skb.ethernet_source() {
+        Some(source) if same_mac(source, pod.peer_mac) => Ok(()),
+        _ => Err(Verdict::Drop(Counter::DropSourceMac)),
+    }
+}
+
+/// Drops ARP in another's name: sender addresses must be the pod's own (or none yet).
+#[inline(always)]
+pub fn check_arp(skb: &Skb, pod: &Device) -> Step<()> {
+    if pod.flags & device::ANTI_SPOOF == 0 {
+        return Ok(());
+    }
+    check_mac(skb, pod)?;
+    // Sender's hardware and protocol address at bytes 8 and 14 of an Ethernet/IPv4 ARP packet (RFC 826).
+    let refused = Verdict::Drop(Counter::DropArp);
+    let mac: [u16; 3] = skb.load(ETHERNET + 8).map_err(|_| refused)?;
+    let addr: [u16; 2] = skb.load(ETHERNET + 14).map_err(|_| refused)?;
+    let addr = Addr4(u32::from_ne_bytes(join(addr)));
+    let owned = addr.0 == 0 || endpoint(addr.widen()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
+    if owned && same_mac(mac, pod.peer_mac) { Ok(()) } else { Err(refused) }
+}
+
+#[inline(always)]
+const fn join(words: [u16; 2]) -> [u8; 4] {
+    let ([a, b], [c, d]) = (words[0].to_ne_bytes(), words[1].to_ne_bytes());
+    [a, b, c, d]
+}
+
+/// Compares a MAC as read from a packet with one from a map, without a call to `memcmp`.
+#[inline(always)]
+pub const fn same_mac(packet: [u16; 3], known: [u8; 6]) -> bool {
+    let [a, b, c, d, e, f] = known;
+    packet[0] ^ u16::from_ne_bytes([a, b]) | packet[1] ^ u16::from_ne_bytes([c, d]) | packet[2] ^ u16::from_ne_bytes([e, f]) == 0
+}
+
+#[inline(always)]
+fn is_extension<I: Net>(protocol: u8) -> bool {
+    I::ICMP == protocol::ICMPV6 && matches!(protocol, 0 | 43 | 44 | 51 | 60)
+}

@@ -1,0 +1,34 @@
+//! Translating packets that the stack carries.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::counter::Counter;
+use underpass_ebpf::{packet::Packet, translate};
+
+use super::fragment;
+use crate::{
+    call::Call,
+    maps::{Net, Work},
+    skb::Skb,
+    verdict::{Step, Verdict},
+};
+
+const DONE: u32 = 0;
+const FAILED: u32 = 1;
+
+/// Gives the packet in [`Work::head`] the tuple in [`Work::partner`].
+#[inline(always)]
+pub fn translate<I: Call>(skb: &Skb) -> Step<()> {
+    if I::translate(skb.raw()) == DONE { Ok(()) } else { Err(Verdict::Drop(Counter::DropMalformed)) }
+}
+
+/// See [`translate`].
+#[inline(always)]
+pub fn to_partner<I: Net>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work { head, partner, .. }) = I::work() else { return FAILED };
+    let mut skb = Skb::new(ctx);
+    fragment::remember(head);
+    if translate::translate(&mut skb, head, partner).is_err() || skb.store(head.l3, &head.header).is_err() {
+        return FAILED;
+    }
+    DONE
+}

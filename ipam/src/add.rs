@@ -1,0 +1,222 @@
+//! ADD: one address from each pool, or nothing.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use thiserror::Error;
+use underpass_cni::{Code, Dns, Error as CniError, IpConfig, Request, Route};
+
+use crate::config;
+use crate::owner::Owner;
+use crate::pool::{Candidate, Pool};
+use crate::range::Range;
+use crate::store::{Locked, Store, StoreError};
+
+/// So many addresses are tried one by one; then the directory is listed, which tells of all at once.
+const PROBES: usize = 32;
+
+/// What an attachment was given.
+#[derive(Debug)]
+pub struct Allocation {
+    /// The addresses, in the order of the pools.
+    pub ips: Vec<IpConfig>,
+    /// Routes, as configured.
+    pub routes: Vec<Route>,
+    /// Resolver settings, from `resolvConf`.
+    pub dns: Dns,
+    /// For giving the addresses back, should the attachment fail.
+    pub lease: Lease,
+}
+
+/// The addresses that one ADD took. Dropping it keeps them.
+#[derive(Debug)]
+#[must_use = "a failed attachment has to release its lease"]
+pub struct Lease {
+    store: Store,
+    owner: Owner,
+    taken: Vec<IpAddr>,
+}
+
+impl Lease {
+    /// Frees what this ADD took, and nothing that the container held before.
+    pub fn release(self) -> Result<(), CniError> {
+        let mut locked = self.store.lock()?;
+        release(&mut locked, &self.taken, &self.owner).map_err(CniError::from)
+    }
+}
+
+/// Why an address could not be had. The words are those of the reference plugin.
+#[derive(Debug, Error)]
+enum AllocationError {
+    #[error("failed to allocate for range {pool}: {source}")]
+    Pool { pool: usize, source: PoolFailure },
+    #[error("failed to allocate all requested IPs: {}", spaced(.0))]
+    LeftOver(Vec<IpAddr>),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+#[derive(Debug, Error)]
+enum PoolFailure {
+    #[error("requested ip {0} is subnet's gateway")]
+    Gateway(IpAddr),
+    #[error("requested IP address {0} is not available in range set {1}")]
+    Unavailable(IpAddr, Pool),
+    #[error("{0} has been allocated to {1}, duplicate allocation is not allowed")]
+    Duplicate(IpAddr, String),
+    #[error("no IP addresses available in range set: {0}")]
+    Exhausted(Pool),
+}
+
+fn spaced(ips: &[IpAddr]) -> String {
+    ips.iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+impl From<AllocationError> for CniError {
+    fn from(error: AllocationError) -> Self {
+        let code = match &error {
+            AllocationError::Store(_) => Code::Io,
+            // An address may become free.
+            AllocationError::Pool {
+                source: PoolFailure::Exhausted(_) | PoolFailure::Unavailable(..),
+                ..
+            } => Code::TryAgainLater,
+            AllocationError::Pool {
+                source: PoolFailure::Duplicate(..),
+                ..
+            } => Code::Internal,
+            AllocationError::Pool {
+                source: PoolFailure::Gateway(_),
+                ..
+            }
+            | AllocationError::LeftOver(_) => Code::InvalidConfig,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+/// Leases one address from each pool, all under one lock. On failure nothing is leased that was not before.
+pub fn add(request: &Request) -> Result<Allocation, CniError> {
+    let pools = config::pools(&request.conf)?;
+    let requested = config::requested(&request.conf, &request.attachment)?;
+    let (routes, dns) = config::routes_and_dns(&request.conf)?;
+    let store = Store::new(&config::data_dir(&request.conf)?, &request.conf.name);
+    let owner = Owner::from(&request.attachment);
+
+    let mut locked = store.lock()?;
+    let mut taken = Vec::with_capacity(pools.len());
+    match allocate(&mut locked, &pools, requested, &owner, &mut taken) {
+        Ok(ips) => {
+            drop(locked);
+            Ok(Allocation {
+                ips,
+                routes,
+                dns,
+                lease: Lease {
+                    store,
+                    owner,
+                    taken,
+                },
+            })
+        }
+        Err(error) => {
+            // The first failure is the one to report.
+            let _ = release(&mut locked, &taken, &owner);
+            Err(error.into())
+        }
+    }
+}
+
+fn allocate(
+    locked: &mut Locked,
+    pools: &[Pool],
+    mut requested: Vec<IpAddr>,
+    owner: &Owner,
+    taken: &mut Vec<IpAddr>,
+) -> Result<Vec<IpConfig>, AllocationError> {
+    let mut ips = Vec::with_capacity(pools.len());
+    let held: Vec<IpAddr> = locked.owned(owner)?.into_iter().map(|(ip, _)| ip).collect();
+    for (index, pool) in pools.iter().enumerate() {
+        let failed = |source| AllocationError::Pool {
+            pool: index,
+            source,
+        };
+        let wanted = requested
+            .iter()
+            .position(|ip| pool.range_of(*ip).is_some())
+            .map(|at| requested.remove(at));
+        let (ip, range) = if let Some(ip) = wanted {
+            take_requested(locked, pool, ip, owner)?.map_err(failed)?
+        } else {
+            if let Some(held) = held.iter().find(|ip| pool.range_of(**ip).is_some()) {
+                return Err(failed(PoolFailure::Duplicate(
+                    *held,
+                    owner.container_id.clone(),
+                )));
+            }
+            take_next(locked, pool, index, owner)?
+                .ok_or_else(|| failed(PoolFailure::Exhausted(pool.clone())))?
+        };
+        taken.push(ip);
+        locked.set_last_reserved(index, ip)?;
+        ips.push(IpConfig {
+            interface: None,
+            address: range.address(ip),
+            gateway: Some(range.gateway()),
+        });
+    }
+    if requested.is_empty() {
+        Ok(ips)
+    } else {
+        Err(AllocationError::LeftOver(requested))
+    }
+}
+
+/// The address that was asked for, or why not.
+fn take_requested<'a>(
+    locked: &mut Locked,
+    pool: &'a Pool,
+    ip: IpAddr,
+    owner: &Owner,
+) -> Result<Result<(IpAddr, &'a Range), PoolFailure>, StoreError> {
+    Ok(match pool.range_of(ip) {
+        Some(range) if range.gateway() == ip => Err(PoolFailure::Gateway(ip)),
+        Some(range) if locked.reserve(ip, owner)? => Ok((ip, range)),
+        _ => Err(PoolFailure::Unavailable(ip, pool.clone())),
+    })
+}
+
+/// The first free address after the last one leased.
+fn take_next<'a>(
+    locked: &mut Locked,
+    pool: &'a Pool,
+    index: usize,
+    owner: &Owner,
+) -> Result<Option<(IpAddr, &'a Range)>, StoreError> {
+    let mut listed: Option<HashSet<IpAddr>> = None;
+    for (attempt, Candidate { ip, range }) in
+        pool.candidates(locked.last_reserved(index)).enumerate()
+    {
+        if attempt == PROBES {
+            listed = Some(locked.leased()?);
+        }
+        if listed.as_ref().is_none_or(|listed| !listed.contains(&ip))
+            && locked.reserve(ip, owner)?
+        {
+            return Ok(Some((ip, range)));
+        }
+    }
+    Ok(None)
+}
+
+/// Frees `taken`, all that can be, and reports the first failure.
+fn release(locked: &mut Locked, taken: &[IpAddr], owner: &Owner) -> Result<(), StoreError> {
+    let mut outcome = Ok(());
+    for ip in taken {
+        outcome = outcome.and(locked.release(*ip, owner).map(drop));
+    }
+    outcome
+}

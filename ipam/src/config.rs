@@ -1,0 +1,174 @@
+//! The `ipam` part of a network config, and what else asks for addresses.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use underpass_cni::args::CniArgs;
+use underpass_cni::{Attachment, Dns, Error, NetConf, Route, Version, address};
+
+use crate::pool::Pool;
+use crate::range::Bounds;
+use crate::resolv;
+
+const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
+
+/// The keys of `CNI_ARGS` that are understood here or by the interface plugin that calls us.
+const KNOWN_ARGS: [&str; 2] = ["IP", "MAC"];
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawRange {
+    #[serde(deserialize_with = "address::optional_cidr")]
+    subnet: Option<IpNet>,
+    #[serde(deserialize_with = "address::optional_ip")]
+    range_start: Option<IpAddr>,
+    #[serde(deserialize_with = "address::optional_ip")]
+    range_end: Option<IpAddr>,
+    #[serde(deserialize_with = "address::optional_ip")]
+    gateway: Option<IpAddr>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawIpam {
+    resolv_conf: String,
+    ranges: Vec<Vec<RawRange>>,
+    routes: Vec<Route>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawRuntime {
+    ips: Vec<String>,
+    ip_ranges: Vec<Vec<RawRange>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawArgs {
+    ips: Vec<String>,
+}
+
+impl From<&RawRange> for Bounds {
+    fn from(raw: &RawRange) -> Self {
+        Self {
+            subnet: raw.subnet,
+            start: raw.range_start,
+            end: raw.range_end,
+            gateway: raw.gateway,
+        }
+    }
+}
+
+/// The folder that holds a folder per network: `ipam.dataDir`, or `/var/lib/cni/networks`.
+pub fn data_dir(conf: &NetConf) -> Result<PathBuf, Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "camelCase")]
+    struct DataDir {
+        data_dir: String,
+    }
+    let DataDir { data_dir } = conf.ipam()?;
+    Ok(PathBuf::from(if data_dir.is_empty() {
+        DEFAULT_DATA_DIR
+    } else {
+        &data_dir
+    }))
+}
+
+/// The pools to lease from, one address each. The order is the result's, and names `last_reserved_ip.<n>`: what the
+/// runtime gave, then the range at the top level of `ipam`, then `ipam.ranges`.
+///
+/// Code 7 if they make no sense.
+pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
+    if conf.get("ipam").is_none() {
+        return Err(Error::config("IPAM config missing 'ipam' key"));
+    }
+    let runtime: RawRuntime = conf.runtime()?;
+    let single: RawRange = conf.ipam()?;
+    let ipam: RawIpam = conf.ipam()?;
+    let mut sets = runtime.ip_ranges;
+    if single.subnet.is_some() {
+        sets.push(vec![single]);
+    }
+    sets.extend(ipam.ranges);
+    if sets.is_empty() {
+        return Err(Error::config("no IP ranges specified"));
+    }
+    let mut pools = Vec::with_capacity(sets.len());
+    for (index, set) in sets.iter().enumerate() {
+        let bounds: Vec<_> = set.iter().map(Bounds::from).collect();
+        let pool = Pool::new(&bounds)
+            .map_err(|error| Error::config(format!("invalid range set {index}: {error}")))?;
+        pools.push(pool);
+    }
+    one_per_family(conf.cni_version, &pools)?;
+    for (index, pool) in pools.iter().enumerate() {
+        if let Some(other) = pools[index + 1..]
+            .iter()
+            .position(|other| pool.overlaps(other))
+        {
+            return Err(Error::config(format!(
+                "range set {index} overlaps with {}",
+                index + 1 + other
+            )));
+        }
+    }
+    Ok(pools)
+}
+
+/// The results of 0.1.0 and 0.2.0 have room for one address of each family.
+fn one_per_family(version: Version, pools: &[Pool]) -> Result<(), Error> {
+    let v4 = pools.iter().filter(|pool| pool.is_ipv4()).count();
+    if version < Version::V0_3_0 && (v4 > 1 || pools.len() - v4 > 1) {
+        return Err(Error::config(format!(
+            "CNI version {version} does not support more than 1 address per family"
+        )));
+    }
+    Ok(())
+}
+
+/// The addresses that were asked for: `CNI_ARGS`, then `args.cni.ips`, then `runtimeConfig.ips`; each once. A prefix
+/// length is accepted and ignored, the range has its own.
+pub(crate) fn requested(conf: &NetConf, attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
+    let args = CniArgs::parse(&attachment.args)?;
+    args.require_known(&KNOWN_ARGS)?;
+    let structured: RawArgs = conf.args_cni()?;
+    let runtime: RawRuntime = conf.runtime()?;
+    let texts = args
+        .get("IP")
+        .filter(|text| !text.is_empty())
+        .map(str::to_owned)
+        .into_iter();
+    let mut requested = Vec::new();
+    for text in texts.chain(structured.ips).chain(runtime.ips) {
+        let bare = address::parse_cidr(&text).map(|net| net.addr());
+        let ip = bare
+            .or_else(|| address::parse_ip(&text))
+            .ok_or_else(|| Error::config(format!("cannot understand ip: {text}")))?;
+        if !requested.contains(&ip) {
+            requested.push(ip);
+        }
+    }
+    Ok(requested)
+}
+
+/// What goes to the result as it is: routes, and the settings of `resolvConf`.
+pub(crate) fn routes_and_dns(conf: &NetConf) -> Result<(Vec<Route>, Dns), Error> {
+    let ipam: RawIpam = conf.ipam()?;
+    if ipam.resolv_conf.is_empty() {
+        return Ok((ipam.routes, Dns::default()));
+    }
+    let text = fs::read_to_string(&ipam.resolv_conf).map_err(|error| {
+        Error::io(
+            format!("cannot read resolvConf {}", ipam.resolv_conf),
+            &error,
+        )
+    })?;
+    Ok((ipam.routes, resolv::parse(&text)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,68 @@
+//! GC: leases of attachments that are gone.
+
+use std::collections::HashSet;
+
+use underpass_cni::{Code, Error, NetworkRequest};
+
+use crate::config;
+use crate::owner::Owner;
+use crate::store::Store;
+
+/// Frees every lease of this network whose owner is not a valid attachment; a legacy lease, if no attachment of its
+/// container is valid. Goes on past failures and reports them together.
+///
+/// Reads every lease once; files that no plugin can have written stay.
+pub fn gc(request: &NetworkRequest) -> Result<(), Error> {
+    let valid: HashSet<Owner> = request
+        .conf
+        .valid_attachments()?
+        .iter()
+        .map(Owner::from)
+        .collect();
+    let containers: HashSet<&str> = valid
+        .iter()
+        .map(|owner| owner.container_id.as_str())
+        .collect();
+    let store = Store::new(&config::data_dir(&request.conf)?, &request.conf.name);
+    let Some(mut locked) = store.lock_existing()? else {
+        return Ok(());
+    };
+    let mut failures = Vec::new();
+    for ip in locked.leased()? {
+        let outcome = match locked.owner(ip) {
+            Ok(Some(owner)) if is_valid(&owner, &valid, &containers) || !is_plausible(&owner) => {
+                Ok(())
+            }
+            Ok(_) => locked.remove(ip),
+            Err(error) => Err(error),
+        };
+        failures.extend(outcome.err());
+    }
+    // Owners who are gone leave the index, too.
+    failures.extend(locked.rebuild_index().err());
+    let Some(first) = failures.first() else {
+        return Ok(());
+    };
+    let error = Error::new(
+        Code::Io,
+        format!(
+            "GC of {} failed in {} places: {first}",
+            store.dir().display(),
+            failures.len()
+        ),
+    );
+    let all: Vec<_> = failures.iter().map(ToString::to_string).collect();
+    Err(error.with_details(all.join("; ")))
+}
+
+fn is_valid(owner: &Owner, valid: &HashSet<Owner>, containers: &HashSet<&str>) -> bool {
+    match owner.ifname {
+        Some(_) => valid.contains(owner),
+        None => containers.contains(owner.container_id.as_str()),
+    }
+}
+
+/// Whether a plugin can have written this: a container's id has no white space in it.
+fn is_plausible(owner: &Owner) -> bool {
+    !owner.container_id.contains(char::is_whitespace)
+}

@@ -1,0 +1,65 @@
+//! Addresses: a pure allocator, and a directory as its database.
+//!
+//! The directory is the one of the reference plugin `host-local`, byte by byte, and is guarded by the same lock: both
+//! may work on it in turns or at the same time.
+//!
+//! - [`range`](mod@range) and [`pool`]: which addresses exist and in which order they are tried; no IO.
+//! - [`store`]: leases as files, and an index beside them that keeps every call short.
+//! - [`add()`], [`del()`], [`check()`], [`gc()`], [`status()`]: the verbs.
+#![forbid(unsafe_code)]
+
+mod add;
+mod check;
+mod config;
+mod del;
+mod gc;
+mod owner;
+pub mod pool;
+pub mod range;
+mod resolv;
+mod status;
+pub mod store;
+
+use underpass_cni::{CniResult, Error, NetworkRequest, Plugin, Request};
+
+pub use add::{Allocation, Lease, add};
+pub use check::check;
+pub use config::data_dir;
+pub use del::del;
+pub use gc::gc;
+pub use owner::Owner;
+pub use status::status;
+
+/// The allocator as an IPAM plugin of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct HostLocal;
+
+impl Plugin for HostLocal {
+    fn add(&self, request: &Request) -> Result<CniResult, Error> {
+        let Allocation {
+            ips, routes, dns, ..
+        } = add(request)?;
+        Ok(CniResult {
+            interfaces: Vec::new(),
+            ips,
+            routes,
+            dns,
+        })
+    }
+
+    fn del(&self, request: &Request) -> Result<(), Error> {
+        del(request)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Error> {
+        check(request)
+    }
+
+    fn gc(&self, request: &NetworkRequest) -> Result<(), Error> {
+        gc(request)
+    }
+
+    fn status(&self, request: &NetworkRequest) -> Result<(), Error> {
+        status(request)
+    }
+}

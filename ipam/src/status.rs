@@ -1,0 +1,40 @@
+//! STATUS: could an ADD be served?
+
+use nix::unistd::{AccessFlags, access};
+use underpass_cni::{Code, Error, NetworkRequest};
+
+use crate::config;
+use crate::store::Store;
+
+/// Says no with code 50 if some pool has no free address, or the folder cannot be written. Lists the folder, reads no
+/// lease, waits for no lock, changes nothing.
+pub fn status(request: &NetworkRequest) -> Result<(), Error> {
+    let pools = config::pools(&request.conf)?;
+    let data_dir = config::data_dir(&request.conf)?;
+    let store = Store::new(&data_dir, &request.conf.name);
+    let leased = store
+        .glimpse()
+        .map_err(|error| Error::new(Code::NotAvailable, error.to_string()))?;
+    for pool in &pools {
+        let in_use = leased.iter().filter(|ip| {
+            pool.range_of(**ip)
+                .is_some_and(|range| range.gateway() != **ip)
+        });
+        if u128::try_from(in_use.count()).is_ok_and(|in_use| in_use >= pool.capacity()) {
+            return Err(Error::not_available(format!(
+                "no IP addresses available in range set: {pool}"
+            )));
+        }
+    }
+    // The folder that an ADD would write in, or make it in.
+    if let Some(folder) = store.dir().ancestors().find(|folder| folder.exists()) {
+        access(folder, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
+            Error::not_available(format!(
+                "the folder of the leases, {}, cannot be written: {}: make it writable, or set ipam.dataDir",
+                folder.display(),
+                errno.desc()
+            ))
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! Calls that are killed, and disks that are full or read-only.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use crate::network::{Network, Of, Via, ours};
+
+/// The number of calls to kill, each at another moment of its life.
+const KILLS: u64 = 150;
+
+/// How much later each next call is killed.
+const STEP: Duration = Duration::from_micros(20);
+
+#[test]
+fn a_call_killed_at_any_moment_leaves_a_valid_directory() {
+    let network = Network::with_subnets(&["10.0.0.0/22", "2001:db8::/64"]);
+    let Via::Executable(plugin) = ours() else {
+        unreachable!("ours is an executable")
+    };
+    for kill in 0..KILLS {
+        let id = format!("c{kill}");
+        let of = Of(&id, "eth0");
+        let verb = if kill % 3 == 2 {
+            network.add(Via::Library, of).expect("room");
+            "DEL"
+        } else {
+            "ADD"
+        };
+        let mut child = network.start(plugin, verb, of);
+        thread::sleep(STEP * u32::try_from(kill).expect("a few"));
+        // It may be done by now.
+        let _ = child.kill();
+        child.wait().expect("it ends");
+        for (name, content) in network.leases() {
+            assert!(
+                content.starts_with('c') && content.ends_with("\r\neth0"),
+                "{name} holds {content:?}"
+            );
+        }
+        let of_call = |network: &Network| {
+            network
+                .leases()
+                .values()
+                .filter(|owner| **owner == format!("{id}\r\neth0"))
+                .count()
+        };
+        assert!(of_call(&network) <= 2);
+        if kill % 2 == 0 {
+            network.del(Via::Library, of);
+            assert_eq!(
+                of_call(&network),
+                0,
+                "DEL did not find what a killed {verb} left"
+            );
+        }
+    }
+    // Nothing was leased twice, and everything can be found again by its owner.
+    for kill in 0..KILLS {
+        network.del(Via::Library, Of(&format!("c{kill}"), "eth0"));
+    }
+    assert!(network.leases().is_empty(), "{:?}", network.leases());
+}
+
+/// Runs `script` with our plugin as `$0` where mounts are its own. Needs root, or user namespaces.
+fn with_own_mounts(script: &str) -> String {
+    let Via::Executable(plugin) = ours() else {
+        unreachable!("ours is an executable")
+    };
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-euc", script])
+        .arg(plugin)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .envs([
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_NETNS", "/nonexistent"),
+            ("CNI_PATH", "/"),
+        ])
+        .output()
+        .expect("unshare (util-linux) is installed");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "unshare or the script failed: {stderr}"
+    );
+    String::from_utf8(output.stdout).expect("text")
+}
+
+const PRELUDE: &str = r#"
+folder=$(mktemp -d)
+trap 'cd /; umount "$folder"; rmdir "$folder"' EXIT
+call() { echo '{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"'$folder'","ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"2001:db8::/64"}]]}}' |
+    CNI_COMMAND=$1 CNI_CONTAINERID=$2 "$0"; }
+"#;
+
+#[test]
+fn a_full_disk_is_a_clear_error_and_loses_nothing() {
+    let script = format!(
+        r#"{PRELUDE}
+        mount -t tmpfs -o nr_inodes=40 tmpfs "$folder"
+        added=0
+        while call ADD c$added > "$folder.answer"; do added=$((added + 1)); done
+        cat "$folder.answer"; rm "$folder.answer"; echo
+        echo "=$added"; (cd "$folder/net"; grep -l . 1* 2*); echo =
+        call DEL c0
+        call ADD again > /dev/null; echo again
+        for c in $(seq 0 $added) gain; do call DEL c$c; done; call DEL again
+        ls "$folder/net"
+        "#
+    );
+    let output = with_own_mounts(&script);
+    let mut parts = output.split('=');
+    let answer = parts.next().expect("an answer");
+    assert!(
+        answer.contains("\"code\": 5") && answer.contains("No space left on device"),
+        "{answer}"
+    );
+    assert!(answer.contains("free space or inodes"), "{answer}");
+    let mut lines = parts.next().expect("leases").lines();
+    let added: usize = lines.next().expect("a count").parse().expect("a number");
+    let leases: BTreeSet<&str> = lines.collect();
+    assert!(added >= 3, "too small a disk for this test");
+    assert_eq!(
+        leases.len(),
+        2 * added,
+        "each ADD that succeeded has its leases, the failed one has none"
+    );
+    let rest: Vec<_> = parts.next().expect("the rest").split_whitespace().collect();
+    assert_eq!(
+        rest,
+        ["again", "last_reserved_ip.0", "last_reserved_ip.1", "lock"]
+    );
+}
+
+#[test]
+fn a_read_only_disk_is_a_clear_error() {
+    let script = format!(
+        r#"{PRELUDE}
+        mount -t tmpfs tmpfs "$folder"
+        call ADD c1 > /dev/null
+        mount -o remount,ro "$folder"
+        for verb in ADD DEL STATUS; do call $verb c2 && echo succeeded; echo =; done
+        ls "$folder/net"
+        "#
+    );
+    let output = with_own_mounts(&script);
+    let answers: Vec<_> = output.split('=').collect();
+    for (answer, code) in answers.iter().zip([5, 5, 50]) {
+        assert!(answer.contains(&format!("\"code\": {code}")), "{answer}");
+        assert!(
+            answer.contains("Read-only file system") && answer.contains("make it writable"),
+            "{answer}"
+        );
+    }
+    assert!(answers[3].contains("10.0.0.2"), "{}", answers[3]);
+}
+
+#[test]
+fn a_folder_of_somebody_else_is_a_clear_error() {
+    let mut network = Network::with_subnets(&["10.0.0.0/24"]);
+    let in_the_way = network.dir().with_extension("file");
+    fs::create_dir_all(network.dir()).expect("a folder");
+    fs::write(&in_the_way, "").expect("a file");
+    network.set(
+        "ipam",
+        serde_json::json!({"dataDir": in_the_way, "subnet": "10.0.0.0/24"}),
+    );
+    let (code, msg) = network
+        .add(Via::Library, Of("c1", "eth0"))
+        .expect_err("no folder");
+    assert_eq!(code, 5);
+    assert!(
+        msg.contains("Not a directory") && msg.contains("something that is no folder"),
+        "{msg}"
+    );
+}

@@ -1,0 +1,71 @@
+//! Compiles the eBPF programs and leaves them in `OUT_DIR/underpass.bpf.o` for the plugin to embed.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{env, fs};
+
+#[path = "../xtask/src/toolchain.rs"]
+mod toolchain;
+
+use toolchain::Toolchain;
+
+/// What the object is made from, relative to the workspace.
+const SOURCES: [&str; 6] = [
+    "ebpf/src",
+    "ebpf/Cargo.toml",
+    "ebpf/abi/src",
+    "ebpf/abi/Cargo.toml",
+    "Cargo.toml",
+    "Cargo.lock",
+];
+
+fn main() -> ExitCode {
+    match build() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            println!("cargo::error={message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn build() -> Result<(), String> {
+    let root = variable("CARGO_MANIFEST_DIR")?
+        .parent()
+        .map(Path::to_path_buf)
+        .ok_or("the plugin's folder has no parent: build it inside its workspace")?;
+    let out = variable("OUT_DIR")?;
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={}", root.join(source).display());
+    }
+    println!("cargo::rerun-if-env-changed={}", toolchain::CHOICE);
+
+    let toolchain = Toolchain::find(&root).map_err(|missing| missing.to_string())?;
+    println!(
+        "cargo::rerun-if-changed={}",
+        toolchain.compiler.rustc.display()
+    );
+    println!("cargo::rerun-if-changed={}", toolchain.linker.display());
+
+    let target = out.join("ebpf");
+    let status = toolchain
+        .cargo("build", &root, &target, &[])
+        .and_then(|mut cargo| cargo.status())
+        .map_err(|e| format!("cannot start the eBPF build: {e}: run `cargo xtask setup`"))?;
+    if !status.success() {
+        return Err(format!(
+            "the eBPF programs do not build ({status}): the compiler's messages are above"
+        ));
+    }
+    let object = Toolchain::object(&target);
+    fs::copy(&object, out.join("underpass.bpf.o"))
+        .map(drop)
+        .map_err(|e| format!("cannot copy {}: {e}", object.display()))
+}
+
+/// A variable that cargo sets for build scripts.
+fn variable(name: &str) -> Result<PathBuf, String> {
+    env::var_os(name)
+        .map(PathBuf::from)
+        .ok_or_else(|| format!("{name} is not set: this program is run by cargo"))
+}

@@ -1,0 +1,119 @@
+//! The operator's command line. Results go to stdout, everything else to stderr; colours and the exit code are decided here.
+
+use std::{io, path::PathBuf, process::ExitCode};
+
+use anstyle::{AnsiColor, Style};
+use clap::{Parser, Subcommand};
+
+use crate::{conf::BPF_ROOT, error::Error};
+
+mod flows;
+mod status;
+mod trace;
+mod unload;
+
+const HEADING: Style = Style::new().bold();
+const GOOD: Style = AnsiColor::Green.on_default();
+const BAD: Style = AnsiColor::Red.on_default();
+const FAINT: Style = Style::new().dimmed();
+
+/// A CNI plugin that carries containers' traffic under the host's network stack. Container runtimes call it by the CNI protocol; these
+/// commands are for people.
+#[derive(Parser)]
+#[command(name = "underpass", version, arg_required_else_help = true)]
+struct Arguments {
+    /// The folder on a bpffs where this node's programs and maps are pinned
+    #[arg(long, global = true, value_name = "FOLDER", default_value = BPF_ROOT)]
+    bpf_root: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show what is loaded, where it is attached, the endpoints, and what was counted
+    Status {
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the flows that the programs remember
+    Flows {
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what the programs log, until interrupted
+    Trace {
+        /// The most detailed level to print
+        #[arg(long, default_value = "debug")]
+        level: log::LevelFilter,
+    },
+    /// Detach the programs from all devices and remove the pins
+    Unload {
+        /// Even though containers are attached: they lose masquerade and the bypass
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// How to print a result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Format {
+    Human,
+    Json,
+}
+
+impl Format {
+    const fn new(json: bool) -> Self {
+        if json { Self::Json } else { Self::Human }
+    }
+}
+
+/// Why a command ended early.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Plugin(#[from] Error),
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+    #[error("cannot read the programs' log: {0}")]
+    Log(#[from] aya_log::Error),
+    #[error("another `underpass trace` is running on this node: records can be read by one only")]
+    TraceBusy,
+    #[error("{0} containers are attached: DEL them first, or say --force to cut them off from masquerade and bypass")]
+    InUse(usize),
+}
+
+impl From<crate::datapath::Error> for Failure {
+    fn from(error: crate::datapath::Error) -> Self {
+        Self::Plugin(error.into())
+    }
+}
+
+/// Runs the command that the arguments name.
+pub(crate) fn run() -> ExitCode {
+    let Arguments { bpf_root, command } = Arguments::parse();
+    let mut out = anstream::stdout().lock();
+    let answer = match command {
+        Command::Status { json } => status::run(&bpf_root, Format::new(json), &mut out),
+        Command::Flows { json } => flows::run(&bpf_root, Format::new(json), &mut out),
+        Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
+        Command::Unload { force } => unload::run(&bpf_root, force, &mut out),
+    };
+    match answer {
+        Ok(()) => ExitCode::SUCCESS,
+        // `underpass flows | head` is not a failure.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            // There is nowhere left to say that stderr is closed.
+            let _ = io::Write::write_all(
+                &mut anstream::stderr(),
+                format!("{BAD}error{BAD:#}: {error}\n").as_bytes(),
+            );
+            ExitCode::FAILURE
+        }
+    }
+}

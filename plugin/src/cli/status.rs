@@ -1,0 +1,258 @@
+//! `underpass status`: one picture of the node, for people and as JSON.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs, io,
+    path::Path,
+};
+
+use serde::Serialize;
+use underpass_abi::{
+    ABI,
+    counter::{Counter, Kind},
+    endpoint::device,
+};
+
+use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
+use crate::{
+    datapath::{
+        Maps, Pins, attach,
+        feature::{self, FEATURES},
+    },
+    error::Error,
+    identity::ALIAS_PREFIX,
+    netlink::{Netlink, link::Link},
+};
+
+/// Everything that is printed.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    version: &'static str,
+    abi: u32,
+    kernel: String,
+    bpf_root: String,
+    loaded: bool,
+    features: Vec<Feature>,
+    devices: Vec<Device>,
+    endpoints: Vec<Endpoint>,
+    counters: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize)]
+struct Feature {
+    name: &'static str,
+    present: bool,
+    reason: String,
+    purpose: &'static str,
+}
+
+#[derive(Serialize)]
+struct Device {
+    name: String,
+    ifindex: u32,
+    kind: DeviceKind,
+    programs: Vec<Program>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum DeviceKind {
+    Pod,
+    Uplink,
+}
+
+#[derive(Serialize)]
+struct Program {
+    program: &'static str,
+    direction: &'static str,
+    attached: bool,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Endpoint {
+    address: String,
+    device: String,
+    /// Network, container and interface, as the device's alias has them.
+    attachment: String,
+}
+
+pub(super) fn run(root: &Path, format: Format, out: &mut impl io::Write) -> Result<(), Failure> {
+    let status = Status::collect(root)?;
+    match format {
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut *out, &status).map_err(io::Error::from)?;
+            writeln!(out)?;
+        }
+        Format::Human => status.print(out)?,
+    }
+    Ok(())
+}
+
+impl Status {
+    fn collect(root: &Path) -> Result<Self, Error> {
+        let pins = Pins::at(root);
+        let mut status = Self {
+            version: env!("CARGO_PKG_VERSION"),
+            abi: ABI,
+            kernel: feature::release(),
+            bpf_root: root.display().to_string(),
+            loaded: pins.are_complete(),
+            features: features(),
+            devices: Vec::new(),
+            endpoints: Vec::new(),
+            counters: BTreeMap::new(),
+        };
+        if !status.loaded {
+            return Ok(status);
+        }
+        let maps = Maps::open(&pins)?;
+        let node = Netlink::open()?;
+        let links: HashMap<u32, Link> = node
+            .links()?
+            .into_iter()
+            .map(|link| (link.index, link))
+            .collect();
+        let name = |index: u32| {
+            links
+                .get(&index)
+                .map_or_else(|| format!("(gone: {index})"), |link| link.name.clone())
+        };
+        for (index, entry) in maps.devices()? {
+            let places = attach::places(entry.flags);
+            let missing = attach::missing(&node, &pins, index, places)?;
+            status.devices.push(Device {
+                name: name(index),
+                ifindex: index,
+                kind: if entry.flags & device::POD == 0 {
+                    DeviceKind::Uplink
+                } else {
+                    DeviceKind::Pod
+                },
+                programs: places
+                    .into_iter()
+                    .map(|place| Program {
+                        program: place.program,
+                        direction: place.direction.name(),
+                        attached: !missing.contains(&place),
+                    })
+                    .collect(),
+            });
+        }
+        status.devices.sort_by_key(|device| device.ifindex);
+        let mut endpoints = maps.endpoints()?;
+        endpoints.sort_unstable_by_key(|(addr, _)| *addr);
+        for (addr, endpoint) in endpoints {
+            let alias = links
+                .get(&endpoint.ifindex)
+                .and_then(|link| link.alias.as_deref())
+                .and_then(|alias| alias.strip_prefix(ALIAS_PREFIX));
+            status.endpoints.push(Endpoint {
+                address: format!("{addr}/{}", endpoint.prefix_len),
+                device: name(endpoint.ifindex),
+                attachment: alias.unwrap_or_default().to_owned(),
+            });
+        }
+        status.counters = maps
+            .counters()?
+            .into_iter()
+            .map(|(counter, value)| (counter.name(), value))
+            .collect();
+        Ok(status)
+    }
+
+    fn print(&self, out: &mut impl io::Write) -> io::Result<()> {
+        let Self { version, kernel, bpf_root, abi, .. } = self;
+        writeln!(out, "underpass {version} on kernel {kernel}")?;
+        if self.loaded {
+            writeln!(out, "programs: {GOOD}loaded{GOOD:#}, pinned at {bpf_root} (layout {abi})")?;
+        } else {
+            writeln!(
+                out,
+                "programs: {BAD}not loaded{BAD:#} at {bpf_root}: the first ADD loads them"
+            )?;
+        }
+
+        writeln!(out, "\n{HEADING}Kernel features{HEADING:#}")?;
+        for Feature { name, present, reason, purpose } in &self.features {
+            let (style, word) = if *present { (GOOD, "yes") } else { (FAINT, "no ") };
+            writeln!(out, "  {name:<20} {style}{word}{style:#}  {reason}: {purpose}")?;
+        }
+        if !self.loaded {
+            return Ok(());
+        }
+
+        writeln!(out, "\n{HEADING}Devices{HEADING:#}")?;
+        for device in &self.devices {
+            let kind = match device.kind {
+                DeviceKind::Pod => "pod",
+                DeviceKind::Uplink => "uplink",
+            };
+            write!(out, "  {:<16} {kind:<7}", device.name)?;
+            for Program { program, direction, attached } in &device.programs {
+                let (style, word) = if *attached { (GOOD, "") } else { (BAD, " MISSING") };
+                write!(out, " {direction}: {style}{program}{word}{style:#}")?;
+            }
+            writeln!(out)?;
+        }
+
+        writeln!(out, "\n{HEADING}Endpoints{HEADING:#}")?;
+        for Endpoint { address, device, attachment } in &self.endpoints {
+            writeln!(out, "  {address:<40} {device:<16} {FAINT}{attachment}{FAINT:#}")?;
+        }
+
+        writeln!(out, "\n{HEADING}Counters{HEADING:#} (those that are not zero)")?;
+        for counter in Counter::ALL {
+            let value = self.counters.get(counter.name()).copied().unwrap_or(0);
+            if value == 0 {
+                continue;
+            }
+            let style = match counter.kind() {
+                Kind::Drop => BAD,
+                Kind::Event => GOOD,
+            };
+            writeln!(
+                out,
+                "  {style}{value:>12}{style:#}  {:<26} {FAINT}{}{FAINT:#}",
+                counter.name(),
+                counter.text()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn features() -> Vec<Feature> {
+    let mut features: Vec<_> = FEATURES
+        .iter()
+        .map(|feature| {
+            let present = feature.is_present();
+            let since = feature.since();
+            Feature {
+                name: feature.name,
+                present,
+                reason: if present {
+                    format!("since {since}")
+                } else {
+                    format!("needs kernel {since}")
+                },
+                purpose: feature.purpose,
+            }
+        })
+        .collect();
+    let switch = "/proc/sys/net/core/bpf_jit_enable";
+    // Where the switch can't be read, the kernel was built to compile always.
+    let compiled = fs::read_to_string(switch).map_or(true, |value| value.trim() != "0");
+    features.push(Feature {
+        name: "JIT",
+        present: compiled,
+        reason: if compiled {
+            "on".to_owned()
+        } else {
+            format!("{switch} is 0")
+        },
+        purpose: "programs run as machine code, several times faster than interpreted",
+    });
+    features
+}

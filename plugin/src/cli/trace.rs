@@ -1,0 +1,138 @@
+//! `underpass trace`: records of aya-log from the pinned programs. Nothing is logged while nobody listens.
+
+use std::{
+    io::{self, Write as _},
+    os::fd::AsFd as _,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use anstyle::{AnsiColor, Style};
+use aya_log::EbpfLogger;
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        signal::{SigSet, Signal},
+        signalfd::{SfdFlags, SignalFd},
+    },
+};
+use underpass_abi::map;
+
+use super::Failure;
+use crate::datapath::{Error as DatapathError, Maps, Pins, lock::Lock};
+
+pub(super) fn run(root: &Path, level: LevelFilter, out: &mut impl io::Write) -> Result<(), Failure> {
+    let pins = Pins::at(root);
+    if !pins.are_complete() {
+        return Err(DatapathError::NotLoaded(root.to_owned()).into());
+    }
+    let _only = Lock::try_acquire_trace(root)?.ok_or(Failure::TraceBusy)?;
+    let maps = Maps::open(&pins)?;
+    let program = pins.program(map::FROM_POD)?;
+    let id = program
+        .info()
+        .map_err(DatapathError::program(map::FROM_POD))?
+        .id();
+    // From here on signals are read like any other event, so that the level is reset however the trace ends.
+    let mut interrupts = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        interrupts.add(signal);
+    }
+    interrupts.thread_block().map_err(io::Error::from)?;
+    let signals = SignalFd::with_flags(&interrupts, SfdFlags::SFD_CLOEXEC).map_err(io::Error::from)?;
+
+    let records = Records::default();
+    let mut logger = EbpfLogger::init_from_id_with_logger(id, &records)?;
+    let level = LevelGuard::set(&maps, level)?;
+    loop {
+        let mut events = [
+            PollFd::new(logger.as_fd(), PollFlags::POLLIN),
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut events, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(io::Error::from(errno).into()),
+        }
+        let [_, interrupted] = events.map(|event| event.any().unwrap_or(false));
+        logger.flush();
+        out.write_all(&records.take())?;
+        out.flush()?;
+        if interrupted {
+            return level.reset();
+        }
+    }
+}
+
+/// The level that programs log at, 0 again when this ends.
+struct LevelGuard<'a> {
+    maps: &'a Maps,
+}
+
+impl<'a> LevelGuard<'a> {
+    fn set(maps: &'a Maps, level: LevelFilter) -> Result<Self, Failure> {
+        let guard = Self { maps };
+        // `LevelFilter` counts from 0 (off) to 5 (trace), as the programs do.
+        guard.write(level as u32)?;
+        Ok(guard)
+    }
+
+    fn reset(self) -> Result<(), Failure> {
+        self.write(0)
+    }
+
+    fn write(&self, level: u32) -> Result<(), Failure> {
+        let _lock = Lock::acquire(self.maps.pins().root())?;
+        Ok(self.maps.set_trace(level)?)
+    }
+}
+
+impl Drop for LevelGuard<'_> {
+    fn drop(&mut self) {
+        // After `reset` this writes the same again; after an error it is the best that can be done.
+        let _ = self.write(0);
+    }
+}
+
+/// Holds records between two reads of the ring.
+#[derive(Default)]
+struct Records {
+    text: Mutex<Vec<u8>>,
+}
+
+impl Records {
+    fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut *self.text.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Log for Records {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let style = style(record.level());
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        // A vector takes everything.
+        let _ = writeln!(
+            text,
+            "{style}{:<5}{style:#} {} {}",
+            record.level(),
+            record.target(),
+            record.args()
+        );
+    }
+
+    fn flush(&self) {}
+}
+
+const fn style(level: Level) -> Style {
+    match level {
+        Level::Error => AnsiColor::Red.on_default(),
+        Level::Warn => AnsiColor::Yellow.on_default(),
+        Level::Info => AnsiColor::Green.on_default(),
+        Level::Debug | Level::Trace => Style::new().dimmed(),
+    }
+}

@@ -1,0 +1,57 @@
+//! `underpass unload`: the end of a node's dataplane. The next ADD loads it again.
+
+use std::{io, path::Path};
+
+use super::Failure;
+use crate::{
+    datapath::{Maps, Pins, lock::Lock},
+    error::Error,
+    netlink::{
+        Netlink,
+        filter::Direction,
+        link::{By, Mac},
+    },
+};
+
+pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<(), Failure> {
+    let pins = Pins::at(root);
+    if !pins.are_complete() {
+        writeln!(out, "nothing is loaded at {}", root.display())?;
+        return Ok(());
+    }
+    let _lock = Lock::acquire(root)?;
+    let maps = Maps::open(&pins)?;
+    let attached = maps.attachments()?.len();
+    if attached > 0 && !force {
+        return Err(Failure::InUse(attached));
+    }
+    for name in detach(&maps)? {
+        writeln!(out, "detached from {name}")?;
+    }
+    pins.remove()?;
+    writeln!(out, "removed the pins at {}", pins.folder().display())?;
+    Ok(())
+}
+
+/// Takes the programs off every device that the maps know; returns the devices' names.
+fn detach(maps: &Maps) -> Result<Vec<String>, Error> {
+    let node = Netlink::open()?;
+    let mut names = Vec::new();
+    for (index, entry) in maps.devices()? {
+        let Some(link) = node.link(By::Index(index))? else {
+            continue;
+        };
+        // Called in another namespace than the node's, the number would mean another device.
+        if link.mac != Mac(entry.mac) {
+            continue;
+        }
+        let mut found = false;
+        for direction in [Direction::Ingress, Direction::Egress] {
+            found |= node.delete_filter(index, direction)?;
+        }
+        if found {
+            names.push(link.name);
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,320 @@
+//! The plugin's own keys of the network config, decoded into types that can't hold a wrong value.
+
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::Value;
+use underpass_cni::{Dns, Error, NetConf, Request, address, args::CniArgs};
+
+use crate::{glob::Glob, netlink::link::Mac};
+
+/// Where pins are unless the config says otherwise.
+pub(crate) const BPF_ROOT: &str = "/sys/fs/bpf/underpass";
+/// Smallest MTU that IPv4 works with, in bytes.
+const MTU_MIN: u32 = 68;
+/// Largest MTU of a veth, in bytes.
+const MTU_MAX: u32 = 65_535;
+
+/// When flows leave the host's stack.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Bypass {
+    /// From the second packet on, once the stack let the first through unchanged.
+    #[default]
+    Learned,
+    /// From the first packet on.
+    Eager,
+    /// Never.
+    Off,
+}
+
+/// Whether a container may send packets in another's name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Spoofing {
+    Dropped,
+    Allowed,
+}
+
+/// Whether traffic to the world leaves with an address of the node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Masquerade {
+    On,
+    Off,
+}
+
+/// Whether the container's default route leads through this interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DefaultGateway {
+    /// Always.
+    Add,
+    /// If the IPAM's routes say so.
+    FromIpam,
+}
+
+/// Whether the kernel looks for duplicates of addresses that the container adds later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Dad {
+    On,
+    Off,
+}
+
+/// What ADD, CHECK and STATUS need to know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Conf {
+    /// In bytes; none: the smallest of the uplinks.
+    pub(crate) mtu: Option<u32>,
+    pub(crate) masquerade: Masquerade,
+    /// None: the ranges of the container's own addresses.
+    pub(crate) non_masquerade: Option<Vec<IpNet>>,
+    /// None: found by their addresses and routes.
+    pub(crate) uplinks: Option<Vec<Glob>>,
+    pub(crate) bypass: Bypass,
+    pub(crate) spoofing: Spoofing,
+    pub(crate) default_gateway: DefaultGateway,
+    pub(crate) dad: Dad,
+    pub(crate) bpf_root: PathBuf,
+    /// None: the IPAM's.
+    pub(crate) dns: Option<Dns>,
+    /// None: derived from the attachment.
+    pub(crate) mac: Option<Mac>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the contract's keys, turned into enums at once"
+)]
+struct Keys {
+    mtu: i64,
+    ip_masq: bool,
+    ip_masq_backend: String,
+    #[serde(rename = "nonMasqueradeCIDRs")]
+    non_masquerade_cidrs: Option<Vec<String>>,
+    uplinks: Option<Vec<String>>,
+    bypass: Option<Bypass>,
+    anti_spoof: Option<bool>,
+    macspoofchk: bool,
+    is_default_gateway: bool,
+    // A routed interface is a gateway, and sends packets back to where they came from, without being told.
+    #[serde(rename = "isGateway")]
+    _is_gateway: bool,
+    #[serde(rename = "hairpinMode")]
+    _hairpin_mode: bool,
+    enabledad: bool,
+    bpf_root: String,
+    // Keys of the bridge plugin that only a bridge can obey.
+    promisc_mode: bool,
+    force_address: bool,
+    preserve_default_vlan: bool,
+    port_isolation: bool,
+    disable_container_interface: bool,
+    vlan: i64,
+    vlan_trunk: Vec<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RuntimeKeys {
+    mac: String,
+    dns: RuntimeDns,
+    port_mappings: Vec<Value>,
+    bandwidth: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RuntimeDns {
+    servers: Vec<String>,
+    searches: Vec<String>,
+    options: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ArgsKeys {
+    mac: String,
+}
+
+impl Conf {
+    /// Decodes and checks everything that concerns the whole network.
+    pub(crate) fn of_network(conf: &NetConf) -> Result<Self, Error> {
+        let keys: Keys = conf.plugin()?;
+        keys.refuse_unsupported()?;
+        Ok(Self {
+            mtu: mtu(keys.mtu)?,
+            masquerade: if keys.ip_masq {
+                Masquerade::On
+            } else {
+                Masquerade::Off
+            },
+            non_masquerade: keys
+                .non_masquerade_cidrs
+                .map(|list| list.iter().map(|text| destination(text)).collect())
+                .transpose()?,
+            uplinks: keys
+                .uplinks
+                .map(|list| list.into_iter().map(Glob::new).collect()),
+            bypass: keys.bypass.unwrap_or_default(),
+            // `macspoofchk` asks for a part of it, so it may not turn the rest off.
+            spoofing: if keys.anti_spoof.unwrap_or(true) || keys.macspoofchk {
+                Spoofing::Dropped
+            } else {
+                Spoofing::Allowed
+            },
+            default_gateway: if keys.is_default_gateway {
+                DefaultGateway::Add
+            } else {
+                DefaultGateway::FromIpam
+            },
+            dad: if keys.enabledad { Dad::On } else { Dad::Off },
+            bpf_root: root(keys.bpf_root)?,
+            dns: conf.dns()?,
+            mac: None,
+        })
+    }
+
+    /// Decodes and checks everything that concerns one attachment.
+    pub(crate) fn of_attachment(request: &Request) -> Result<Self, Error> {
+        let mut decoded = Self::of_network(&request.conf)?;
+        let runtime: RuntimeKeys = request.conf.runtime()?;
+        if !runtime.port_mappings.is_empty() {
+            let value = Value::Array(runtime.port_mappings);
+            return Err(Error::unsupported("runtimeConfig.portMappings", value));
+        }
+        if let Some(value) = runtime.bandwidth.filter(limits_something) {
+            return Err(Error::unsupported("runtimeConfig.bandwidth", value));
+        }
+        let RuntimeDns { servers, searches, options } = runtime.dns;
+        if !(servers.is_empty() && searches.is_empty() && options.is_empty()) {
+            decoded.dns = Some(Dns {
+                nameservers: servers,
+                search: searches,
+                options,
+                domain: decoded.dns.map(|dns| dns.domain).unwrap_or_default(),
+            });
+        }
+        let args = CniArgs::parse(&request.attachment.args)?;
+        args.require_known(&["IP", "GATEWAY", "MAC"])?;
+        let args_cni: ArgsKeys = request.conf.args_cni()?;
+        let sources = [
+            ("runtimeConfig.mac", runtime.mac.as_str()),
+            ("args.cni.mac", &args_cni.mac),
+            ("MAC of CNI_ARGS", args.get("MAC").unwrap_or_default()),
+        ];
+        let asked = sources.into_iter().find(|(_, text)| !text.is_empty());
+        decoded.mac = asked.map(|(key, text)| mac(key, text)).transpose()?;
+        Ok(decoded)
+    }
+
+    /// Decodes the one key that DEL and GC need: nothing else of a config may keep them from cleaning up.
+    pub(crate) fn bpf_root(conf: &NetConf) -> Result<PathBuf, Error> {
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct Root {
+            bpf_root: String,
+        }
+        let keys: Root = conf.plugin()?;
+        root(keys.bpf_root)
+    }
+}
+
+impl Keys {
+    fn refuse_unsupported(&self) -> Result<(), Error> {
+        let flags = [
+            ("promiscMode", self.promisc_mode),
+            ("forceAddress", self.force_address),
+            ("preserveDefaultVlan", self.preserve_default_vlan),
+            ("portIsolation", self.port_isolation),
+            ("disableContainerInterface", self.disable_container_interface),
+        ];
+        if let Some((key, _)) = flags.into_iter().find(|(_, set)| *set) {
+            return Err(Error::unsupported(key, true));
+        }
+        if self.vlan != 0 {
+            return Err(Error::unsupported("vlan", self.vlan));
+        }
+        if !self.vlan_trunk.is_empty() {
+            let value = Value::Array(self.vlan_trunk.clone());
+            return Err(Error::unsupported("vlanTrunk", value));
+        }
+        // Both mean the same here: the eBPF programs do it.
+        if !matches!(self.ip_masq_backend.as_str(), "" | "iptables" | "nftables") {
+            return Err(Error::config(format!(
+                "unknown ipmasq backend {:?}",
+                self.ip_masq_backend
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn root(text: String) -> Result<PathBuf, Error> {
+    if text.is_empty() {
+        return Ok(PathBuf::from(BPF_ROOT));
+    }
+    let root = PathBuf::from(text);
+    if !root.is_absolute() {
+        return Err(Error::config(format!(
+            "invalid bpfRoot {}: give an absolute path on a bpffs",
+            root.display()
+        )));
+    }
+    Ok(root)
+}
+
+fn mtu(value: i64) -> Result<Option<u32>, Error> {
+    if value == 0 {
+        return Ok(None);
+    }
+    u32::try_from(value)
+        .ok()
+        .filter(|mtu| (MTU_MIN..=MTU_MAX).contains(mtu))
+        .map(Some)
+        .ok_or_else(|| {
+            Error::config(format!(
+                "invalid mtu {value}: it must be 0 (as the uplinks) or {MTU_MIN} to {MTU_MAX}"
+            ))
+        })
+}
+
+fn destination(text: &str) -> Result<IpNet, Error> {
+    address::parse_cidr(text)
+        .map(|net| net.trunc())
+        .ok_or_else(|| {
+            Error::config(format!(
+                "invalid nonMasqueradeCIDRs entry {text:?}: give a prefix such as 10.0.0.0/8"
+            ))
+        })
+}
+
+/// A unicast Ethernet address; colons or hyphens between the bytes.
+fn mac(key: &str, text: &str) -> Result<Mac, Error> {
+    let bytes: Option<Vec<u8>> = text
+        .split([':', '-'])
+        .map(|byte| match byte.len() {
+            2 => u8::from_str_radix(byte, 16).ok(),
+            _ => None,
+        })
+        .collect();
+    bytes
+        .and_then(|bytes| <[u8; 6]>::try_from(bytes).ok())
+        .filter(|mac| mac[0] & 1 == 0 && *mac != [0; 6])
+        .map(Mac)
+        .ok_or_else(|| {
+            Error::config(format!(
+                "invalid {key} {text:?}: give a unicast MAC address such as 02:00:00:00:00:01"
+            ))
+        })
+}
+
+fn limits_something(bandwidth: &Value) -> bool {
+    match bandwidth {
+        Value::Object(limits) => limits.values().any(|value| value.as_u64() != Some(0)),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! The eBPF side of a node: programs and maps, loaded once and pinned, opened by every call after that.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+pub(crate) mod attach;
+pub(crate) mod feature;
+pub(crate) mod lock;
+pub(crate) mod map;
+pub(crate) mod object;
+pub(crate) mod pin;
+
+pub(crate) use map::Maps;
+pub(crate) use pin::Pins;
+
+/// Why the dataplane can't be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// bpfRoot is somewhere else.
+    #[error(
+        "bpfRoot {} is not on a bpffs: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set bpfRoot to a folder of one",
+        .0.display()
+    )]
+    NotBpffs(PathBuf),
+    /// Nothing is pinned, and the caller must not load.
+    #[error("no programs are loaded at {}: the first ADD loads them", .0.display())]
+    NotLoaded(PathBuf),
+    /// A file or folder.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The object, as a whole.
+    #[error("cannot load the eBPF object: {0}")]
+    Object(#[from] aya::EbpfError),
+    /// A program.
+    #[error("program {name}: {source}")]
+    Program {
+        /// As in [`underpass_abi::map::PROGRAMS`].
+        name: &'static str,
+        /// From aya, with the verifier's log where there is one.
+        source: Box<aya::programs::ProgramError>,
+    },
+    /// A map.
+    #[error("map {name}: {source}")]
+    Map {
+        /// As in [`underpass_abi::map::MAPS`].
+        name: &'static str,
+        /// From aya.
+        source: Box<aya::maps::MapError>,
+    },
+    /// A map or program could not be pinned.
+    #[error("cannot pin {name}: {source}")]
+    Pin {
+        /// The map or program.
+        name: &'static str,
+        /// From aya.
+        source: Box<aya::pin::PinError>,
+    },
+    /// The object lacks something that this binary was built to use.
+    #[error("the eBPF object has no {0}: this build is broken, build it again")]
+    Missing(&'static str),
+}
+
+impl Error {
+    fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::File {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    pub(crate) fn program<E: Into<aya::programs::ProgramError>>(name: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Program {
+            name,
+            source: Box::new(source.into()),
+        }
+    }
+
+    fn map(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> Self {
+        move |source| Self::Map {
+            name,
+            source: Box::new(source),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Which program sits where, and how it gets there.
+
+use std::os::fd::AsFd as _;
+
+use underpass_abi::{endpoint::device, map};
+
+use super::{Error as DatapathError, Maps, Pins, lock::Lock};
+use crate::{
+    error::Error,
+    netlink::{Netlink, filter::Direction},
+    uplink::Uplink,
+};
+
+/// A program and its place on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) direction: Direction,
+    /// As in [`map::PROGRAMS`].
+    pub(crate) program: &'static str,
+}
+
+/// What a host veth carries.
+pub(crate) const POD: [Place; 2] = [
+    place(Direction::Ingress, map::FROM_POD),
+    place(Direction::Egress, map::TO_POD),
+];
+const WIRE: [Place; 2] = [
+    place(Direction::Ingress, map::FROM_WIRE),
+    place(Direction::Egress, map::TO_WIRE),
+];
+const WIRE_L3: [Place; 2] = [
+    place(Direction::Ingress, map::FROM_WIRE_L3),
+    place(Direction::Egress, map::TO_WIRE_L3),
+];
+
+const fn place(direction: Direction, program: &'static str) -> Place {
+    Place { direction, program }
+}
+
+/// What a device with those flags carries.
+pub(crate) fn places(flags: u32) -> [Place; 2] {
+    if flags & device::POD != 0 {
+        POD
+    } else if flags & device::LAYER3 != 0 {
+        WIRE_L3
+    } else {
+        WIRE
+    }
+}
+
+/// Attaches both programs to a device, in place of older ones of ours.
+pub(crate) fn attach(netlink: &Netlink, pins: &Pins, index: u32, places: [Place; 2]) -> Result<(), Error> {
+    netlink.add_clsact(index)?;
+    for Place { direction, program: name } in places {
+        let program = pins.program(name)?;
+        let fd = program.fd().map_err(DatapathError::program(name))?;
+        netlink.set_filter(index, direction, fd.as_fd(), &format!("underpass_{name}"))?;
+    }
+    Ok(())
+}
+
+/// The places of a device where our program is not, or is another than the pinned one.
+pub(crate) fn missing(
+    netlink: &Netlink,
+    pins: &Pins,
+    index: u32,
+    places: [Place; 2],
+) -> Result<Vec<Place>, Error> {
+    let mut missing = Vec::new();
+    for place in places {
+        let pinned = pins
+            .program(place.program)?
+            .info()
+            .map_err(DatapathError::program(place.program))?
+            .id();
+        if netlink.filter_program(index, place.direction)? != Some(pinned) {
+            missing.push(place);
+        }
+    }
+    Ok(missing)
+}
+
+/// Makes the programs know the uplinks as they are now, and sit on all of them. The caller raises the epoch when this returns
+/// [`Changed::Yes`], after everything else that it changes.
+pub(crate) fn reconcile_uplinks(
+    _lock: &Lock,
+    netlink: &Netlink,
+    maps: &mut Maps,
+    uplinks: &[Uplink],
+) -> Result<Changed, Error> {
+    let mut changed = Changed::No;
+    for uplink in uplinks {
+        if maps.device(uplink.index)? != Some(uplink.device) {
+            maps.set_device(uplink.index, uplink.device)?;
+            changed = Changed::Yes;
+        }
+        let places = places(uplink.device.flags);
+        if !missing(netlink, maps.pins(), uplink.index, places)?.is_empty() {
+            attach(netlink, maps.pins(), uplink.index, places)?;
+            changed = Changed::Yes;
+        }
+    }
+    Ok(changed)
+}
+
+/// Whether something was not as it should be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Changed {
+    Yes,
+    No,
+}

@@ -1,0 +1,141 @@
+//! Loads the eBPF object: once per boot, so that no ADD after the first parses BTF or waits for the verifier.
+
+use std::{fs::File, io::Read as _, path::Path};
+
+use aya::{EbpfLoader, maps::Array, programs::SchedClassifier};
+use nix::{
+    sys::{
+        resource::{RLIM_INFINITY, Resource, setrlimit},
+        sysinfo::sysinfo,
+    },
+    time::{ClockId, clock_getres},
+};
+use underpass_abi::{
+    map,
+    node::{NODE_SYMBOL, Node, State},
+};
+
+use super::{Error, Pins, feature, lock::Lock};
+
+static OBJECT: &[u8] =
+    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass.bpf.o"));
+
+/// Memory per flow that the node has in all: a 4 GiB machine keeps 32,768 flows of each family.
+const MEMORY_PER_FLOW: u64 = 128 * 1024;
+/// Bounds for the number of flows of each family.
+const FLOWS_MIN: u64 = 1 << 14;
+const FLOWS_MAX: u64 = 1 << 19;
+/// Flows heard from one end only have an eighth of the room of the others.
+const OPENING_SHARE: u32 = 8;
+
+/// Opens the pins, after loading and pinning everything if this is the first call since boot.
+pub(crate) fn open_or_load(root: &Path) -> Result<Pins, Error> {
+    let pins = Pins::at(root);
+    if pins.are_complete() {
+        return Ok(pins);
+    }
+    pins.require_bpffs()?;
+    let _lock = Lock::acquire(root)?;
+    // Another call may have been first.
+    if !pins.are_complete() {
+        load(&pins)?;
+    }
+    Ok(pins)
+}
+
+fn load(pins: &Pins) -> Result<(), Error> {
+    // Kernels before 5.11 count maps against this limit; on later ones it does not matter whether it can be raised.
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+    let node = Node::new(jiffies_per_second(), random_key()?, feature::present());
+    let flows = flow_count(memory());
+    let mut loader = EbpfLoader::new();
+    loader.override_global(NODE_SYMBOL, &node, true);
+    for name in [map::FLOWS4, map::FLOWS6] {
+        loader.map_max_entries(name, flows);
+    }
+    for name in [map::OPENING4, map::OPENING6] {
+        loader.map_max_entries(name, flows / OPENING_SHARE);
+    }
+    let mut object = loader.load(OBJECT)?;
+
+    let state = object.map_mut(map::STATE).ok_or(Error::Missing(map::STATE))?;
+    Array::<_, State>::try_from(state)
+        .and_then(|mut state| state.set(0, State { epoch: 1, trace: 0 }, 0))
+        .map_err(Error::map(map::STATE))?;
+
+    let unfinished = pins.begin()?;
+    for &name in map::MAPS {
+        let pinned = object.map(name).ok_or(Error::Missing(name))?;
+        pinned
+            .pin(unfinished.map(name))
+            .map_err(|source| Error::Pin { name, source: Box::new(source) })?;
+    }
+    for &name in map::PROGRAMS {
+        let program: &mut SchedClassifier = object
+            .program_mut(name)
+            .ok_or(Error::Missing(name))?
+            .try_into()
+            .map_err(Error::program(name))?;
+        program.load().map_err(Error::program(name))?;
+        program
+            .pin(unfinished.program(name))
+            .map_err(|source| Error::Pin { name, source: Box::new(source) })?;
+    }
+    unfinished.complete()
+}
+
+/// The tick of the coarse clock is the jiffy.
+fn jiffies_per_second() -> u32 {
+    const NANOSECONDS: i64 = 1_000_000_000;
+    const USUAL: u32 = 250;
+    let Ok(jiffy) = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE) else {
+        return USUAL;
+    };
+    let nanoseconds = jiffy.tv_sec() * NANOSECONDS + jiffy.tv_nsec();
+    if nanoseconds <= 0 {
+        return USUAL;
+    }
+    u32::try_from((NANOSECONDS + nanoseconds / 2) / nanoseconds).unwrap_or(USUAL)
+}
+
+fn random_key() -> Result<[u64; 2], Error> {
+    let path = Path::new("/dev/urandom");
+    let mut bytes = [0; 16];
+    File::open(path)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(Error::file("read", path))?;
+    let key = u128::from_ne_bytes(bytes);
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves of the key")]
+    let halves = [key as u64, (key >> 64) as u64];
+    Ok(halves)
+}
+
+fn memory() -> u64 {
+    sysinfo().map_or(0, |info| info.ram_total())
+}
+
+/// Entries of a flow map on a node with that many bytes of memory: a power of two.
+fn flow_count(memory: u64) -> u32 {
+    let fitting = (memory / MEMORY_PER_FLOW).clamp(FLOWS_MIN, FLOWS_MAX);
+    1 << fitting.ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flow_maps_grow_with_the_machine() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(flow_count(GIB / 2), 1 << 14);
+        assert_eq!(flow_count(4 * GIB), 1 << 15);
+        assert_eq!(flow_count(4 * GIB - 1), 1 << 14);
+        assert_eq!(flow_count(1024 * GIB), 1 << 19);
+    }
+
+    #[test]
+    fn a_jiffy_is_one_of_the_usual_lengths() {
+        let hz = jiffies_per_second();
+        assert!([100, 250, 300, 1000].contains(&hz), "{hz}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Where programs and maps are pinned: `<bpfRoot>/v<ABI>/{maps,programs}/<name>`.
+//!
+//! The folder is made under another name and renamed when everything is in it, so one that exists is complete: a call killed half-way
+//! leaves only a folder that the next one removes.
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    process,
+};
+
+use aya::{maps::MapData, programs::SchedClassifier};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use underpass_abi::ABI;
+
+use super::Error;
+
+/// The pins of one node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Pins {
+    root: PathBuf,
+}
+
+impl Pins {
+    /// The pins below `root`, which need not exist.
+    pub(crate) fn at(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    /// bpfRoot.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder of this layout's pins.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.root.join(format!("v{ABI}"))
+    }
+
+    /// Whether everything is loaded and pinned.
+    pub(crate) fn are_complete(&self) -> bool {
+        self.folder().is_dir()
+    }
+
+    /// An error unless `root`, or the folder that it will be made in, is on a bpffs.
+    pub(crate) fn require_bpffs(&self) -> Result<(), Error> {
+        let existing = self
+            .root
+            .ancestors()
+            .find(|folder| folder.exists())
+            .unwrap_or(&self.root);
+        match statfs(existing) {
+            Ok(stat) if stat.filesystem_type() == BPF_FS_MAGIC => Ok(()),
+            Ok(_) => Err(Error::NotBpffs(self.root.clone())),
+            Err(errno) => Err(Error::file("examine", existing)(errno.into())),
+        }
+    }
+
+    /// Makes an empty folder to pin into, and removes those of calls that were killed. The caller holds the lock.
+    pub(crate) fn begin(&self) -> Result<Unfinished, Error> {
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(0o700).recursive(true);
+        builder
+            .create(&self.root)
+            .map_err(Error::file("create", &self.root))?;
+        for entry in fs::read_dir(&self.root).map_err(Error::file("list", &self.root))? {
+            let entry = entry.map_err(Error::file("list", &self.root))?;
+            if entry.file_name().as_encoded_bytes().starts_with(Unfinished::PREFIX.as_bytes()) {
+                remove(&entry.path())?;
+            }
+        }
+        let folder = self
+            .root
+            .join(format!("{}{}", Unfinished::PREFIX, process::id()));
+        for part in [MAPS, PROGRAMS] {
+            let path = folder.join(part);
+            builder.create(&path).map_err(Error::file("create", &path))?;
+        }
+        Ok(Unfinished {
+            folder,
+            complete: self.folder(),
+        })
+    }
+
+    /// Removes all pins, and the folders that are empty after that. Returns whether there were any. The caller holds the lock.
+    pub(crate) fn remove(&self) -> Result<bool, Error> {
+        let folder = self.folder();
+        if !folder.exists() {
+            return Ok(false);
+        }
+        remove(&folder)?;
+        match fs::remove_dir(&self.root) {
+            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => {
+                Err(Error::file("remove", &self.root)(error))
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// A pinned map.
+    pub(crate) fn map(&self, name: &'static str) -> Result<MapData, Error> {
+        MapData::from_pin(self.folder().join(MAPS).join(name)).map_err(Error::map(name))
+    }
+
+    /// A pinned program.
+    pub(crate) fn program(&self, name: &'static str) -> Result<SchedClassifier, Error> {
+        SchedClassifier::from_pin(self.folder().join(PROGRAMS).join(name))
+            .map_err(Error::program(name))
+    }
+}
+
+const MAPS: &str = "maps";
+const PROGRAMS: &str = "programs";
+
+/// A folder of pins that nobody sees yet.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    folder: PathBuf,
+    complete: PathBuf,
+}
+
+impl Unfinished {
+    const PREFIX: &str = "new-";
+
+    /// Where a map is to be pinned.
+    pub(crate) fn map(&self, name: &str) -> PathBuf {
+        self.folder.join(MAPS).join(name)
+    }
+
+    /// Where a program is to be pinned.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.folder.join(PROGRAMS).join(name)
+    }
+
+    /// Shows the folder to everybody.
+    pub(crate) fn complete(self) -> Result<(), Error> {
+        fs::rename(&self.folder, &self.complete).map_err(Error::file("complete", &self.complete))
+    }
+}
+
+fn remove(folder: &Path) -> Result<(), Error> {
+    fs::remove_dir_all(folder).map_err(Error::file("remove", folder))
+}

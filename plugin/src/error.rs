@@ -1,0 +1,110 @@
+//! What can go wrong, and what the runtime is told about it.
+
+use std::{io, path::PathBuf};
+
+use underpass_cni::{Code, Error as CniError};
+
+use crate::{datapath, netlink, netns};
+
+/// Code for a CHECK that found something wrong; the contract leaves 100 and up to plugins.
+const CODE_BROKEN: u32 = 100;
+/// Code for an ADD of something that is there already.
+const CODE_TAKEN: u32 = 101;
+
+/// Everything that a verb or a command can fail with.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// Config, environment or IPAM: already in the contract's words.
+    #[error(transparent)]
+    Contract(#[from] CniError),
+    /// A device, address, route, neighbour or filter.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// The container's network namespace.
+    #[error(transparent)]
+    Netns(#[from] netns::Error),
+    /// Programs, maps, pins.
+    #[error(transparent)]
+    Datapath(#[from] datapath::Error),
+    /// A setting below `/proc/sys`.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Sysctl {
+        /// `read` or `set`.
+        action: &'static str,
+        /// The setting's file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The container's namespace is not there.
+    #[error("failed to open netns {0:?}: no such file: the container is gone, or the runtime gave a wrong path")]
+    NoNetns(PathBuf),
+    /// ADD without DEL between.
+    #[error("{ifname} of container {container} is attached to network {network} already: DEL it first")]
+    Attached {
+        /// The network.
+        network: String,
+        /// The container.
+        container: String,
+        /// The interface.
+        ifname: String,
+    },
+    /// The container has an interface of that name.
+    #[error("container veth name ({pod:?}) peer provided ({host:?}) already exists")]
+    NameTaken {
+        /// The name inside the container.
+        pod: String,
+        /// The name here.
+        host: String,
+    },
+    /// A veth vanished between two requests.
+    #[error("{0} vanished while it was being set up: another program deleted it")]
+    Vanished(String),
+    /// An IPAM plugin that answered without an address.
+    #[error("IPAM plugin returned missing IP config")]
+    NoAddress,
+    /// CHECK found something wrong.
+    #[error("{}", .0.join("; "))]
+    Broken(Vec<String>),
+    /// Several things failed, each independent of the others.
+    #[error("{}", join(.0))]
+    Several(Vec<Error>),
+}
+
+impl Error {
+    /// One error of many; none if there are none.
+    pub(crate) fn collect(errors: Vec<Self>) -> Result<(), Self> {
+        let mut errors = errors;
+        match errors.len() {
+            0 => Ok(()),
+            1 => Err(errors.remove(0)),
+            _ => Err(Self::Several(errors)),
+        }
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::Contract(error) => error.code,
+            Self::Netns(_) | Self::NoNetns(_) => Code::InvalidNetns,
+            Self::Datapath(_) | Self::Sysctl { .. } => Code::Io,
+            Self::Netlink(_) | Self::Vanished(_) | Self::NoAddress => Code::Internal,
+            Self::Attached { .. } | Self::NameTaken { .. } => Code::Other(CODE_TAKEN),
+            Self::Broken(_) => Code::Other(CODE_BROKEN),
+            Self::Several(errors) => errors.first().map_or(Code::Internal, Self::code),
+        }
+    }
+}
+
+impl From<Error> for CniError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Contract(error) => error,
+            error => Self::new(error.code(), error.to_string()),
+        }
+    }
+}
+
+fn join(errors: &[Error]) -> String {
+    let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    texts.join("; ")
+}

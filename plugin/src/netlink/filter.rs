@@ -1,0 +1,184 @@
+//! tc: the clsact qdisc and eBPF filters in direct-action mode.
+//!
+//! A filter is identified by device, direction, priority and handle; ours have numbers of their own, so a request never meets a filter
+//! of anyone else. The qdisc is shared: it is created where it is missing and never deleted.
+
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    tc::{
+        TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption,
+    },
+};
+
+use super::{Error, Mode, Netlink};
+
+/// Priority of our filters: behind those that other programs place by hand, which are small numbers.
+pub(crate) const PRIORITY: u16 = 0xC0DE;
+/// Handle of our filters.
+const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
+/// `ETH_P_ALL` in network order, the protocol of a filter that sees every packet.
+const ALL_PROTOCOLS: u16 = (libc::ETH_P_ALL as u16).to_be();
+
+/// Where a filter sits, seen from the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    /// What the device receives.
+    Ingress,
+    /// What the device sends.
+    Egress,
+}
+
+impl Direction {
+    const fn parent(self) -> TcHandle {
+        TcHandle {
+            major: TcHandle::CLSACT.major,
+            minor: match self {
+                Self::Ingress => TcHandle::MIN_INGRESS,
+                Self::Egress => TcHandle::MIN_EGRESS,
+            },
+        }
+    }
+
+    /// As `tc` calls it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+impl Netlink {
+    /// Gives a device the clsact qdisc, unless it has it.
+    pub(crate) fn add_clsact(&self, index: u32) -> Result<(), Error> {
+        let mut message = tc_message(index);
+        message.header.handle = TcHandle {
+            major: TcHandle::CLSACT.major,
+            minor: 0,
+        };
+        message.header.parent = TcHandle::CLSACT;
+        message
+            .attributes
+            .push(TcAttribute::Kind("clsact".to_owned()));
+        let answer = self.change(
+            RouteNetlinkMessage::NewQueueDiscipline(message),
+            Mode::Create,
+            || format!("add the clsact qdisc to device number {index}"),
+        );
+        match answer {
+            Err(error) if error.is_present() => Ok(()),
+            answer => answer,
+        }
+    }
+
+    /// Puts our filter of that direction onto a device that has the clsact qdisc, in place of an older one of ours.
+    pub(crate) fn set_filter(
+        &self,
+        index: u32,
+        direction: Direction,
+        program: BorrowedFd<'_>,
+        name: &str,
+    ) -> Result<(), Error> {
+        let mut message = filter_message(index, direction);
+        let options = [
+            TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned()),
+            TcFilterBpfOption::ProgName(name.to_owned()),
+            TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
+        ];
+        message
+            .attributes
+            .push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
+        message.attributes.push(TcAttribute::Options(
+            options.into_iter().map(TcOption::Bpf).collect(),
+        ));
+        self.change(
+            RouteNetlinkMessage::NewTrafficFilter(message),
+            Mode::Replace,
+            || {
+                format!(
+                    "attach {name} to the {} of device number {index}",
+                    direction.name()
+                )
+            },
+        )
+    }
+
+    /// Takes our filter of that direction off a device. Returns whether there was one.
+    pub(crate) fn delete_filter(&self, index: u32, direction: Direction) -> Result<bool, Error> {
+        let mut message = filter_message(index, direction);
+        message
+            .attributes
+            .push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
+        let answer = self.change(
+            RouteNetlinkMessage::DelTrafficFilter(message),
+            Mode::Existing,
+            || {
+                format!(
+                    "detach from the {} of device number {index}",
+                    direction.name()
+                )
+            },
+        );
+        match answer {
+            Ok(()) => Ok(true),
+            // A device without the qdisc answers EINVAL.
+            Err(error) if error.is_absent() || error.errno() == Some(libc::EINVAL) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The id of the program that our filter of that direction runs, if the device has the filter.
+    pub(crate) fn filter_program(
+        &self,
+        index: u32,
+        direction: Direction,
+    ) -> Result<Option<u32>, Error> {
+        let mut message = tc_message(index);
+        message.header.parent = direction.parent();
+        let message = RouteNetlinkMessage::GetTrafficFilter(message);
+        let answer = self.dump(&message, || {
+            format!(
+                "list the filters at the {} of device number {index}",
+                direction.name()
+            )
+        });
+        let filters = match answer {
+            Ok(filters) => filters,
+            Err(error) if error.is_absent() || error.errno() == Some(libc::EINVAL) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        Ok(filters.into_iter().find_map(|filter| match filter {
+            RouteNetlinkMessage::NewTrafficFilter(message) => program_of_ours(message),
+            _ => None,
+        }))
+    }
+}
+
+fn program_of_ours(message: TcMessage) -> Option<u32> {
+    let ours =
+        message.header.info >> 16 == u32::from(PRIORITY) && message.header.handle == HANDLE;
+    ours.then_some(())?;
+    message.attributes.into_iter().find_map(|attribute| {
+        let TcAttribute::Options(options) = attribute else {
+            return None;
+        };
+        options.into_iter().find_map(|option| match option {
+            TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(id),
+            _ => None,
+        })
+    })
+}
+
+fn tc_message(index: u32) -> TcMessage {
+    TcMessage::with_index(index.cast_signed())
+}
+
+fn filter_message(index: u32, direction: Direction) -> TcMessage {
+    let mut message = tc_message(index);
+    message.header.parent = direction.parent();
+    message.header.handle = HANDLE;
+    message.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS);
+    message
+}

@@ -1,0 +1,243 @@
+//! Devices: the veth pair, its attributes, and what is known of the others.
+
+use std::{fmt, os::fd::AsRawFd as _};
+
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    link::{
+        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
+        LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+    },
+};
+
+use super::{Error, Mode, Netlink};
+use crate::netns::Netns;
+
+/// A MAC address.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Mac(pub(crate) [u8; 6]);
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// A device as the kernel describes it.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Link {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) alias: Option<String>,
+    /// Driver: `veth`, `bridge`, `dummy`, `wireguard`; none for most hardware.
+    pub(crate) kind: Option<InfoKind>,
+    /// Zero on devices without an Ethernet address.
+    pub(crate) mac: Mac,
+    /// In bytes, without the Ethernet header.
+    pub(crate) mtu: u32,
+    pub(crate) up: bool,
+    pub(crate) loopback: bool,
+    /// Whether its packets carry an Ethernet header.
+    pub(crate) ethernet: bool,
+    /// Bridge, bond or VRF that it belongs to.
+    pub(crate) controller: Option<u32>,
+    /// Of a veth: the index of the peer, in the peer's namespace.
+    pub(crate) peer: Option<u32>,
+}
+
+impl Link {
+    fn from_message(message: LinkMessage) -> Self {
+        let flags = message.header.flags;
+        let mut link = Self {
+            index: message.header.index,
+            up: flags.contains(LinkFlags::Up),
+            loopback: flags.contains(LinkFlags::Loopback),
+            ethernet: message.header.link_layer_type == LinkLayerType::Ether,
+            ..Self::default()
+        };
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
+                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::Controller(index) => link.controller = Some(index),
+                LinkAttribute::Link(index) => link.peer = Some(index),
+                LinkAttribute::Address(bytes) => {
+                    if let Ok(mac) = bytes.as_slice().try_into() {
+                        link.mac = Mac(mac);
+                    }
+                }
+                LinkAttribute::LinkInfo(infos) => {
+                    for info in infos {
+                        if let LinkInfo::Kind(kind) = info {
+                            link.kind = Some(kind);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        link
+    }
+
+    /// Whether it is a veth.
+    pub(crate) fn is_veth(&self) -> bool {
+        self.kind == Some(InfoKind::Veth)
+    }
+}
+
+/// One end of a veth pair to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) mac: Mac,
+}
+
+/// How to name a device in a question.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum By<'a> {
+    Index(u32),
+    Name(&'a str),
+}
+
+impl fmt::Display for By<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Index(index) => write!(f, "device number {index}"),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Attributes of an existing device to change in one request; those that are `None` or false stay as they are.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Change<'a> {
+    /// Text that `ip link` shows, at most 255 bytes.
+    pub(crate) alias: Option<&'a str>,
+    /// Keep the kernel from making an IPv6 link-local address of its own.
+    pub(crate) no_addr_gen: bool,
+    /// Set the device up.
+    pub(crate) up: bool,
+}
+
+impl Netlink {
+    /// Makes a veth pair in one request: this end here, the other inside `netns`, both down.
+    pub(crate) fn create_veth(
+        &self,
+        here: End<'_>,
+        there: End<'_>,
+        netns: &Netns,
+        mtu: u32,
+    ) -> Result<(), Error> {
+        let end = |end: End<'_>| {
+            vec![
+                LinkAttribute::IfName(end.name.to_owned()),
+                LinkAttribute::Address(end.mac.0.to_vec()),
+                LinkAttribute::Mtu(mtu),
+            ]
+        };
+        let mut peer = LinkMessage::default();
+        peer.attributes = end(there);
+        peer.attributes
+            .push(LinkAttribute::NetNsFd(netns.as_raw_fd()));
+        let mut message = LinkMessage::default();
+        message.attributes = end(here);
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Veth),
+            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
+        ]));
+        self.change(RouteNetlinkMessage::NewLink(message), Mode::Create, || {
+            format!(
+                "create the veth pair {} (here) and {} (in {netns})",
+                here.name, there.name
+            )
+        })
+    }
+
+    /// Changes a device.
+    pub(crate) fn set_link(&self, index: u32, change: Change<'_>) -> Result<(), Error> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        if change.up {
+            message.header.flags = LinkFlags::Up;
+            message.header.change_mask = LinkFlags::Up;
+        }
+        if let Some(alias) = change.alias {
+            message
+                .attributes
+                .push(LinkAttribute::IfAlias(alias.to_owned()));
+        }
+        if change.no_addr_gen {
+            let inet6 = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+            message
+                .attributes
+                .push(LinkAttribute::AfSpecUnspec(vec![inet6]));
+        }
+        self.change(
+            RouteNetlinkMessage::SetLink(message),
+            Mode::Existing,
+            || format!("configure device number {index}"),
+        )
+    }
+
+    /// Deletes a device; of a veth, both ends. Returns whether there was one.
+    pub(crate) fn delete_link(&self, index: u32) -> Result<bool, Error> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        let answer = self.change(
+            RouteNetlinkMessage::DelLink(message),
+            Mode::Existing,
+            || format!("delete device number {index}"),
+        );
+        match answer {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_absent() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The device of that index or name, if there is one.
+    pub(crate) fn link(&self, by: By<'_>) -> Result<Option<Link>, Error> {
+        let mut message = LinkMessage::default();
+        match by {
+            By::Index(index) => message.header.index = index,
+            By::Name(name) => message
+                .attributes
+                .push(LinkAttribute::IfName(name.to_owned())),
+        }
+        message
+            .attributes
+            .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let answer = self.get(RouteNetlinkMessage::GetLink(message), || {
+            format!("look up {by}")
+        });
+        match answer {
+            Ok(Some(RouteNetlinkMessage::NewLink(message))) => {
+                Ok(Some(Link::from_message(message)))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if error.is_absent() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All devices of the namespace.
+    pub(crate) fn links(&self) -> Result<Vec<Link>, Error> {
+        let mut message = LinkMessage::default();
+        message.header.interface_family = AddressFamily::Unspec;
+        message
+            .attributes
+            .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let answers = self.dump(&RouteNetlinkMessage::GetLink(message), || {
+            "list the devices".to_owned()
+        })?;
+        Ok(answers
+            .into_iter()
+            .filter_map(|message| match message {
+                RouteNetlinkMessage::NewLink(message) => Some(Link::from_message(message)),
+                _ => None,
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,80 @@
+//! Neighbours that never expire: nobody on a veth has to ask who has an address.
+
+use std::net::IpAddr;
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+    route::RouteType,
+};
+
+use super::{Error, Mode, Netlink, addr::family, link::Mac};
+
+/// A permanent neighbour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Neighbour {
+    pub(crate) index: u32,
+    pub(crate) addr: IpAddr,
+    pub(crate) mac: Mac,
+}
+
+impl Neighbour {
+    fn from_message(message: NeighbourMessage) -> Option<Self> {
+        let mut addr = None;
+        let mut mac = None;
+        for attribute in message.attributes {
+            match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => {
+                    addr = Some(IpAddr::V4(v4));
+                }
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => {
+                    addr = Some(IpAddr::V6(v6));
+                }
+                NeighbourAttribute::LinkLayerAddress(bytes) => {
+                    mac = bytes.as_slice().try_into().ok().map(Mac);
+                }
+                _ => {}
+            }
+        }
+        (message.header.state == NeighbourState::Permanent).then_some(())?;
+        Some(Self {
+            index: message.header.ifindex,
+            addr: addr?,
+            mac: mac?,
+        })
+    }
+}
+
+impl Netlink {
+    /// Adds or replaces a permanent neighbour.
+    pub(crate) fn add_neighbour(&self, neighbour: Neighbour) -> Result<(), Error> {
+        let Neighbour { index, addr, mac } = neighbour;
+        let mut message = NeighbourMessage::default();
+        message.header.family = family(addr);
+        message.header.ifindex = index;
+        message.header.state = NeighbourState::Permanent;
+        message.header.kind = RouteType::Unicast;
+        message.attributes = vec![
+            NeighbourAttribute::Destination(addr.into()),
+            NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()),
+        ];
+        self.change(
+            RouteNetlinkMessage::NewNeighbour(message),
+            Mode::Replace,
+            || format!("make {addr} a neighbour at {mac} on device number {index}"),
+        )
+    }
+
+    /// The permanent neighbours of the namespace.
+    pub(crate) fn neighbours(&self) -> Result<Vec<Neighbour>, Error> {
+        let message = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
+        let answers = self.dump(&message, || "list the neighbours".to_owned())?;
+        Ok(answers
+            .into_iter()
+            .filter_map(|message| match message {
+                RouteNetlinkMessage::NewNeighbour(message) => Neighbour::from_message(message),
+                _ => None,
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,214 @@
+//! Routes with all the attributes that the contract knows.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::IpNet;
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    route::{
+        RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric,
+        RouteProtocol, RouteScope, RouteType,
+    },
+};
+
+use super::{Error, Mode, Netlink, addr::family};
+
+/// Table that routes are in unless they say otherwise.
+pub(crate) const MAIN: u32 = 254;
+/// Scope of destinations on the link itself.
+pub(crate) const SCOPE_LINK: u8 = 253;
+
+/// A unicast route, apart from the device to leave by.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Route {
+    pub(crate) dst: IpNet,
+    pub(crate) gateway: Option<IpAddr>,
+    /// Source address to prefer.
+    pub(crate) source: Option<IpAddr>,
+    pub(crate) mtu: Option<u32>,
+    pub(crate) advmss: Option<u32>,
+    pub(crate) priority: Option<u32>,
+    pub(crate) table: u32,
+    pub(crate) scope: u8,
+}
+
+/// A route as the kernel has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Installed {
+    pub(crate) route: Route,
+    /// The device to leave by.
+    pub(crate) index: u32,
+    /// Whether a router advertisement made it.
+    pub(crate) advertised: bool,
+}
+
+impl Route {
+    /// A route of the main table without anything special.
+    pub(crate) fn new(dst: IpNet) -> Self {
+        Self {
+            dst,
+            gateway: None,
+            source: None,
+            mtu: None,
+            advmss: None,
+            priority: None,
+            table: MAIN,
+            scope: 0,
+        }
+    }
+
+    fn message(&self, index: u32) -> RouteMessage {
+        let mut message = RouteMessage::default();
+        message.header = RouteHeader {
+            address_family: family(self.dst.addr()),
+            destination_prefix_length: self.dst.prefix_len(),
+            // The attribute says which table; the header has room for small numbers only.
+            table: u8::try_from(self.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC),
+            protocol: RouteProtocol::Boot,
+            scope: RouteScope::from(self.scope),
+            kind: RouteType::Unicast,
+            ..RouteHeader::default()
+        };
+        let attributes = &mut message.attributes;
+        if self.dst.prefix_len() > 0 {
+            attributes.push(RouteAttribute::Destination(self.dst.network().into()));
+        }
+        attributes.push(RouteAttribute::Oif(index));
+        attributes.push(RouteAttribute::Table(self.table));
+        if let Some(gateway) = self.gateway {
+            // The gateway is a neighbour on the veth, whatever the other routes say.
+            message.header.flags = RouteFlags::Onlink;
+            attributes.push(RouteAttribute::Gateway(gateway.into()));
+        }
+        if let Some(source) = self.source {
+            attributes.push(RouteAttribute::PrefSource(source.into()));
+        }
+        if let Some(priority) = self.priority {
+            attributes.push(RouteAttribute::Priority(priority));
+        }
+        let metrics: Vec<_> = [
+            self.mtu.map(RouteMetric::Mtu),
+            self.advmss.map(RouteMetric::Advmss),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if !metrics.is_empty() {
+            attributes.push(RouteAttribute::Metrics(metrics));
+        }
+        message
+    }
+}
+
+impl Installed {
+    /// Every next hop of a route that the kernel described.
+    fn from_message(message: RouteMessage) -> Vec<Self> {
+        let header = &message.header;
+        if header.kind != RouteType::Unicast {
+            return Vec::new();
+        }
+        let unspecified = match header.address_family {
+            AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            _ => return Vec::new(),
+        };
+        let mut dst = unspecified;
+        let mut index = 0;
+        let mut route = Route::new(IpNet::from(unspecified));
+        route.table = header.table.into();
+        route.scope = header.scope.into();
+        let advertised = header.protocol == RouteProtocol::Ra;
+        let mut hops = Vec::new();
+        for attribute in message.attributes {
+            match attribute {
+                RouteAttribute::Destination(addr) => dst = ip(&addr).unwrap_or(unspecified),
+                RouteAttribute::Gateway(addr) => route.gateway = ip(&addr),
+                RouteAttribute::PrefSource(addr) => route.source = ip(&addr),
+                RouteAttribute::Oif(oif) => index = oif,
+                RouteAttribute::Priority(priority) => route.priority = Some(priority),
+                RouteAttribute::Table(table) => route.table = table,
+                RouteAttribute::Metrics(metrics) => {
+                    for metric in metrics {
+                        match metric {
+                            RouteMetric::Mtu(mtu) => route.mtu = Some(mtu),
+                            RouteMetric::Advmss(advmss) => route.advmss = Some(advmss),
+                            _ => {}
+                        }
+                    }
+                }
+                RouteAttribute::MultiPath(all) => hops = all,
+                _ => {}
+            }
+        }
+        let Ok(dst) = IpNet::new(dst, header.destination_prefix_length) else {
+            return Vec::new();
+        };
+        route.dst = dst;
+        if hops.is_empty() {
+            return vec![Self { route, index, advertised }];
+        }
+        hops.into_iter()
+            .map(|hop| {
+                let gateway = hop.attributes.iter().find_map(|attribute| match attribute {
+                    RouteAttribute::Gateway(addr) => ip(addr),
+                    _ => None,
+                });
+                let route = Route { gateway, ..route.clone() };
+                Self { route, index: hop.interface_index, advertised }
+            })
+            .collect()
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.dst)?;
+        if let Some(gateway) = self.gateway {
+            write!(f, " via {gateway}")?;
+        }
+        if self.table != MAIN {
+            write!(f, " table {}", self.table)?;
+        }
+        Ok(())
+    }
+}
+
+fn ip(addr: &RouteAddress) -> Option<IpAddr> {
+    match addr {
+        RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
+        RouteAddress::Inet6(v6) => Some(IpAddr::V6(*v6)),
+        _ => None,
+    }
+}
+
+impl Netlink {
+    /// Adds a route.
+    pub(crate) fn add_route(&self, index: u32, route: &Route, mode: Mode) -> Result<(), Error> {
+        self.change(
+            RouteNetlinkMessage::NewRoute(route.message(index)),
+            mode,
+            || format!("add the route {route} by device number {index}"),
+        )
+    }
+
+    /// The unicast routes of one table; a route with several next hops is several.
+    pub(crate) fn routes(&self, table: u32) -> Result<Vec<Installed>, Error> {
+        let mut routes = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut message = RouteMessage::default();
+            message.header.address_family = family;
+            message.header.table = u8::try_from(table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
+            message.attributes.push(RouteAttribute::Table(table));
+            let message = RouteNetlinkMessage::GetRoute(message);
+            for answer in self.dump(&message, || format!("list the routes of table {table}"))? {
+                if let RouteNetlinkMessage::NewRoute(message) = answer {
+                    routes.extend(Installed::from_message(message));
+                }
+            }
+        }
+        Ok(routes)
+    }
+}

@@ -1,0 +1,278 @@
+//! What an attachment will be, decided before anything is touched: config and lease in, names, addresses, routes and map entries out.
+//! No input or output happens here.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use underpass_abi::endpoint::{MAX_ADDRESSES, device};
+use underpass_cni::{CniResult, Dns, Error, Interface, IpConfig, Route as CniRoute};
+
+use crate::{
+    conf::{Bypass, Conf, Dad, DefaultGateway, Masquerade, Spoofing},
+    identity::Identity,
+    netlink::{
+        link::Mac,
+        route::{MAIN, Route, SCOPE_LINK},
+    },
+};
+
+/// MTU where neither config nor uplinks say one, in bytes.
+const MTU_DEFAULT: u32 = 1500;
+/// Smallest MTU that IPv6 works with, in bytes.
+const MTU_MIN_V6: u32 = 1280;
+/// Gateways where the IPAM names none: addresses that mean something on the veth only.
+const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
+const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
+
+/// What the IPAM gave.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Given {
+    pub(crate) ips: Vec<IpConfig>,
+    pub(crate) routes: Vec<CniRoute>,
+    pub(crate) dns: Dns,
+}
+
+/// One end of the veth pair.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct End {
+    pub(crate) name: String,
+    pub(crate) mac: Mac,
+}
+
+/// Everything about one attachment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Plan {
+    pub(crate) identity: Identity,
+    pub(crate) host: End,
+    pub(crate) pod: End,
+    /// In bytes, of both ends.
+    pub(crate) mtu: u32,
+    /// The container's addresses, each with the length of its network's prefix.
+    pub(crate) addresses: Vec<IpNet>,
+    /// Next hops that the container's routes use: addresses of the host's end, as `ptp` has them.
+    pub(crate) gateways: Vec<IpAddr>,
+    /// The container's routes, in the order in which they can be added.
+    pub(crate) routes: Vec<Route>,
+    pub(crate) dad: Dad,
+    /// See [`device`].
+    pub(crate) flags: u32,
+    /// Destinations that see the container's own address.
+    pub(crate) no_masquerade: Vec<IpNet>,
+    /// The answer to the runtime.
+    pub(crate) result: CniResult,
+}
+
+impl Plan {
+    /// Decides. `uplink_mtu` is the smallest MTU of the uplinks in bytes, `sandbox` the netns as the runtime wrote it.
+    pub(crate) fn new(
+        identity: Identity,
+        conf: &Conf,
+        given: Given,
+        uplink_mtu: Option<u32>,
+        sandbox: &str,
+    ) -> Result<Self, Error> {
+        let Given { mut ips, mut routes, dns } = given;
+        if ips.len() > MAX_ADDRESSES {
+            return Err(Error::config(format!(
+                "the IPAM gave {} addresses: an interface can have {MAX_ADDRESSES}",
+                ips.len()
+            )));
+        }
+        let has_v6 = ips.iter().any(|ip| ip.address.addr().is_ipv6());
+        let mtu = mtu(conf, uplink_mtu, has_v6)?;
+        let (host, pod) = ends(&identity, conf);
+        for ip in &mut ips {
+            ip.interface = Some(1);
+            ip.gateway.get_or_insert(fallback_gateway(ip.address.addr()));
+        }
+        if conf.default_gateway == DefaultGateway::Add {
+            add_default_routes(&ips, &mut routes);
+        }
+        let mut gateways: Vec<IpAddr> = Vec::new();
+        for gateway in ips.iter().filter_map(|ip| ip.gateway) {
+            if !gateways.contains(&gateway) {
+                gateways.push(gateway);
+            }
+        }
+        let addresses: Vec<_> = ips.iter().map(|ip| ip.address).collect();
+        let interface = |end: &End, sandbox: &str| Interface {
+            name: end.name.clone(),
+            mac: end.mac.to_string(),
+            mtu: Some(mtu),
+            sandbox: sandbox.to_owned(),
+            ..Interface::default()
+        };
+        Ok(Self {
+            mtu,
+            routes: pod_routes(&ips, &routes),
+            dad: conf.dad,
+            flags: flags(conf),
+            no_masquerade: no_masquerade(conf, &addresses),
+            gateways,
+            addresses,
+            result: CniResult {
+                interfaces: vec![interface(&host, ""), interface(&pod, sandbox)],
+                ips,
+                routes,
+                dns: conf.dns.clone().unwrap_or(dns),
+            },
+            host,
+            pod,
+            identity,
+        })
+    }
+
+    /// Whether the container has an address of that family.
+    pub(crate) fn has_v4(&self) -> bool {
+        self.addresses.iter().any(|net| net.addr().is_ipv4())
+    }
+
+    /// As [`Self::has_v4`].
+    pub(crate) fn has_v6(&self) -> bool {
+        self.addresses.iter().any(|net| net.addr().is_ipv6())
+    }
+}
+
+fn mtu(conf: &Conf, uplink_mtu: Option<u32>, has_v6: bool) -> Result<u32, Error> {
+    match conf.mtu {
+        Some(mtu) if has_v6 && mtu < MTU_MIN_V6 => Err(Error::config(format!(
+            "invalid mtu {mtu}: an interface with IPv6 addresses needs at least {MTU_MIN_V6}"
+        ))),
+        Some(mtu) => Ok(mtu),
+        None => Ok(uplink_mtu.unwrap_or(MTU_DEFAULT)),
+    }
+}
+
+fn ends(identity: &Identity, conf: &Conf) -> (End, End) {
+    let host = End {
+        name: identity.host_name(),
+        mac: identity.host_mac(),
+    };
+    let pod = End {
+        name: identity.ifname.clone(),
+        mac: conf.mac.unwrap_or_else(|| identity.pod_mac()),
+    };
+    (host, pod)
+}
+
+fn fallback_gateway(addr: IpAddr) -> IpAddr {
+    match addr {
+        IpAddr::V4(_) => GATEWAY_V4,
+        IpAddr::V6(_) => GATEWAY_V6,
+    }
+}
+
+fn same_family(a: IpAddr, b: IpAddr) -> bool {
+    a.is_ipv4() == b.is_ipv4()
+}
+
+/// A default route for each family with an address, unless the IPAM gave one with a next hop.
+fn add_default_routes(ips: &[IpConfig], routes: &mut Vec<CniRoute>) {
+    let everything = [
+        IpNet::V4(Ipv4Net::default()),
+        IpNet::V6(Ipv6Net::default()),
+    ];
+    for dst in everything {
+        let given = routes.iter().any(|route| route.dst == dst && route.gw.is_some());
+        let gateway = ips
+            .iter()
+            .filter_map(|ip| ip.gateway)
+            .find(|gateway| same_family(*gateway, dst.addr()));
+        if let (false, Some(gateway)) = (given, gateway) {
+            routes.push(CniRoute::new(dst, Some(gateway)));
+        }
+    }
+}
+
+/// First the gateways, on the link; then each address's own network, through its gateway; then what the IPAM asked for.
+fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
+    let mut routes: Vec<Route> = Vec::new();
+    let mut push = |route: Route| {
+        let taken = |other: &Route| {
+            other.dst == route.dst && other.gateway == route.gateway && other.table == route.table
+        };
+        if !routes.iter().any(taken) {
+            routes.push(route);
+        }
+    };
+    for ip in ips {
+        let Some(gateway) = ip.gateway else { continue };
+        push(Route {
+            source: Some(ip.address.addr()),
+            scope: SCOPE_LINK,
+            ..Route::new(gateway.into())
+        });
+    }
+    for ip in ips {
+        let network = ip.address.trunc();
+        if network.prefix_len() < network.max_prefix_len() {
+            push(Route {
+                gateway: ip.gateway,
+                source: Some(ip.address.addr()),
+                ..Route::new(network)
+            });
+        }
+    }
+    for route in asked {
+        let gateway = route.gw.or_else(|| {
+            ips.iter()
+                .filter_map(|ip| ip.gateway)
+                .find(|gateway| same_family(*gateway, route.dst.addr()))
+        });
+        // Without a next hop the destination is on the link.
+        let scope = if gateway.is_none() && route.dst.addr().is_ipv4() {
+            SCOPE_LINK
+        } else {
+            0
+        };
+        push(Route {
+            dst: route.dst.trunc(),
+            gateway,
+            source: None,
+            mtu: route.mtu,
+            advmss: route.advmss,
+            priority: route.priority,
+            table: route.table.filter(|table| *table != 0).unwrap_or(MAIN),
+            scope: route.scope.unwrap_or(scope),
+        });
+    }
+    routes
+}
+
+fn flags(conf: &Conf) -> u32 {
+    let mut flags = device::POD;
+    if conf.spoofing == Spoofing::Dropped {
+        flags |= device::ANTI_SPOOF;
+    }
+    if conf.masquerade == Masquerade::On {
+        flags |= device::MASQUERADE;
+    }
+    flags
+        | match conf.bypass {
+            Bypass::Learned => device::BYPASS,
+            Bypass::Eager => device::BYPASS | device::EAGER,
+            Bypass::Off => 0,
+        }
+}
+
+/// Multicast and link-local destinations are never masqueraded; else what the config says, else the container's own networks.
+fn no_masquerade(conf: &Conf, addresses: &[IpNet]) -> Vec<IpNet> {
+    if conf.masquerade == Masquerade::Off {
+        return Vec::new();
+    }
+    let mut nets = match &conf.non_masquerade {
+        Some(nets) => nets.clone(),
+        None => addresses.iter().map(IpNet::trunc).collect(),
+    };
+    nets.extend([
+        IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
+        IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
+        IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10)),
+    ]);
+    nets.sort_unstable();
+    nets.dedup();
+    nets
+}
+
+#[cfg(test)]
+mod tests;

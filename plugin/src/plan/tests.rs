@@ -1,0 +1,152 @@
+use super::*;
+
+use underpass_cni::NetConf;
+
+fn identity() -> Identity {
+    Identity {
+        network: "n1".to_owned(),
+        container: "c1".to_owned(),
+        ifname: "eth0".to_owned(),
+    }
+}
+
+fn conf(keys: &str) -> Conf {
+    let document = format!(r#"{{"cniVersion":"1.1.0","name":"n1","type":"underpass",{keys}}}"#);
+    let conf = NetConf::parse(document.as_bytes()).expect("a name is enough");
+    Conf::of_network(&conf).expect("a valid config")
+}
+
+fn ip(address: &str, gateway: &str) -> IpConfig {
+    IpConfig {
+        interface: None,
+        address: address.parse().expect("an address"),
+        gateway: gateway.parse().ok(),
+    }
+}
+
+fn given(ips: &[(&str, &str)], routes: Vec<CniRoute>) -> Given {
+    Given {
+        ips: ips.iter().map(|(address, gateway)| ip(address, gateway)).collect(),
+        routes,
+        dns: Dns::default(),
+    }
+}
+
+fn plan(conf: &Conf, given: Given) -> Plan {
+    Plan::new(identity(), conf, given, Some(1400), "/run/netns/n1").expect("a plan")
+}
+
+/// The whole plan, as a person reads it.
+fn text(plan: &Plan) -> String {
+    let mut lines = vec![
+        format!("host {} {}", plan.host.name, plan.host.mac),
+        format!("pod {} {}", plan.pod.name, plan.pod.mac),
+        format!("mtu {} flags {:#b}", plan.mtu, plan.flags),
+    ];
+    lines.extend(plan.addresses.iter().map(|net| format!("address {net}")));
+    lines.extend(plan.gateways.iter().map(|addr| format!("gateway {addr}")));
+    for route in &plan.routes {
+        let mut line = format!("route {route}");
+        let attributes = [
+            ("mtu", route.mtu),
+            ("advmss", route.advmss),
+            ("priority", route.priority),
+            ("scope", Some(u32::from(route.scope)).filter(|scope| *scope != 0)),
+        ];
+        for (name, value) in attributes {
+            if let Some(value) = value {
+                line += &format!(" {name} {value}");
+            }
+        }
+        if let Some(source) = route.source {
+            line += &format!(" src {source}");
+        }
+        lines.push(line);
+    }
+    lines.extend(plan.no_masquerade.iter().map(|net| format!("keep {net}")));
+    lines.join("\n")
+}
+
+#[test]
+fn dual_stack_with_routes_and_masquerade() {
+    let mut special = CniRoute::new("192.168.0.0/16".parse().expect("a prefix"), None);
+    special.mtu = Some(1300);
+    special.advmss = Some(1200);
+    special.priority = Some(5);
+    special.table = Some(100);
+    let plan = plan(
+        &conf(r#""ipMasq":true,"isDefaultGateway":true"#),
+        given(
+            &[("10.1.2.5/24", "10.1.2.1"), ("2001:db8:1::5/64", "2001:db8:1::1")],
+            vec![special],
+        ),
+    );
+    insta::assert_snapshot!(text(&plan), @"");
+}
+
+#[test]
+fn without_a_gateway_the_next_hop_is_link_local() {
+    let plan = plan(
+        &conf(r#""bypass":"off","antiSpoof":false"#),
+        given(&[("10.1.2.5/32", ""), ("fd00::5/128", "")], Vec::new()),
+    );
+    insta::assert_snapshot!(text(&plan), @"");
+}
+
+#[test]
+fn an_interface_without_ipam_has_only_its_ends() {
+    let plan = plan(&conf(r#""mtu":9000,"bypass":"eager""#), Given::default());
+    insta::assert_snapshot!(text(&plan), @"");
+}
+
+#[test]
+fn several_addresses_of_a_family_share_gateways_and_keep_their_order() {
+    let plan = plan(
+        &conf(r#""ipMasq":true,"nonMasqueradeCIDRs":["172.16.0.0/12"]"#),
+        given(
+            &[("10.1.2.5/24", "10.1.2.1"), ("10.1.2.6/24", "10.1.2.1"), ("10.9.0.2/16", "10.9.0.1")],
+            vec![CniRoute::new("0.0.0.0/0".parse().expect("a prefix"), None)],
+        ),
+    );
+    insta::assert_snapshot!(text(&plan), @"");
+}
+
+#[test]
+fn the_result_has_the_shape_of_ptp() {
+    let plan = plan(&conf(r#""ipam":{}"#), given(&[("10.1.2.5/24", "10.1.2.1")], Vec::new()));
+    let document = plan
+        .result
+        .to_json(underpass_cni::Version::V1_1_0)
+        .expect("a result with an address");
+    insta::assert_snapshot!(document, @"");
+}
+
+#[test]
+fn a_default_route_of_the_ipam_is_not_repeated() {
+    let default: IpNet = "0.0.0.0/0".parse().expect("a prefix");
+    let gateway = "10.1.2.9".parse().ok();
+    let plan = plan(
+        &conf(r#""isDefaultGateway":true"#),
+        given(&[("10.1.2.5/24", "10.1.2.1")], vec![CniRoute::new(default, gateway)]),
+    );
+    assert_eq!(plan.result.routes, [CniRoute::new(default, gateway)]);
+}
+
+#[test]
+fn an_mtu_too_small_for_ipv6_is_refused() {
+    let refuse = |keys: &str, address: &str| {
+        let given = given(&[(address, "")], Vec::new());
+        Plan::new(identity(), &conf(keys), given, None, "").err()
+    };
+    let error = refuse(r#""mtu":1000"#, "fd00::5/64").expect("IPv6 needs more");
+    assert!(error.to_string().contains("1280"), "{error}");
+    assert_eq!(refuse(r#""mtu":1000"#, "10.0.0.5/24"), None);
+}
+
+#[test]
+fn more_addresses_than_the_maps_hold_are_refused() {
+    let many: Vec<_> = (1..=9).map(|n| format!("10.0.0.{n}/24")).collect();
+    let many: Vec<_> = many.iter().map(|address| (address.as_str(), "")).collect();
+    let answer = Plan::new(identity(), &conf(r#""ipam":{}"#), given(&many, Vec::new()), None, "");
+    assert!(answer.is_err_and(|error| error.to_string().contains("9 addresses")));
+}

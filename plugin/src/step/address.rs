@@ -1,0 +1,94 @@
+//! The container's side: its addresses, its only neighbours, its end set up.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv6Net};
+use underpass_cni::IpConfig;
+
+use super::{link::Pair, sysctl};
+use crate::{
+    error::Error,
+    netlink::{
+        Netlink,
+        addr::Scope,
+        link::{Change, Link, Mac},
+        neigh::Neighbour,
+    },
+    plan::Plan,
+};
+
+/// Gives the container its addresses. They go with the link, so there is nothing to undo.
+pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: Pair) -> Result<(), Error> {
+    pod.set_link(
+        pair.pod,
+        Change {
+            up: true,
+            no_addr_gen: sysctl::has_ipv6(),
+            ..Change::default()
+        },
+    )?;
+    for net in &plan.addresses {
+        pod.add_address(pair.pod, *net, Scope::Global)?;
+    }
+    if plan.has_v6() {
+        pod.add_address(pair.pod, link_local(plan.pod.mac), Scope::Link)?;
+    }
+    for addr in &plan.gateways {
+        pod.add_neighbour(Neighbour {
+            index: pair.pod,
+            addr: *addr,
+            mac: plan.host.mac,
+        })?;
+    }
+    Ok(())
+}
+
+/// The addresses and gateways that the runtime remembers, against those that are there.
+pub(crate) fn verify(
+    pod: &Netlink,
+    here: &Link,
+    there: &Link,
+    ips: &[&IpConfig],
+    wrong: &mut Vec<String>,
+) -> Result<(), Error> {
+    let addresses = pod.addresses()?;
+    let neighbours = pod.neighbours()?;
+    for ip in ips {
+        let has = addresses
+            .iter()
+            .any(|address| address.index == there.index && address.net == ip.address);
+        if !has {
+            wrong.push(format!("{} does not have the address {}", there.name, ip.address));
+        }
+        let Some(gateway) = ip.gateway else { continue };
+        let knows = neighbours.iter().any(|neighbour| {
+            neighbour.index == there.index && neighbour.addr == gateway && neighbour.mac == here.mac
+        });
+        if !knows {
+            wrong.push(format!(
+                "the container has no permanent neighbour {gateway} at {} on {}",
+                here.mac, there.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The link-local address that belongs to a MAC (RFC 4291, appendix A).
+pub(super) fn link_local(mac: Mac) -> IpNet {
+    let [a, b, c, d, e, f] = mac.0;
+    let id = [a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+    let addr = Ipv6Addr::from((0xfe80_u128 << 112) | u128::from(u64::from_be_bytes(id)));
+    Ipv6Net::new(addr, 64).map_or(IpNet::from(IpAddr::V6(addr)), IpNet::V6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_local_addresses_follow_from_macs() {
+        let mac = Mac([0x02, 0x11, 0x22, 0x33, 0x44, 0x55]);
+        assert_eq!(link_local(mac).to_string(), "fe80::11:22ff:fe33:4455/64");
+    }
+}

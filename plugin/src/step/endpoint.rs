@@ -1,0 +1,145 @@
+//! Map entries: what the programs know of the container.
+
+use std::net::IpAddr;
+
+use underpass_abi::{
+    addr::Addr,
+    endpoint::{Attachment, Device, Endpoint, MAX_ADDRESSES, Owner},
+};
+use underpass_cni::IpConfig;
+
+use super::{Undo, link::Pair};
+use crate::{
+    datapath::{Maps, Pins, lock::Lock},
+    error::Error,
+    netlink::link::Link,
+    plan::Plan,
+};
+
+/// Writes the entries. The programs see them before they are attached.
+pub(crate) fn apply(maps: &mut Maps, plan: &Plan, pair: Pair, undo: &mut Undo<'_>) -> Result<(), Error> {
+    let owner = plan.identity.owner();
+    let attachment = attachment(plan, pair);
+    let pins = maps.pins().clone();
+    {
+        let _lock = Lock::acquire(pins.root())?;
+        maps.add_attachment(owner, &attachment)?;
+        undo.push("endpoint", move || undo_apply(&pins, owner));
+        maps.add_no_masquerade(attachment.network, &plan.no_masquerade)?;
+    }
+    maps.set_device(
+        pair.host,
+        Device {
+            flags: plan.flags,
+            network: attachment.network,
+            mtu: plan.mtu,
+            peer_mac: plan.pod.mac.0,
+            mac: plan.host.mac.0,
+            ..Device::default()
+        },
+    )?;
+    for net in &plan.addresses {
+        let endpoint = Endpoint {
+            ifindex: pair.host,
+            prefix_len: net.prefix_len().into(),
+        };
+        maps.set_endpoint(net.addr().into(), endpoint)?;
+    }
+    Ok(())
+}
+
+fn attachment(plan: &Plan, pair: Pair) -> Attachment {
+    let mut addresses = [Addr::default(); MAX_ADDRESSES];
+    let mut address_count = 0;
+    for (slot, net) in addresses.iter_mut().zip(&plan.addresses) {
+        *slot = net.addr().into();
+        address_count += 1;
+    }
+    Attachment {
+        ifindex: pair.host,
+        network: plan.identity.network_id(),
+        address_count,
+        reserved: 0,
+        addresses,
+    }
+}
+
+/// The entries against the devices and addresses that are there.
+pub(crate) fn verify(
+    maps: &Maps,
+    owner: Owner,
+    here: &Link,
+    there: &Link,
+    ips: &[&IpConfig],
+    wrong: &mut Vec<String>,
+) -> Result<(), Error> {
+    match maps.attachment(owner)? {
+        None => wrong.push("the map OWNERS has no entry for the attachment".to_owned()),
+        Some(attachment) if attachment.ifindex != here.index => {
+            wrong.push(format!("the map OWNERS names another device than {}", here.name));
+        }
+        Some(_) => {}
+    }
+    match maps.device(here.index)? {
+        None => wrong.push(format!("the map DEVICES has no entry for {}", here.name)),
+        Some(device) => {
+            if device.mac != here.mac.0 || device.peer_mac != there.mac.0 {
+                wrong.push(format!(
+                    "the map DEVICES has other MACs than {} and {}",
+                    here.name, there.name
+                ));
+            }
+        }
+    }
+    for ip in ips {
+        let addr = ip.address.addr();
+        let owner = maps.endpoint(addr.into())?.map(|endpoint| endpoint.ifindex);
+        if owner != Some(here.index) {
+            wrong.push(format!("the map ENDPOINTS does not send {addr} to {}", here.name));
+        }
+    }
+    Ok(())
+}
+
+/// Removes what an attachment put into maps while its device may still exist; the attachment itself stays known, so that a call that is
+/// killed now can be repeated.
+pub(crate) fn withdraw(maps: &mut Maps, attachment: &Attachment) -> Result<(), Error> {
+    for addr in addresses(attachment) {
+        maps.remove_endpoint(addr, attachment.ifindex)?;
+    }
+    Ok(maps.remove_device(attachment.ifindex)?)
+}
+
+/// Forgets the attachment, its device gone, and makes every flow validate itself again.
+pub(crate) fn forget(maps: &mut Maps, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
+    let _lock = Lock::acquire(maps.pins().root())?;
+    maps.remove_attachment(owner)?;
+    let last = maps
+        .attachments()?
+        .iter()
+        .all(|(_, other)| other.network != attachment.network);
+    if last {
+        maps.clear_no_masquerade(attachment.network)?;
+    }
+    Ok(maps.raise_epoch()?)
+}
+
+fn undo_apply(pins: &Pins, owner: Owner) -> Result<(), Error> {
+    let mut maps = Maps::open(pins)?;
+    if let Some(attachment) = maps.attachment(owner)? {
+        withdraw(&mut maps, &attachment)?;
+        forget(&mut maps, owner, &attachment)?;
+    }
+    Ok(())
+}
+
+/// The addresses of an attachment.
+pub(crate) fn addresses(attachment: &Attachment) -> impl Iterator<Item = Addr> {
+    let count = usize::try_from(attachment.address_count).unwrap_or(MAX_ADDRESSES);
+    attachment.addresses.into_iter().take(count)
+}
+
+/// The addresses of an attachment, for people.
+pub(crate) fn ips(attachment: &Attachment) -> impl Iterator<Item = IpAddr> {
+    addresses(attachment).map(IpAddr::from)
+}

@@ -1,0 +1,92 @@
+//! Addresses: from the allocator in this process, or from another IPAM plugin by the contract's delegation.
+
+use underpass_cni::{NetConf, NetworkRequest, Request};
+
+use super::Undo;
+use crate::{error::Error, plan::Given};
+
+/// Types that the built-in allocator answers to.
+const BUILT_IN: [&str; 2] = ["host-local", "underpass-ipam"];
+
+/// Who gives addresses to a network.
+enum Ipam {
+    /// Nobody: an interface without addresses.
+    None,
+    /// This process.
+    BuiltIn,
+    /// The plugin of that name.
+    Delegate(String),
+}
+
+fn ipam(conf: &NetConf) -> Result<Ipam, Error> {
+    Ok(match conf.ipam_type()? {
+        None => Ipam::None,
+        Some(name) if BUILT_IN.contains(&name.as_str()) => Ipam::BuiltIn,
+        Some(name) => Ipam::Delegate(name),
+    })
+}
+
+/// Takes addresses.
+pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Given, Error> {
+    let given = match ipam(&request.conf)? {
+        Ipam::None => return Ok(Given::default()),
+        Ipam::BuiltIn => {
+            let allocation = underpass_ipam::add(request)?;
+            undo.push("lease", move || Ok(allocation.lease.release()?));
+            Given {
+                ips: allocation.ips,
+                routes: allocation.routes,
+                dns: allocation.dns,
+            }
+        }
+        Ipam::Delegate(name) => {
+            let result = request.delegation.add(&name)?;
+            undo.push("lease", move || Ok(request.delegation.del(&name)?));
+            Given {
+                ips: result.ips,
+                routes: result.routes,
+                dns: result.dns,
+            }
+        }
+    };
+    if given.ips.is_empty() {
+        return Err(Error::NoAddress);
+    }
+    Ok(given)
+}
+
+/// Whether the addresses are still leased to the container.
+pub(crate) fn verify(request: &Request) -> Result<(), Error> {
+    Ok(match ipam(&request.conf)? {
+        Ipam::None => (),
+        Ipam::BuiltIn => underpass_ipam::check(request)?,
+        Ipam::Delegate(name) => request.delegation.check(&name)?,
+    })
+}
+
+/// Gives the addresses back.
+pub(crate) fn revert(request: &Request) -> Result<(), Error> {
+    Ok(match ipam(&request.conf)? {
+        Ipam::None => (),
+        Ipam::BuiltIn => underpass_ipam::del(request)?,
+        Ipam::Delegate(name) => request.delegation.del(&name)?,
+    })
+}
+
+/// Gives back all addresses of the network whose containers are gone.
+pub(crate) fn collect(request: &NetworkRequest) -> Result<(), Error> {
+    Ok(match ipam(&request.conf)? {
+        Ipam::None => (),
+        Ipam::BuiltIn => underpass_ipam::gc(request)?,
+        Ipam::Delegate(name) => request.delegation.gc(&name)?,
+    })
+}
+
+/// Whether there are addresses to give.
+pub(crate) fn status(request: &NetworkRequest) -> Result<(), Error> {
+    Ok(match ipam(&request.conf)? {
+        Ipam::None => (),
+        Ipam::BuiltIn => underpass_ipam::status(request)?,
+        Ipam::Delegate(name) => request.delegation.status(&name)?,
+    })
+}

@@ -1,0 +1,141 @@
+//! The veth pair.
+
+use underpass_abi::endpoint::Owner;
+
+use super::{Undo, sysctl};
+use crate::{
+    error::Error,
+    identity::{self, Alias},
+    netlink::{
+        Netlink,
+        link::{By, Change, End, Link},
+    },
+    netns::Netns,
+    plan::{self, Plan},
+};
+
+/// The pair as it was made: an index on each side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Pair {
+    /// The host's end, in the node's namespace.
+    pub(crate) host: u32,
+    /// The container's end, in its namespace.
+    pub(crate) pod: u32,
+}
+
+/// Makes the pair, both ends down.
+pub(crate) fn apply<'a>(
+    node: &'a Netlink,
+    netns: &Netns,
+    plan: &Plan,
+    undo: &mut Undo<'a>,
+) -> Result<Pair, Error> {
+    let created = node.create_veth(end(&plan.host), end(&plan.pod), netns, plan.mtu);
+    match created {
+        Err(error) if error.is_present() => {
+            return Err(Error::NameTaken {
+                pod: plan.pod.name.clone(),
+                host: plan.host.name.clone(),
+            });
+        }
+        created => created?,
+    }
+    let owner = plan.identity.owner();
+    undo.push("link", move || revert(node, owner, None));
+    let host = node
+        .link(By::Name(&plan.host.name))?
+        .ok_or_else(|| Error::Vanished(plan.host.name.clone()))?;
+    let pod = host
+        .peer
+        .ok_or_else(|| Error::Vanished(plan.pod.name.clone()))?;
+    let alias = plan.identity.alias();
+    node.set_link(
+        host.index,
+        Change {
+            alias: Some(&alias),
+            no_addr_gen: sysctl::has_ipv6(),
+            up: false,
+        },
+    )?;
+    Ok(Pair {
+        host: host.index,
+        pod,
+    })
+}
+
+/// Sets the host's end up, from where on packets pass.
+pub(crate) fn open(node: &Netlink, pair: Pair) -> Result<(), Error> {
+    let up = Change {
+        up: true,
+        ..Change::default()
+    };
+    Ok(node.set_link(pair.host, up)?)
+}
+
+/// The two ends, and what is wrong with them.
+pub(crate) fn verify(
+    node: &Netlink,
+    pod: &Netlink,
+    owner: Owner,
+    ifname: &str,
+    mac: Option<&str>,
+    wrong: &mut Vec<String>,
+) -> Result<Option<(Link, Link)>, Error> {
+    let name = identity::host_name(owner);
+    let here = node.link(By::Name(&name))?;
+    let there = pod.link(By::Name(ifname))?;
+    match (&here, &there) {
+        (None, _) => wrong.push(format!("device {name} of the host is missing")),
+        (_, None) => wrong.push(format!("interface {ifname} is missing in the container")),
+        (Some(here), Some(there)) => {
+            if !there.is_veth() || there.peer != Some(here.index) || here.peer != Some(there.index) {
+                wrong.push(format!("{ifname} in the container is not the peer of {name}"));
+            }
+            for link in [here, there] {
+                if !link.up {
+                    wrong.push(format!("{} is down", link.name));
+                }
+            }
+            let actual = there.mac.to_string();
+            if mac.is_some_and(|mac| !mac.eq_ignore_ascii_case(&actual)) {
+                wrong.push(format!(
+                    "{ifname} in the container has the MAC {actual}, prevResult says {}",
+                    mac.unwrap_or_default()
+                ));
+            }
+        }
+    }
+    Ok(here.zip(there))
+}
+
+/// Deletes the pair of an attachment, found by its name and, where maps know it, its index. No pair is fine.
+pub(crate) fn revert(node: &Netlink, owner: Owner, index: Option<u32>) -> Result<(), Error> {
+    let name = identity::host_name(owner);
+    let by_index = index.map(By::Index);
+    for by in [Some(By::Name(&name)), by_index].into_iter().flatten() {
+        if let Some(link) = node.link(by)?
+            && is_of(&link, owner)
+        {
+            node.delete_link(link.index)?;
+        }
+    }
+    Ok(())
+}
+
+/// A device without an alias can only be ours by name: an ADD that was killed before it could set the alias.
+fn is_of(link: &Link, owner: Owner) -> bool {
+    if !link.is_veth() {
+        return false;
+    }
+    match &link.alias {
+        Some(alias) => Alias::parse(alias).is_some_and(|alias| alias.owner == owner),
+        None => link.name == identity::host_name(owner),
+    }
+}
+
+fn end(end: &plan::End) -> End<'_> {
+    End {
+        name: &end.name,
+        mac: end.mac,
+    }
+}

@@ -1,0 +1,118 @@
+//! Which devices lead to the world, and which of their addresses the world sees. A decision from what netlink said; no input or output.
+
+use std::net::IpAddr;
+
+use netlink_packet_route::link::InfoKind;
+use underpass_abi::{
+    addr::Addr,
+    endpoint::{Device, device},
+};
+
+use crate::{
+    glob::Glob,
+    identity::Alias,
+    netlink::{addr::Address, link::Link, route::Installed},
+};
+
+/// An uplink, and what the programs should know of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Uplink {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) device: Device,
+    /// Whether its default route came from router advertisements, which stop when the host forwards unless `accept_ra` is 2.
+    pub(crate) advertised: bool,
+}
+
+/// The state of a network namespace that the choice depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) links: &'a [Link],
+    pub(crate) addresses: &'a [Address],
+    /// Of the main table.
+    pub(crate) routes: &'a [Installed],
+}
+
+impl Surroundings<'_> {
+    /// The uplinks: those that `patterns` name, else those that carry a default route or a global address.
+    pub(crate) fn uplinks(&self, patterns: Option<&[Glob]>) -> Vec<Uplink> {
+        self.links
+            .iter()
+            .filter(|link| {
+                let ours = link.alias.as_deref().and_then(Alias::parse).is_some();
+                if link.loopback || ours {
+                    return false;
+                }
+                match patterns {
+                    Some(patterns) => patterns.iter().any(|pattern| pattern.matches(&link.name)),
+                    None => self.leads_to_the_world(link),
+                }
+            })
+            .map(|link| Uplink {
+                index: link.index,
+                name: link.name.clone(),
+                device: self.device(link),
+                advertised: self
+                    .default_routes(link)
+                    .any(|route| route.advertised && route.route.dst.addr().is_ipv6()),
+            })
+            .collect()
+    }
+
+    fn leads_to_the_world(&self, link: &Link) -> bool {
+        if self.default_routes(link).next().is_some() {
+            return true;
+        }
+        // Bridges of containers and dummies for Service addresses have global addresses, and nothing behind them.
+        let inward = matches!(link.kind, Some(InfoKind::Bridge | InfoKind::Dummy));
+        !inward && self.addresses_of(link).any(|address| address.global)
+    }
+
+    fn device(&self, link: &Link) -> Device {
+        Device {
+            flags: if link.ethernet { 0 } else { device::LAYER3 },
+            mtu: link.mtu,
+            mac: link.mac.0,
+            masquerade4: self.masquerade(link, IpAddr::is_ipv4),
+            masquerade6: self.masquerade(link, IpAddr::is_ipv6),
+            ..Device::default()
+        }
+    }
+
+    /// The address that the kernel would choose as the source of a packet by this link; zero if it has none.
+    fn masquerade(&self, link: &Link, family: fn(&IpAddr) -> bool) -> Addr {
+        let preferred = self
+            .default_routes(link)
+            .filter_map(|route| route.route.source)
+            .find(family);
+        let first = || {
+            self.addresses_of(link)
+                .filter(|address| address.global && !address.secondary && !address.unusable)
+                .map(|address| address.net.addr())
+                .find(family)
+        };
+        preferred.or_else(first).map(Addr::from).unwrap_or_default()
+    }
+
+    fn addresses_of(&self, link: &Link) -> impl Iterator<Item = &Address> {
+        let index = link.index;
+        self.addresses
+            .iter()
+            .filter(move |address| address.index == index)
+    }
+
+    fn default_routes(&self, link: &Link) -> impl Iterator<Item = &Installed> {
+        let index = link.index;
+        self.routes
+            .iter()
+            .filter(move |route| route.index == index && route.route.dst.prefix_len() == 0)
+    }
+}
+
+/// The smallest MTU of the uplinks, in bytes.
+pub(crate) fn smallest_mtu(uplinks: &[Uplink]) -> Option<u32> {
+    uplinks.iter().map(|uplink| uplink.device.mtu).min()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+use super::*;
+
+use std::net::IpAddr;
+
+use crate::netlink::{link::Mac, route::Route};
+
+fn link(index: u32, name: &str) -> Link {
+    Link {
+        index,
+        name: name.to_owned(),
+        mac: Mac([2, 0, 0, 0, 0, 1]),
+        mtu: 1500,
+        up: true,
+        ethernet: true,
+        ..Link::default()
+    }
+}
+
+fn address(index: u32, net: &str) -> Address {
+    Address {
+        index,
+        net: net.parse().expect("an address"),
+        global: true,
+        secondary: false,
+        unusable: false,
+    }
+}
+
+fn default_route(index: u32, dst: &str, source: Option<&str>) -> Installed {
+    let mut route = Route::new(dst.parse().expect("a prefix"));
+    route.source = source.map(|addr| addr.parse().expect("an address"));
+    Installed {
+        route,
+        index,
+        advertised: false,
+    }
+}
+
+fn names(uplinks: &[Uplink]) -> Vec<&str> {
+    uplinks.iter().map(|uplink| uplink.name.as_str()).collect()
+}
+
+#[test]
+fn uplinks_are_found_by_addresses_and_default_routes() {
+    let mut lo = link(1, "lo");
+    lo.loopback = true;
+    let mut bridge = link(3, "docker0");
+    bridge.kind = Some(InfoKind::Bridge);
+    let mut outward = link(4, "br0");
+    outward.kind = Some(InfoKind::Bridge);
+    let mut dummy = link(5, "kube-ipvs0");
+    dummy.kind = Some(InfoKind::Dummy);
+    let mut ours = link(6, "veth0123456789a");
+    ours.alias = Some("underpass:n1:c1:eth0".to_owned());
+    let links = [lo, link(2, "eth0"), bridge, outward, dummy, ours, link(7, "eth1"), link(8, "ppp0")];
+    let mut inner = address(7, "169.254.7.7/16");
+    inner.global = false;
+    let surroundings = Surroundings {
+        links: &links,
+        addresses: &[
+            address(1, "192.0.2.99/32"),
+            address(2, "192.0.2.1/24"),
+            address(3, "172.17.0.1/16"),
+            address(5, "10.96.0.1/32"),
+            address(6, "10.1.2.1/32"),
+            inner,
+        ],
+        routes: &[default_route(4, "::/0", None), default_route(8, "0.0.0.0/0", None)],
+    };
+    assert_eq!(names(&surroundings.uplinks(None)), ["eth0", "br0", "ppp0"]);
+    let patterns = [Glob::new("docker*".to_owned()), Glob::new("eth1".to_owned()), Glob::new("lo".to_owned())];
+    assert_eq!(names(&surroundings.uplinks(Some(&patterns))), ["docker0", "eth1"]);
+    assert_eq!(names(&surroundings.uplinks(Some(&[]))), [""; 0]);
+}
+
+#[test]
+fn masquerade_uses_the_address_that_the_kernel_would_choose() {
+    let mut secondary = address(2, "192.0.2.9/24");
+    secondary.secondary = true;
+    let mut tentative = address(2, "2001:db8::9/64");
+    tentative.unusable = true;
+    let mut link_local = address(2, "fe80::1/64");
+    link_local.global = false;
+    let links = [link(2, "eth0")];
+    let addresses = [
+        secondary,
+        link_local,
+        tentative,
+        address(2, "192.0.2.1/24"),
+        address(2, "192.0.2.2/24"),
+        address(2, "2001:db8::1/64"),
+    ];
+    let of = |routes: &[Installed]| {
+        let surroundings = Surroundings { links: &links, addresses: &addresses, routes };
+        let uplinks = surroundings.uplinks(None);
+        [uplinks[0].device.masquerade4, uplinks[0].device.masquerade6].map(|addr| IpAddr::from(addr).to_string())
+    };
+    assert_eq!(of(&[]), ["192.0.2.1", "2001:db8::1"]);
+    let preferred = [
+        default_route(2, "0.0.0.0/0", Some("192.0.2.2")),
+        default_route(2, "::/0", Some("2001:db8::7")),
+    ];
+    assert_eq!(of(&preferred), ["192.0.2.2", "2001:db8::7"]);
+}
+
+#[test]
+fn a_link_without_ethernet_is_marked() {
+    let mut tunnel = link(2, "wg0");
+    tunnel.ethernet = false;
+    tunnel.mtu = 1420;
+    let surroundings = Surroundings {
+        links: &[tunnel, link(3, "eth0")],
+        addresses: &[address(2, "10.8.0.1/24"), address(3, "192.0.2.1/24")],
+        routes: &[],
+    };
+    let uplinks = surroundings.uplinks(None);
+    assert_eq!(uplinks[0].device.flags, device::LAYER3);
+    assert_eq!(uplinks[1].device.flags, 0);
+    assert_eq!(uplinks[0].device.masquerade6, Addr::default());
+    assert_eq!(smallest_mtu(&uplinks), Some(1420));
+    assert_eq!(smallest_mtu(&[]), None);
+}

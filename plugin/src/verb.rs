@@ -1,0 +1,45 @@
+//! The verbs of the contract, one file each.
+
+use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
+
+use crate::identity::Identity;
+
+mod add;
+mod check;
+mod del;
+mod gc;
+mod status;
+
+/// The plugin, as the runtime calls it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Underpass;
+
+impl Plugin for Underpass {
+    fn add(&self, request: &Request) -> Result<CniResult, CniError> {
+        Ok(add::add(request)?)
+    }
+
+    fn del(&self, request: &Request) -> Result<(), CniError> {
+        Ok(del::del(request)?)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), CniError> {
+        Ok(check::check(request)?)
+    }
+
+    fn gc(&self, request: &NetworkRequest) -> Result<(), CniError> {
+        Ok(gc::gc(request)?)
+    }
+
+    fn status(&self, request: &NetworkRequest) -> Result<(), CniError> {
+        status::status(request)
+    }
+}
+
+fn identity(request: &Request) -> Identity {
+    Identity {
+        network: request.conf.name.clone(),
+        container: request.attachment.container_id.clone(),
+        ifname: request.attachment.ifname.clone(),
+    }
+}

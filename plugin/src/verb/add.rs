@@ -1,0 +1,77 @@
+//! ADD: the whole of it, in order. Every step leaves its undoing behind, and a failure runs them all.
+
+use underpass_cni::{CniResult, Request};
+
+use super::identity;
+use crate::{
+    conf::Conf,
+    datapath::{Maps, object},
+    error::Error,
+    netlink::{Netlink, link::By},
+    netns::Netns,
+    plan::Plan,
+    step::{Undo, address, endpoint, lease, link, program, route, sysctl},
+    stopwatch::Stopwatch,
+    uplink,
+};
+
+/// Attaches the container, or changes nothing.
+pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
+    let mut time = Stopwatch::start();
+    let conf = Conf::of_attachment(request)?;
+    let identity = identity(request);
+    let path = request.attachment.netns.clone().unwrap_or_default();
+    let netns = Netns::open(&path)?.ok_or_else(|| Error::NoNetns(path.clone()))?;
+    time.lap("config");
+
+    let pins = object::open_or_load(&conf.bpf_root)?;
+    let mut maps = Maps::open(&pins)?;
+    time.lap("pins");
+    if maps.attachment(identity.owner())?.is_some() {
+        return Err(Error::Attached {
+            network: identity.network,
+            container: identity.container,
+            ifname: identity.ifname,
+        });
+    }
+    let node = Netlink::open()?;
+    let pod = netns.run(Netlink::open)??;
+    if pod.link(By::Name(&identity.ifname))?.is_some() {
+        return Err(Error::NameTaken {
+            host: identity.host_name(),
+            pod: identity.ifname,
+        });
+    }
+    time.lap("netlink sockets");
+    let uplinks = program::uplinks(&node, conf.uplinks.as_deref())?;
+    time.lap("uplinks");
+
+    let mut undo = Undo::default();
+    let given = lease::apply(request, &mut undo)?;
+    time.lap("lease");
+    let sandbox = path.to_string_lossy();
+    let mtu = uplink::smallest_mtu(&uplinks);
+    let plan = Plan::new(identity, &conf, given, mtu, &sandbox)?;
+
+    let pair = link::apply(&node, &netns, &plan, &mut undo)?;
+    time.lap("link");
+    sysctl::apply_pod(&netns, &plan)?;
+    address::apply(&pod, &plan, pair)?;
+    route::apply_pod(&pod, &plan, pair)?;
+    time.lap("container side");
+    sysctl::forward(&plan, &uplinks)?;
+    sysctl::apply_host(&plan)?;
+    time.lap("sysctls");
+    endpoint::apply(&mut maps, &plan, pair, &mut undo)?;
+    time.lap("maps");
+    program::apply(&node, &pins, pair)?;
+    time.lap("filters");
+    link::open(&node, pair)?;
+    route::apply_host(&node, &plan, pair)?;
+    time.lap("host side");
+    program::finish(&node, &mut maps, &uplinks)?;
+    time.lap("uplink programs");
+
+    undo.keep();
+    Ok(plan.result)
+}

@@ -1,0 +1,63 @@
+//! DEL: whatever the kernel and the IPAM still have of the attachment, with or without netns, `prevResult` and today's config.
+
+use underpass_cni::Request;
+
+use super::identity;
+use crate::{
+    conf::Conf,
+    datapath::{Maps, Pins},
+    error::Error,
+    netlink::Netlink,
+    step::{endpoint, lease, link},
+    stopwatch::Stopwatch,
+};
+use underpass_abi::endpoint::Owner;
+
+/// Detaches the container. An attachment that is not there is detached.
+pub(crate) fn del(request: &Request) -> Result<(), Error> {
+    let mut time = Stopwatch::start();
+    let owner = identity(request).owner();
+    let mut errors = Vec::new();
+    let opened = Conf::bpf_root(&request.conf)
+        .map_err(Error::from)
+        .and_then(|root| open(&Pins::at(&root)));
+    let mut maps = opened.unwrap_or_else(|error| {
+        errors.push(error);
+        None
+    });
+    if let Err(error) = Netlink::open()
+        .map_err(Error::from)
+        .and_then(|node| detach(&node, maps.as_mut(), owner))
+    {
+        errors.push(error);
+    }
+    time.lap("link and maps");
+    // Last, so that nobody is given an address that still leads to this container.
+    if let Err(error) = lease::revert(request) {
+        errors.push(error);
+    }
+    time.lap("lease");
+    Error::collect(errors)
+}
+
+/// The maps, unless nothing was ever loaded.
+pub(super) fn open(pins: &Pins) -> Result<Option<Maps>, Error> {
+    if !pins.are_complete() {
+        return Ok(None);
+    }
+    Ok(Some(Maps::open(pins)?))
+}
+
+/// Removes map entries and devices of an attachment: first the entries that lead to the device, then the device, then what is known of
+/// the attachment, so that a call that is killed in between can be repeated.
+pub(super) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> Result<(), Error> {
+    let Some(maps) = maps else {
+        return link::revert(node, owner, None);
+    };
+    let Some(attachment) = maps.attachment(owner)? else {
+        return link::revert(node, owner, None);
+    };
+    endpoint::withdraw(maps, &attachment)?;
+    link::revert(node, owner, Some(attachment.ifindex))?;
+    endpoint::forget(maps, owner, &attachment)
+}

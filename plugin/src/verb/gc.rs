@@ -1,0 +1,101 @@
+//! GC: frees what belongs to attachments of this network that the runtime does not know any more. Goes on past errors.
+
+use std::collections::BTreeSet;
+
+use underpass_abi::endpoint::{Owner, device};
+use underpass_cni::NetworkRequest;
+
+use super::del;
+use crate::{
+    conf::Conf,
+    datapath::{Maps, Pins, lock::Lock},
+    error::Error,
+    identity::{Alias, Identity, network_id},
+    netlink::{Netlink, link::Link},
+    step::lease,
+};
+
+/// Removes the dead attachments of the network.
+pub(crate) fn gc(request: &NetworkRequest) -> Result<(), Error> {
+    // Without the list nothing is known to be dead, and nothing is touched.
+    let valid: BTreeSet<Owner> = request
+        .conf
+        .valid_attachments()?
+        .into_iter()
+        .map(|id| {
+            let identity = Identity {
+                network: request.conf.name.clone(),
+                container: id.container_id,
+                ifname: id.ifname,
+            };
+            identity.owner()
+        })
+        .collect();
+    let mut errors = Vec::new();
+    if let Err(error) = collect(request, &valid, &mut errors) {
+        errors.push(error);
+    }
+    if let Err(error) = lease::collect(request) {
+        errors.push(error);
+    }
+    Error::collect(errors)
+}
+
+fn collect(
+    request: &NetworkRequest,
+    valid: &BTreeSet<Owner>,
+    errors: &mut Vec<Error>,
+) -> Result<(), Error> {
+    let network = network_id(&request.conf.name);
+    let node = Netlink::open()?;
+    let links = node.links()?;
+    let mut maps = del::open(&Pins::at(&Conf::bpf_root(&request.conf)?))?;
+
+    let mut dead: BTreeSet<Owner> = links
+        .iter()
+        .filter_map(|link| Alias::parse(link.alias.as_deref()?))
+        .filter(|alias| alias.network == network)
+        .map(|alias| alias.owner)
+        .collect();
+    if let Some(maps) = &maps {
+        let known = maps.attachments()?.into_iter();
+        dead.extend(
+            known
+                .filter(|(_, attachment)| attachment.network == network)
+                .map(|(owner, _)| owner),
+        );
+    }
+    for owner in dead.difference(valid) {
+        if let Err(error) = del::detach(&node, maps.as_mut(), *owner) {
+            errors.push(error);
+        }
+    }
+    if let Some(maps) = &mut maps {
+        forget_devices(maps, network, &links)?;
+    }
+    Ok(())
+}
+
+/// Forgets devices of this network, and uplinks, that do not exist any more and belong to no attachment.
+fn forget_devices(maps: &mut Maps, network: u32, links: &[Link]) -> Result<(), Error> {
+    let known: BTreeSet<u32> = maps
+        .attachments()?
+        .into_iter()
+        .map(|(_, attachment)| attachment.ifindex)
+        .collect();
+    let gone: Vec<u32> = maps
+        .devices()?
+        .into_iter()
+        .filter(|(_, entry)| entry.network == network || entry.flags & device::POD == 0)
+        .map(|(index, _)| index)
+        .filter(|index| !known.contains(index) && links.iter().all(|link| link.index != *index))
+        .collect();
+    if gone.is_empty() {
+        return Ok(());
+    }
+    let _lock = Lock::acquire(maps.pins().root())?;
+    for index in gone {
+        maps.remove_device(index)?;
+    }
+    Ok(maps.raise_epoch()?)
+}

@@ -1,0 +1,58 @@
+//! STATUS: whether an ADD would work (50 if not), and whether the containers that are there suffer (51). Polled every few seconds: reads a
+//! little, changes nothing.
+
+use underpass_abi::endpoint::device;
+use underpass_cni::{Error as CniError, NetworkRequest};
+
+use super::del;
+use crate::{
+    conf::Conf,
+    datapath::{Pins, attach},
+    error::Error,
+    netlink::Netlink,
+    step::{lease, program},
+};
+
+/// Says whether the network is able to serve.
+pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
+    let conf = Conf::of_network(&request.conf)?;
+    let pins = Pins::at(&conf.bpf_root);
+    pins.require_bpffs()
+        .map_err(|error| CniError::not_available(error.to_string()))?;
+    let wrong = existing(&conf, &pins).map_err(|error| CniError::not_available(error.to_string()))?;
+    if !wrong.is_empty() {
+        return Err(CniError::limited_connectivity(wrong.join("; ")));
+    }
+    Ok(lease::status(request)?)
+}
+
+/// What is wrong with the programs of existing containers.
+fn existing(conf: &Conf, pins: &Pins) -> Result<Vec<String>, Error> {
+    // Nothing loaded is how every boot begins: the first ADD does it.
+    let Some(maps) = del::open(pins)? else {
+        return Ok(Vec::new());
+    };
+    if maps.attachments()?.is_empty() {
+        return Ok(Vec::new());
+    }
+    let node = Netlink::open()?;
+    let mut wrong = Vec::new();
+    let uplinks = program::uplinks(&node, conf.uplinks.as_deref())?;
+    program::verify_uplinks(&node, &maps, &uplinks, &mut wrong)?;
+    let links = node.links()?;
+    for (index, entry) in maps.devices()? {
+        let link = links.iter().find(|link| link.index == index);
+        let (Some(link), true) = (link, entry.flags & device::POD != 0) else {
+            continue;
+        };
+        for place in attach::missing(&node, maps.pins(), index, attach::POD)? {
+            wrong.push(format!(
+                "program {} is not attached to the {} of {}",
+                place.program,
+                place.direction.name(),
+                link.name
+            ));
+        }
+    }
+    Ok(wrong)
+}

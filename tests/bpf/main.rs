@@ -1,0 +1,4 @@
+//! Single runs of the programs on crafted packets; they need root.
+
+mod from_pod;
+mod mangled;

@@ -1,0 +1,180 @@
+//! Nothing stays behind: not after DEL, not after a failure, not after the plugin was killed.
+
+use std::{collections::BTreeSet, thread, time::Duration};
+
+use anyhow::{Result, ensure};
+use rstest::rstest;
+use serde_json::json;
+use underpass_tests::{
+    Lab, Pod,
+    counter::Registry,
+    leak::Traces,
+    needs_root,
+    runtime::{Call, Conf},
+    traffic::ping,
+};
+
+/// A node on which everything that is loaded once is loaded.
+fn warm() -> Result<(Lab, Traces)> {
+    let lab = Lab::new()?;
+    lab.pod("first")?.del()?;
+    let traces = Traces::of(&lab.node)?;
+    ensure!(traces.leases.is_empty(), "{traces:#?}");
+    ensure!(traces.registry == Registry::default(), "{traces:#?}");
+    Ok((lab, traces))
+}
+
+#[test]
+fn two_hundred_adds_and_dels() -> Result<()> {
+    needs_root!();
+    let (lab, before) = warm()?;
+    let worker = |name: &str| -> Result<()> {
+        let netns = lab.node.netns().sibling(name)?;
+        for _ in 0..50 {
+            Pod::add_to(&lab.node, netns.clone(), &lab.conf())?.del()?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        ["a", "b", "c", "d"]
+            .map(|name| scope.spawn(move || worker(name)))
+            .into_iter()
+            .try_for_each(|thread| thread.join().expect("a worker does not panic"))
+    })?;
+    before.expect_same(&lab.node)
+}
+
+#[rstest]
+fn del_without_namespace(#[values("empty", "gone", "unlinked")] netns: &str) -> Result<()> {
+    needs_root!();
+    let (lab, before) = warm()?;
+    let pod = lab.pod("a")?;
+    let mut call = pod.call("DEL");
+    match netns {
+        "empty" => call = call.env("CNI_NETNS", ""),
+        "unlinked" => pod.netns().unlink()?,
+        // The namespace itself vanishes, and the kernel takes the veth away.
+        _ => pod.netns().ip(&[format!("link del {}", Pod::IFNAME)])?,
+    }
+    for _ in 0..2 {
+        call.run(&lab.node)?.silence()?;
+    }
+    pod.abandon();
+    before.expect_same(&lab.node)
+}
+
+#[test]
+fn del_of_what_never_was() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let call = Call::new("DEL").attachment("nobody", "/run/netns/nowhere", "eth0");
+    call.conf(&lab.conf()).run(&lab.node)?.silence()?;
+    let (lab, before) = warm()?;
+    let kept = lab.pod("kept")?;
+    let during = Traces::of(&lab.node)?;
+    // The same container in another network is another attachment.
+    let other = lab.conf().with("name", "othernet");
+    kept.call("DEL").conf(&other).run(&lab.node)?.silence()?;
+    during.expect_same(&lab.node)?;
+    kept.del()?;
+    before.expect_same(&lab.node)
+}
+
+#[rstest]
+fn a_failed_add(
+    #[values("name taken", "no namespace", "pool empty", "bad route")] why: &str,
+) -> Result<()> {
+    needs_root!();
+    let (lab, before) = warm()?;
+    let netns = lab.node.netns().sibling("a")?;
+    let mut conf = lab.conf();
+    match why {
+        "name taken" => netns.ip(&["link add eth0 type veth peer name taken".to_owned()])?,
+        "no namespace" => netns.unlink()?,
+        "pool empty" => {
+            // The second range has no address left after the gateway's: the first must be given back.
+            conf = conf.with_ipam(
+                "ranges",
+                json!([
+                    [{ "subnet": "10.88.0.0/24" }],
+                    [{ "subnet": "10.89.0.0/24", "rangeStart": "10.89.0.1", "rangeEnd": "10.89.0.1" }]
+                ]),
+            );
+        }
+        // Unreachable gateway: fails late, when nearly everything is done.
+        _ => {
+            conf = conf.with_ipam(
+                "routes",
+                json!([{ "dst": "10.9.0.0/16", "gw": "172.31.255.1" }]),
+            );
+        }
+    }
+    let call = Call::new("ADD")
+        .attachment("a", &netns.path().display().to_string(), "eth0")
+        .conf(&conf);
+    let error = call.run(&lab.node)?.error()?;
+    ensure!(!error.msg.is_empty(), "{error}");
+    if why == "name taken" {
+        netns.ip_json(&["link", "show", "dev", "eth0"])?;
+    }
+    before.expect_same(&lab.node)
+}
+
+#[test]
+fn a_kill_in_the_middle_of_an_add() -> Result<()> {
+    needs_root!();
+    let (lab, before) = warm()?;
+    let [netns, witness] = ["a", "witness"].map(|name| lab.node.netns().sibling(name));
+    let (netns, witness) = (netns?, witness?);
+    let mut killed = 0;
+    for step in 0..30 {
+        killed += usize::from(kill_add(&lab, &netns, Duration::from_micros(300 * step))?);
+        Pod::add_to(&lab.node, witness.clone(), &lab.conf())?.del()?;
+    }
+    ensure!(killed > 0, "no ADD was slow enough to be killed");
+    before.expect_same(&lab.node)
+}
+
+#[test]
+fn a_kill_in_the_middle_of_the_first_load() -> Result<()> {
+    needs_root!();
+    let (_, clean) = warm()?;
+    for delay in [3, 10, 20, 40, 80] {
+        let lab = Lab::new()?;
+        let netns = lab.node.netns().sibling("a")?;
+        kill_add(&lab, &netns, Duration::from_millis(delay))?;
+        let pod = lab.pod("b")?;
+        ping::ping(pod.netns(), underpass_tests::Family::V4.remote())?;
+        pod.del()?;
+        let now = Traces::of(&lab.node)?;
+        ensure!(now.registry == clean.registry, "{delay} ms: {now:#?}");
+        let left: BTreeSet<_> = now.pins.difference(&clean.pins).collect();
+        ensure!(
+            left.is_empty(),
+            "{delay} ms: pins were left behind: {left:?}"
+        );
+        ensure!(
+            now.pins == clean.pins,
+            "{delay} ms: pins are missing: {now:#?}"
+        );
+        ensure!(now.leases.is_empty(), "{delay} ms: {now:#?}");
+    }
+    Ok(())
+}
+
+/// Kills an ADD after a while, then DELs: whether it was killed before its end.
+fn kill_add(lab: &Lab, netns: &underpass_tests::netns::Netns, delay: Duration) -> Result<bool> {
+    let path = netns.path().display().to_string();
+    let conf: Conf = lab.conf();
+    let add = Call::new("ADD").attachment("a", &path, "eth0").conf(&conf);
+    let killed = lab
+        .node
+        .netns()
+        .kill_after(&mut add.command(), add.input(), delay)?;
+    Call::new("DEL")
+        .attachment("a", &path, "eth0")
+        .conf(&conf)
+        .run(&lab.node)?
+        .silence()?;
+    Ok(killed)
+}

@@ -1,0 +1,223 @@
+//! ADD, DEL, CHECK, GC and STATUS, as a runtime calls them.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use serde_json::json;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Pod,
+    leak::Traces,
+    needs_root,
+    runtime::Call,
+    traffic::ping,
+};
+
+#[test]
+fn the_result_has_the_shape_of_ptp() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let result = pod.result();
+    ensure!(result["cniVersion"] == "1.1.0", "{result}");
+    let interfaces = result["interfaces"].as_array().context("interfaces")?;
+    ensure!(interfaces.len() == 2, "{result}");
+    ensure!(
+        interfaces[0].get("sandbox").is_none(),
+        "the host's end first: {result}"
+    );
+    ensure!(interfaces[1]["name"] == Pod::IFNAME, "{result}");
+    ensure!(
+        interfaces[1]["sandbox"] == pod.netns().path().display().to_string(),
+        "{result}"
+    );
+    ensure!(pod.addresses().len() == 2, "{result}");
+    for ip in result["ips"].as_array().into_iter().flatten() {
+        ensure!(ip["interface"] == 1, "{result}");
+        ensure!(ip["gateway"].is_string(), "{result}");
+    }
+    for (at, (netns, mac)) in [
+        (lab.node.netns(), pod.host_mac()?),
+        (pod.netns(), pod.mac()?),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = interfaces[at]["name"].as_str().unwrap_or_default();
+        let link = netns.ip_json(&["link", "show", "dev", name])?;
+        let real = link[0]["address"].as_str().unwrap_or_default();
+        let told = mac.map(|byte| format!("{byte:02x}")).join(":");
+        ensure!(real == told, "{name} has {real}, the result says {told}");
+    }
+    Ok(())
+}
+
+#[rstest]
+fn a_pod_is_configured_without_waiting(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let addresses = pod.netns().ip_json(&["address", "show", "dev", "eth0"])?;
+    ensure!(!addresses.to_string().contains("tentative"), "{addresses}");
+    let version = match family {
+        V4 => "-4",
+        V6 => "-6",
+    };
+    let routes = pod.netns().ip_json(&[version, "route", "show"])?;
+    let has_default = routes
+        .as_array()
+        .into_iter()
+        .flatten()
+        .any(|route| route["dst"] == "default");
+    ensure!(has_default, "{routes}");
+    let permanent = pod
+        .netns()
+        .ip_json(&[version, "neighbour", "show", "nud", "permanent"])?;
+    ensure!(
+        permanent.as_array().is_some_and(|list| !list.is_empty()),
+        "the gateway's neighbour entry is permanent: {permanent}"
+    );
+    Ok(())
+}
+
+/// Something that goes wrong with an attachment.
+type Tamper = fn(&Lab, &Pod) -> Result<()>;
+
+#[test]
+fn check_finds_what_was_tampered_with() -> Result<()> {
+    needs_root!();
+    let tampers: [(&str, Tamper); 6] = [
+        ("address", |_, pod| {
+            let v4 = pod.result()["ips"][0]["address"]
+                .as_str()
+                .unwrap_or_default();
+            pod.netns().ip(&[format!("address del {v4} dev eth0")])
+        }),
+        ("default route", |_, pod| {
+            pod.netns().ip(&["route del ::/0".to_owned()])
+        }),
+        ("link", |_, pod| {
+            pod.netns().ip(&["link set eth0 down".to_owned()])
+        }),
+        ("host route", |lab, pod| {
+            lab.node.netns().ip(&[format!("route del {}", pod.ip(V4))])
+        }),
+        ("filter", |lab, pod| {
+            lab.node.netns().expect(
+                std::process::Command::new("tc").args([
+                    "filter",
+                    "del",
+                    "dev",
+                    pod.host_veth(),
+                    "ingress",
+                ]),
+                &[],
+            )?;
+            Ok(())
+        }),
+        ("lease", |lab, pod| {
+            let lease = lab.node.data_dir().join("lab").join(pod.ip(V4).to_string());
+            lab.node
+                .netns()
+                .run(|| fs::remove_file(&lease))
+                .with_context(|| format!("remove {}", lease.display()))
+        }),
+    ];
+    let lab = Lab::new()?;
+    for (at, (what, tamper)) in tampers.into_iter().enumerate() {
+        let pod = lab.pod(&format!("pod{at}"))?;
+        pod.call_with_result("CHECK")
+            .run(&lab.node)?
+            .silence()
+            .with_context(|| format!("CHECK before the {what} is tampered with"))?;
+        tamper(&lab, &pod)?;
+        let error = pod
+            .call_with_result("CHECK")
+            .run(&lab.node)?
+            .error()
+            .with_context(|| format!("CHECK without {what}"))?;
+        ensure!(!error.msg.is_empty(), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_second_add_fails_and_changes_nothing() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let before = Traces::of(&lab.node)?;
+    pod.call("ADD").run(&lab.node)?.error()?;
+    before.expect_same(&lab.node)?;
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    ping::ping(pod.netns(), V4.remote())?;
+    ping::ping(pod.netns(), V6.remote())
+}
+
+#[test]
+fn gc_frees_what_is_not_listed() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (kept, lost) = (lab.pod("kept")?, lab.pod("lost")?);
+    let other = lab.pod_with("other", &lab.conf().with("name", "othernet"))?;
+    let address = lost.ip(V4);
+    let veth = lost.host_veth().to_owned();
+    lost.abandon();
+    let conf = lab.conf().with(
+        "cni.dev/valid-attachments",
+        json!([{ "containerID": kept.name(), "ifname": Pod::IFNAME }]),
+    );
+    Call::new("GC").conf(&conf).run(&lab.node)?.silence()?;
+    let traces = Traces::of(&lab.node)?;
+    ensure!(!traces.devices.contains(&veth), "{traces:#?}");
+    let lease = lab.node.data_dir().join("lab").join(address.to_string());
+    ensure!(!traces.leases.contains(&lease), "{traces:#?}");
+    kept.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    ensure!(
+        traces.devices.contains(other.host_veth()),
+        "another network is not touched: {traces:#?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn status_says_whether_an_add_would_work() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let status = Call::new("STATUS").conf(&lab.conf());
+    status.run(&lab.node)?.silence()?;
+    let _pod = lab.pod("a")?;
+    status.run(&lab.node)?.silence()?;
+    let nowhere = lab.conf().with("bpfRoot", "/run/no-bpffs/underpass");
+    let error = Call::new("STATUS").conf(&nowhere).run(&lab.node)?.error()?;
+    ensure!(error.code == 50, "{error}");
+    Ok(())
+}
+
+#[test]
+fn the_namespace_of_the_plugin_is_refused() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let before = Traces::of(&lab.node)?;
+    let error = Call::new("ADD")
+        .attachment("self", "/proc/self/ns/net", "eth9")
+        .conf(&lab.conf())
+        .run(&lab.node)?
+        .error()?;
+    ensure!(error.code == 8, "{error}");
+    before.expect_same(&lab.node)
+}
+
+#[test]
+fn nodes_of_one_machine_are_told_apart() -> Result<()> {
+    needs_root!();
+    let labs = [Lab::new()?, Lab::new()?];
+    // The same container, network and address on both: each has a state of its own.
+    let pods = [labs[0].pod("a")?, labs[1].pod("a")?];
+    ensure!(pods[0].ip(V4) == pods[1].ip(V4));
+    for (pod, family) in [(&pods[0], V4), (&pods[1], V6)] {
+        ping::ping(pod.netns(), family.remote())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,18 @@
+//! Tests of the plugin and its packets on throwaway nodes; they need root.
+
+mod demo;
+mod eager;
+mod firewall;
+mod fixtures;
+mod hops;
+mod host;
+mod leftovers;
+mod lifecycle;
+mod masquerade;
+mod no_bypass;
+mod odd_traffic;
+mod pod_to_pod;
+mod pod_to_world;
+mod service;
+mod spoofing;
+mod world_to_pod;

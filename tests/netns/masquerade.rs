@@ -1,0 +1,208 @@
+//! What the world sees of pods: the node's address, and their own source port wherever it is free.
+
+use std::net::SocketAddr;
+
+use anyhow::{Result, ensure};
+use rstest::rstest;
+use serde_json::json;
+use underpass_abi::counter::Counter;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab,
+    capture::Capture,
+    counter::Meter,
+    frame, needs_root,
+    traffic::{PATIENCE, ping, tcp, udp},
+};
+
+const PORT: u16 = 443;
+const SOURCE: u16 = 45_678;
+
+#[rstest]
+fn a_free_source_port_is_kept(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let server = family.remote_at(PORT);
+    let _tcp = tcp::Server::start(lab.world.netns(), server)?;
+    let _udp = udp::Server::start(lab.world.netns(), server)?;
+    let kept = SocketAddr::new(family.node(), SOURCE);
+    let seen = tcp::Client::connect_from(pod.netns(), SOURCE, server)?.chat(3)?;
+    ensure!(seen == kept, "TCP came from {seen}");
+    let seen = udp::Client::open_at(pod.netns(), family, SOURCE)?
+        .chat(server, 3)?
+        .seen;
+    ensure!(seen == kept, "UDP came from {seen}");
+    Ok(())
+}
+
+#[rstest]
+fn a_source_port_in_use_is_changed(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let server = family.remote_at(PORT);
+    let _tcp = tcp::Server::start(lab.world.netns(), server)?;
+    let _udp = udp::Server::start(lab.world.netns(), server)?;
+    let meter = Meter::start(&lab.node)?;
+
+    let mut first = tcp::Client::connect_from(a.netns(), SOURCE, server)?;
+    let mut second = tcp::Client::connect_from(b.netns(), SOURCE, server)?;
+    distinct(family, first.chat(3)?, second.chat(3)?)?;
+    first.exchange(300_000, 300_000)?;
+    second.exchange(300_000, 300_000)?;
+
+    let mut first = udp::Client::open_at(a.netns(), family, SOURCE)?;
+    let mut second = udp::Client::open_at(b.netns(), family, SOURCE)?;
+    distinct(
+        family,
+        first.chat(server, 3)?.seen,
+        second.chat(server, 3)?.seen,
+    )?;
+    first.chat(server, 3)?;
+    meter.expect(Counter::PortChanged, 2)
+}
+
+fn distinct(family: Family, first: SocketAddr, second: SocketAddr) -> Result<()> {
+    ensure!(
+        first == SocketAddr::new(family.node(), SOURCE),
+        "first: {first}"
+    );
+    ensure!(second.ip() == family.node(), "second: {second}");
+    ensure!(second.port() != SOURCE, "second: {second}");
+    Ok(())
+}
+
+#[rstest]
+fn a_port_is_shared_by_flows_to_different_servers(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let servers = [family.remote(), family.other_remote()].map(|ip| SocketAddr::new(ip, PORT));
+    let _servers = [
+        udp::Server::start(lab.world.netns(), servers[0])?,
+        udp::Server::start(lab.world.netns(), servers[1])?,
+    ];
+    for (pod, server) in [(&a, servers[0]), (&b, servers[1])] {
+        let seen = udp::Client::open_at(pod.netns(), family, SOURCE)?
+            .chat(server, 3)?
+            .seen;
+        ensure!(
+            seen == SocketAddr::new(family.node(), SOURCE),
+            "{server} saw {seen}"
+        );
+    }
+    Ok(())
+}
+
+#[rstest]
+fn a_connection_of_the_host_keeps_its_port(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let server = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), server)?;
+    let mut host = tcp::Client::connect_from(lab.node.netns(), SOURCE, server)?;
+    let mut inside = tcp::Client::connect_from(pod.netns(), SOURCE, server)?;
+    distinct(family, host.chat(3)?, inside.chat(3)?)?;
+    host.chat(3)?;
+    Ok(())
+}
+
+#[rstest]
+fn a_later_connection_of_the_host_gets_another_port(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let server = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), server)?;
+    let meter = Meter::start(&lab.node)?;
+    let mut inside = tcp::Client::connect_from(pod.netns(), SOURCE, server)?;
+    inside.chat(3)?;
+    let mut host = tcp::Client::connect_from(lab.node.netns(), SOURCE, server)?;
+    distinct(family, inside.chat(3)?, host.chat(3)?)?;
+    inside.exchange(300_000, 300_000)?;
+    host.exchange(300_000, 300_000)?;
+    meter.expect(Counter::HostPortMoved, 1)
+}
+
+#[rstest]
+fn pings_of_two_pods_are_told_apart(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let mut pings = [
+        ping::Ping::new(a.netns(), family.remote())?,
+        ping::Ping::new(b.netns(), family.remote())?,
+        ping::Ping::new(lab.node.netns(), family.remote())?,
+    ];
+    for _ in 0..5 {
+        for ping in &mut pings {
+            ping.echo(56)?;
+        }
+    }
+    Ok(())
+}
+
+#[rstest]
+fn excluded_destinations_see_the_pod(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = lab.conf().with(
+        "nonMasqueradeCIDRs",
+        json!([
+            "10.88.0.0/24",
+            "fd00:88::/64",
+            format!("{}/{}", family.remote(), family.host_bits())
+        ]),
+    );
+    let pod = lab.pod_with("a", &conf)?;
+    for (ip, expected) in [
+        (family.remote(), pod.ip(family)),
+        (family.other_remote(), family.node()),
+    ] {
+        let server = SocketAddr::new(ip, PORT);
+        let _server = tcp::Server::start(lab.world.netns(), server)?;
+        let seen = tcp::visit(pod.netns(), server)?;
+        ensure!(seen == expected, "{ip} saw {seen}");
+    }
+    Ok(())
+}
+
+#[rstest]
+fn without_ipmasq_the_world_sees_the_pod(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
+    let server = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), server)?;
+    let mut client = tcp::Client::connect(pod.netns(), server)?;
+    let seen = client.exchange(500_000, 500_000)?.seen;
+    ensure!(seen.ip() == pod.ip(family), "the world saw {seen}");
+    Ok(())
+}
+
+#[rstest]
+fn a_pod_sees_the_router_that_its_packets_die_at(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let (mut ping, seen) = (
+        ping::Ping::new(pod.netns(), family.remote())?,
+        Capture::start(pod.netns(), "eth0")?,
+    );
+    ping.series(3)?;
+    // The first router on the way is the node itself.
+    ping.set_hop_limit(1)?;
+    ping.hears_nothing()?;
+    let exceeded = seen.wait_for(PATIENCE, frame::is_time_exceeded);
+    ensure!(
+        exceeded.is_some(),
+        "the node tells that the hop limit is used up"
+    );
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! What a pod must not send: the packet dies at the pod's own device and is counted.
+
+use anyhow::{Result, ensure};
+use rstest::rstest;
+use underpass_abi::counter::Counter;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Pod,
+    capture::Capture,
+    counter::Meter,
+    frame::Ends,
+    needs_root,
+    traffic::{SILENCE, ping, raw::RawLink},
+};
+
+const FOREIGN_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
+
+/// Two pods; what the first sends, the second and the world must not get.
+struct Scene {
+    pod: Pod,
+    neighbour: Pod,
+    link: RawLink,
+    lab: Lab,
+}
+
+impl Scene {
+    fn set() -> Result<Self> {
+        let lab = Lab::new()?;
+        let (pod, neighbour) = (lab.pod("a")?, lab.pod("b")?);
+        Ok(Self {
+            link: RawLink::open(pod.netns(), Pod::IFNAME)?,
+            pod,
+            neighbour,
+            lab,
+        })
+    }
+
+    /// Sends frames, which must be counted and not arrive: the ends of the forged packets are `marked`.
+    fn expect_dropped(&self, frames: &[Vec<u8>], counter: Counter, marked: &Ends) -> Result<()> {
+        let captures = [
+            Capture::start(self.lab.world.netns(), "eth0")?,
+            Capture::start(self.neighbour.netns(), Pod::IFNAME)?,
+        ];
+        let meter = Meter::start(&self.lab.node)?;
+        for frame in frames {
+            self.link.send(frame)?;
+        }
+        meter.expect(counter, frames.len() as u64)?;
+        std::thread::sleep(SILENCE / 4);
+        for capture in captures {
+            let arrived = capture.addresses();
+            ensure!(!arrived.contains(&marked.src), "arrived from {arrived:?}");
+        }
+        Ok(())
+    }
+
+    fn targets(&self, family: Family) -> [std::net::IpAddr; 2] {
+        [family.remote(), self.neighbour.ip(family)]
+    }
+}
+
+#[rstest]
+fn a_foreign_address(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    for dst in scene.targets(family) {
+        let ends = scene.pod.ends(dst)?.from_ip(family.unused_pod());
+        let frames = [ends.udp(1000, 2000, b"forged"), ends.syn(1000, 2000)];
+        scene.expect_dropped(&frames, Counter::DropSourceAddress, &ends)?;
+    }
+    let neighbour = scene.neighbour.ip(family);
+    let ends = scene.pod.ends(family.remote())?.from_ip(neighbour);
+    scene.expect_dropped(
+        &[ends.udp(1000, 2000, b"forged")],
+        Counter::DropSourceAddress,
+        &ends,
+    )
+}
+
+#[rstest]
+fn a_foreign_mac(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    for dst in scene.targets(family) {
+        let ends = scene.pod.ends(dst)?.from_mac(FOREIGN_MAC);
+        scene.expect_dropped(
+            &[ends.udp(1000, 2000, b"forged")],
+            Counter::DropSourceMac,
+            &ends,
+        )?;
+    }
+    Ok(())
+}
+
+#[rstest]
+fn a_redirect(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let kind = match family {
+        V4 => 5,
+        V6 => 137,
+    };
+    for dst in scene.targets(family) {
+        let ends = scene.pod.ends(dst)?;
+        let quoted = ends.udp(1, 2, b"quoted");
+        scene.expect_dropped(
+            &[ends.icmp(kind, 1, [0; 4], &quoted[14..])],
+            Counter::DropRedirect,
+            &ends,
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_router_advertisement() -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let all_nodes = "ff02::1".parse()?;
+    for dst in [all_nodes, scene.neighbour.ip(V6)] {
+        let ends = scene.pod.ends(dst)?;
+        scene.expect_dropped(
+            &[ends.icmp(134, 0, [64, 0, 7, 8], &[0; 8])],
+            Counter::DropRouterAdvertisement,
+            &ends,
+        )?;
+    }
+    Ok(())
+}
+
+#[rstest]
+fn an_answer_of_a_dhcp_server(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let (server, client) = match family {
+        V4 => (67, 68),
+        V6 => (547, 546),
+    };
+    let ends = scene.pod.ends(scene.neighbour.ip(family))?;
+    scene.expect_dropped(
+        &[ends.udp(server, client, &[2; 240])],
+        Counter::DropDhcpServer,
+        &ends,
+    )
+}
+
+#[test]
+fn neither_ip_nor_arp() -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let ends = scene.pod.ends(V4.remote())?;
+    let frames = [0x88cc, 0x8100, 0x8863].map(|kind| ends.ether_type(kind, &[0; 60]));
+    scene.expect_dropped(&frames, Counter::DropEtherType, &ends)
+}
+
+#[test]
+fn arp_in_anothers_name() -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let ends = scene.pod.ends(V4.remote())?;
+    let mut claim = vec![0, 1, 8, 0, 6, 4, 0, 2];
+    claim.extend(ends.src_mac);
+    claim.extend([10, 88, 0, 250]);
+    claim.extend(ends.dst_mac);
+    claim.extend([10, 88, 0, 1]);
+    scene.expect_dropped(&[ends.ether_type(0x0806, &claim)], Counter::DropArp, &ends)?;
+    let host = scene.lab.node.netns().ip_json(&["neighbour", "show"])?;
+    ensure!(!host.to_string().contains("10.88.0.250"), "{host}");
+    Ok(())
+}
+
+#[rstest]
+fn honest_packets_are_not_taken_for_forged(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let meter = Meter::start(&scene.lab.node)?;
+    ping::ping(scene.pod.netns(), family.remote())?;
+    ping::ping(scene.pod.netns(), scene.neighbour.ip(family))?;
+    ping::ping(scene.pod.netns(), family.node())?;
+    let counted = meter.read()?;
+    ensure!(counted.dropped() == 0, "counted: {counted:?}");
+    Ok(())
+}
+
+#[rstest]
+fn with_anti_spoofing_off_it_passes(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("antiSpoof", false).with("ipMasq", false);
+    let (pod, neighbour) = (lab.pod_with("a", &conf)?, lab.pod_with("b", &conf)?);
+    // The stack's own check of source addresses would stop it as well.
+    for device in ["all", pod.host_veth()] {
+        lab.node
+            .netns()
+            .set_sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "0")?;
+    }
+    let capture = Capture::start(neighbour.netns(), Pod::IFNAME)?;
+    let ends = pod.ends(neighbour.ip(family))?.from_ip(family.unused_pod());
+    RawLink::open(pod.netns(), Pod::IFNAME)?.send(&ends.udp(1000, 2000, b"forged"))?;
+    let arrived = capture.wait_for(underpass_tests::traffic::PATIENCE, |frame| {
+        underpass_tests::frame::read(frame).is_some_and(|packet| packet.src == family.unused_pod())
+    });
+    ensure!(arrived.is_some(), "nothing came");
+    Ok(())
+}

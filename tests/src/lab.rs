@@ -1,0 +1,49 @@
+//! A node and a world, connected: where nearly every test starts.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use crate::{Node, Pod, runtime::Conf, world::World};
+
+/// A node with one uplink to a world.
+#[derive(Debug)]
+pub struct Lab {
+    /// The host of containers.
+    pub node: Arc<Node>,
+    /// What is beyond its uplink.
+    pub world: World,
+}
+
+impl Lab {
+    /// A lab with an ordinary Ethernet MTU.
+    pub fn new() -> Result<Self> {
+        Self::with_mtu(1500)
+    }
+
+    /// A lab whose uplink has this MTU, in bytes.
+    pub fn with_mtu(mtu: u32) -> Result<Self> {
+        let node = Node::new()?;
+        let world = World::around(&node, mtu)?;
+        Ok(Self {
+            node: Arc::new(node),
+            world,
+        })
+    }
+
+    /// A pod of the default network.
+    pub fn pod(&self, name: &str) -> Result<Pod> {
+        self.pod_with(name, &self.conf())
+    }
+
+    /// A pod of the network that `conf` describes.
+    pub fn pod_with(&self, name: &str, conf: &Conf) -> Result<Pod> {
+        Pod::add(&self.node, name, conf)
+    }
+
+    /// The default network.
+    #[must_use]
+    pub fn conf(&self) -> Conf {
+        Conf::new(&self.node)
+    }
+}

@@ -1,0 +1,269 @@
+//! A network namespace as a handle: work is done on short-lived threads that enter it and die, so nothing has to be restored.
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::process::{CommandExt as _, ExitStatusExt as _},
+    },
+    panic::resume_unwind,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, setns, unshare},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// Where a node's network namespaces have their files, in its own `/run`.
+const FOLDER: &str = "/run/netns";
+
+/// How long a command of a fixture, or a call of the plugin, may take.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A network namespace, seen from the mount namespace of its node. It lives as long as a handle or a mount of it does.
+#[derive(Clone, Debug)]
+pub struct Netns {
+    name: String,
+    net: Arc<OwnedFd>,
+    mounts: Arc<OwnedFd>,
+}
+
+impl Netns {
+    /// A new network namespace in a new mount namespace, with an own, empty `/run` and an own bpffs at `/sys/fs/bpf`.
+    pub fn isolated(name: &str) -> Result<Self> {
+        let (net, mounts) = thread::spawn(|| {
+            unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
+                .context("make namespaces")?;
+            let none: Option<&str> = None;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+                .context("keep mounts private")?;
+            mount(
+                Some("run"),
+                "/run",
+                Some("tmpfs"),
+                MsFlags::empty(),
+                Some("mode=755"),
+            )
+            .context("mount a tmpfs on /run")?;
+            mount(
+                Some("bpf"),
+                "/sys/fs/bpf",
+                Some("bpf"),
+                MsFlags::empty(),
+                Some("mode=700"),
+            )
+            .context("mount a bpffs on /sys/fs/bpf")?;
+            fs::create_dir(FOLDER).context("make /run/netns")?;
+            anyhow::Ok((own("net")?, own("mnt")?))
+        })
+        .join()
+        .unwrap_or_else(|panic| resume_unwind(panic))?;
+        let netns = Self {
+            name: name.to_owned(),
+            net: Arc::new(net),
+            mounts: Arc::new(mounts),
+        };
+        netns.prepare()?;
+        Ok(netns)
+    }
+
+    /// Another network namespace on the same node, with a file at [`Self::path`].
+    pub fn sibling(&self, name: &str) -> Result<Self> {
+        let net = self.run(|| {
+            let path = Path::new(FOLDER).join(name);
+            File::create_new(&path).with_context(|| format!("make {}", path.display()))?;
+            unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?;
+            let none: Option<&str> = None;
+            mount(
+                Some("/proc/thread-self/ns/net"),
+                &path,
+                none,
+                MsFlags::MS_BIND,
+                none,
+            )
+            .with_context(|| format!("mount a network namespace on {}", path.display()))?;
+            own("net")
+        })?;
+        let netns = Self {
+            name: name.to_owned(),
+            net: Arc::new(net),
+            mounts: Arc::clone(&self.mounts),
+        };
+        netns.prepare()?;
+        Ok(netns)
+    }
+
+    /// The name it was made with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its file, valid in the mount namespace of the node.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        Path::new(FOLDER).join(&self.name)
+    }
+
+    /// Removes its file, so that the path leads nowhere: what a runtime sees after a container died.
+    pub fn unlink(&self) -> Result<()> {
+        self.run(|| {
+            let path = self.path();
+            nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH)
+                .with_context(|| format!("unmount {}", path.display()))?;
+            fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))
+        })
+    }
+
+    /// Does some work inside, on a thread of its own.
+    ///
+    /// # Panics
+    /// If the work does, or the namespace can't be entered.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    self.enter().expect("a namespace can be entered by root");
+                    work()
+                })
+                .join()
+                .unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    }
+
+    fn enter(&self) -> nix::Result<()> {
+        unshare(CloneFlags::CLONE_FS)?;
+        setns(self.mounts.as_fd(), CloneFlags::CLONE_NEWNS)?;
+        setns(self.net.as_fd(), CloneFlags::CLONE_NEWNET)
+    }
+
+    /// Runs a command inside, with `stdin` as its input. It is killed when it takes too long, or when this process dies.
+    pub fn output(&self, command: &mut Command, stdin: &[u8]) -> Result<Output> {
+        let text = format!("{command:?}");
+        self.run(|| {
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
+            unsafe {
+                command.pre_exec(|| {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    Ok(())
+                });
+            }
+            let mut child = command.spawn().with_context(|| format!("run {text}"))?;
+            let id = Pid::from_raw(child.id().cast_signed());
+            // A command that does not read its input closes the pipe: its exit status says what happened.
+            let _ = child.stdin.take().map(|mut pipe| pipe.write_all(stdin));
+            thread::scope(|scope| {
+                let (done, finished) = mpsc::channel::<()>();
+                let watchdog = scope.spawn(move || {
+                    let late = finished.recv_timeout(COMMAND_TIMEOUT)
+                        == Err(mpsc::RecvTimeoutError::Timeout);
+                    if late {
+                        let _ = kill(id, Signal::SIGKILL);
+                    }
+                    late
+                });
+                let output = child.wait_with_output();
+                drop(done);
+                ensure!(
+                    !watchdog.join().unwrap_or(true),
+                    "{text} took longer than {COMMAND_TIMEOUT:?} and was killed"
+                );
+                output.with_context(|| format!("wait for {text}"))
+            })
+        })
+    }
+
+    /// Starts a command inside, and kills it by SIGKILL after `delay` unless it has ended by then: whether it was killed.
+    pub fn kill_after(&self, command: &mut Command, stdin: &[u8], delay: Duration) -> Result<bool> {
+        self.run(|| {
+            let mut child = command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .with_context(|| format!("run {command:?}"))?;
+            let _ = child.stdin.take().map(|mut pipe| pipe.write_all(stdin));
+            thread::sleep(delay);
+            let _ = child.kill();
+            let status = child.wait().context("wait for a killed command")?;
+            Ok(status.signal() == Some(libc::SIGKILL))
+        })
+    }
+
+    /// As [`Self::output`], for a command that must succeed: its standard output.
+    pub fn expect(&self, command: &mut Command, stdin: &[u8]) -> Result<String> {
+        let output = self.output(command, stdin)?;
+        if !output.status.success() {
+            bail!(
+                "in {}: {command:?} failed ({}): {}{}",
+                self.name,
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim(),
+                if stdin.is_empty() {
+                    String::new()
+                } else {
+                    format!("\nits input was:\n{}", String::from_utf8_lossy(stdin))
+                }
+            );
+        }
+        String::from_utf8(output.stdout).with_context(|| format!("{command:?} printed no text"))
+    }
+
+    /// Runs lines of `ip` in one go.
+    pub fn ip(&self, lines: &[String]) -> Result<()> {
+        self.expect(
+            Command::new("ip").args(["-batch", "-"]),
+            lines.join("\n").as_bytes(),
+        )?;
+        Ok(())
+    }
+
+    /// What `ip -json <arguments>` says.
+    pub fn ip_json(&self, arguments: &[&str]) -> Result<serde_json::Value> {
+        let text = self.expect(Command::new("ip").arg("-json").args(arguments), &[])?;
+        if text.trim().is_empty() {
+            return Ok(serde_json::Value::Array(Vec::new()));
+        }
+        serde_json::from_str(&text).with_context(|| format!("read the JSON of ip {arguments:?}"))
+    }
+
+    /// Sets `/proc/sys/<key>` of this namespace; `key` uses slashes.
+    pub fn set_sysctl(&self, key: &str, value: &str) -> Result<()> {
+        self.run(|| fs::write(Path::new("/proc/sys").join(key), value))
+            .with_context(|| format!("set {key} in {}", self.name))
+    }
+
+    /// Reads `/proc/sys/<key>` of this namespace.
+    pub fn sysctl(&self, key: &str) -> Result<String> {
+        self.run(|| fs::read_to_string(Path::new("/proc/sys").join(key)))
+            .map(|value| value.trim().to_owned())
+            .with_context(|| format!("read {key} in {}", self.name))
+    }
+
+    /// Loopback up, ping sockets allowed, no waiting for duplicate addresses on devices made by fixtures.
+    fn prepare(&self) -> Result<()> {
+        self.set_sysctl("net/ipv4/ping_group_range", "0 0")?;
+        self.set_sysctl("net/ipv6/conf/default/accept_dad", "0")?;
+        self.ip(&["link set lo up".to_owned()])
+    }
+}
+
+fn own(kind: &str) -> Result<OwnedFd> {
+    let path = format!("/proc/thread-self/ns/{kind}");
+    Ok(File::open(&path)
+        .with_context(|| format!("open {path}"))?
+        .into())
+}

@@ -1,0 +1,100 @@
+//! The host of containers: a network namespace with an uplink, and its own `/run` and bpffs.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::netns::Netns;
+
+/// Where the reference plugins are, for delegation and for comparison.
+const REFERENCE: &str = "/usr/lib/cni";
+
+/// A throwaway node.
+#[derive(Debug)]
+pub struct Node {
+    netns: Netns,
+    bpf_root: PathBuf,
+    data_dir: PathBuf,
+}
+
+impl Node {
+    /// The uplink's name on the node.
+    pub const UPLINK: &str = "eth0";
+
+    /// A node with nothing but loopback.
+    pub fn new() -> Result<Self> {
+        let netns = Netns::isolated("node")?;
+        let data_dir = PathBuf::from("/run/cni/networks");
+        netns
+            .run(|| fs::create_dir_all(&data_dir))
+            .context("make the folder of leases")?;
+        Ok(Self {
+            netns,
+            bpf_root: PathBuf::from("/sys/fs/bpf/underpass"),
+            data_dir,
+        })
+    }
+
+    /// Its network namespace.
+    #[must_use]
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// `bpfRoot` of its networks.
+    #[must_use]
+    pub fn bpf_root(&self) -> &Path {
+        &self.bpf_root
+    }
+
+    /// `ipam.dataDir` of its networks.
+    #[must_use]
+    pub fn data_dir(&self) -> &Path {
+        &self.data_dir
+    }
+}
+
+/// The plugin under test: `UNDERPASS_BIN`, else the workspace's release build; or a sentence that says how to get one.
+pub fn find_plugin() -> Result<&'static Path, &'static str> {
+    static PLUGIN: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
+        let path = env::var_os("UNDERPASS_BIN").map_or_else(default_plugin, PathBuf::from);
+        path.canonicalize().map_err(|error| {
+            format!(
+                "there is no plugin to test at {} ({error}): build it with `cargo xtask build`, \
+                 or name one in UNDERPASS_BIN",
+                path.display()
+            )
+        })
+    });
+    match &*PLUGIN {
+        Ok(path) => Ok(path),
+        Err(sentence) => Err(sentence),
+    }
+}
+
+/// The plugin under test.
+///
+/// # Panics
+/// If there is none, with the command that builds it.
+#[must_use]
+pub fn plugin() -> &'static Path {
+    find_plugin().unwrap_or_else(|sentence| panic!("{sentence}"))
+}
+
+fn default_plugin() -> PathBuf {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target =
+        env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+    target.join("release/underpass")
+}
+
+/// `CNI_PATH` of calls: the folder of the plugin under test, then the reference plugins.
+#[must_use]
+pub fn cni_path() -> String {
+    let own = plugin().parent().unwrap_or(Path::new("/"));
+    format!("{}:{REFERENCE}", own.display())
+}

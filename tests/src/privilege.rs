@@ -1,0 +1,71 @@
+//! What the tests need of the machine, and what happens where it is missing.
+
+use std::{env, fs, path::Path};
+
+use nix::{
+    sched::{CloneFlags, unshare},
+    unistd::Uid,
+};
+
+/// Tools that fixtures run, each with what it is needed for.
+const TOOLS: &[(&str, &str)] = &[
+    ("ip", "links, addresses and routes (Debian: iproute2)"),
+    ("nft", "firewall rules and counters (Debian: nftables)"),
+    (
+        "conntrack",
+        "flushing connection tracking (Debian: conntrack)",
+    ),
+];
+
+/// The first thing that this machine lacks, as a sentence; `None` if tests can run.
+#[must_use]
+pub fn missing() -> Option<String> {
+    if !Uid::effective().is_root() {
+        return Some("network namespaces and eBPF programs need root: run it with sudo".to_owned());
+    }
+    if let Some((tool, purpose)) = TOOLS.iter().find(|(tool, _)| find(tool).is_none()) {
+        return Some(format!(
+            "the command `{tool}` is missing, needed for {purpose}: run `cargo xtask setup`"
+        ));
+    }
+    if !Path::new("/sys/fs/bpf").is_dir() {
+        return Some("there is no /sys/fs/bpf: this kernel has no eBPF file system".to_owned());
+    }
+    let namespaces = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
+    })
+    .join();
+    match namespaces {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(format!(
+            "this process may not make network and mount namespaces ({error}): \
+             a container needs CAP_SYS_ADMIN, CAP_NET_ADMIN and CAP_BPF (docker: --privileged)"
+        )),
+        Err(_) => Some("no thread could be started".to_owned()),
+    }
+}
+
+/// True if the test can't run here; the reason is printed.
+///
+/// # Panics
+/// With the reason, if the environment says `CI=true`: a skipped test must not look like one that passed.
+#[must_use]
+pub fn skipped() -> bool {
+    let Some(reason) = missing() else {
+        return false;
+    };
+    assert!(
+        env::var("CI").as_deref() != Ok("true"),
+        "can't run here, and CI=true forbids to skip: {reason}"
+    );
+    anstream::eprintln!("skipped: {reason}");
+    true
+}
+
+fn find(tool: &str) -> Option<std::path::PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(tool))
+        .find(|file| fs::metadata(file).is_ok_and(|file| file.is_file()))
+}

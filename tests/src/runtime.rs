@@ -1,0 +1,265 @@
+//! A container runtime's side of the protocol: environment and JSON in, JSON out.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::Write as _,
+    process::{Command, ExitStatus, Output, Stdio},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    Family, Node,
+    node::{cni_path, plugin},
+};
+
+/// A network configuration as a plugin gets it.
+#[derive(Clone, Debug)]
+pub struct Conf(Value);
+
+impl Conf {
+    /// The default network of a node: both families, masqueraded, built-in IPAM.
+    #[must_use]
+    pub fn new(node: &Node) -> Self {
+        Self(json!({
+            "cniVersion": "1.1.0",
+            "name": "lab",
+            "type": "underpass",
+            "ipMasq": true,
+            "bpfRoot": node.bpf_root(),
+            "ipam": {
+                "type": "host-local",
+                "dataDir": node.data_dir(),
+                "ranges": Family::BOTH.map(|family| json!([{ "subnet": family.pods() }])),
+                "routes": Family::BOTH.map(|family| json!({ "dst": family.everywhere() })),
+            },
+        }))
+    }
+
+    /// The same network with a key set to another value.
+    #[must_use]
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.0[key] = value.into();
+        self
+    }
+
+    /// The same network with a key of `ipam` set to another value.
+    #[must_use]
+    pub fn with_ipam(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.0["ipam"][key] = value.into();
+        self
+    }
+
+    /// The network's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0["name"].as_str().unwrap_or_default()
+    }
+
+    /// As JSON.
+    #[must_use]
+    pub fn json(&self) -> &Value {
+        &self.0
+    }
+}
+
+/// One call of the plugin.
+#[derive(Clone, Debug)]
+pub struct Call {
+    env: BTreeMap<String, String>,
+    stdin: Vec<u8>,
+}
+
+impl Call {
+    /// A call of a verb, without attachment and input.
+    #[must_use]
+    pub fn new(verb: &str) -> Self {
+        Self {
+            env: BTreeMap::from([
+                ("CNI_COMMAND".to_owned(), verb.to_owned()),
+                ("CNI_PATH".to_owned(), cni_path()),
+            ]),
+            stdin: Vec::new(),
+        }
+    }
+
+    /// Names the attachment; `netns` is a path.
+    #[must_use]
+    pub fn attachment(self, container: &str, netns: &str, ifname: &str) -> Self {
+        self.env("CNI_CONTAINERID", container)
+            .env("CNI_NETNS", netns)
+            .env("CNI_IFNAME", ifname)
+    }
+
+    /// Sets a variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Leaves a variable out.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.env.remove(name);
+        self
+    }
+
+    /// Sends a configuration.
+    #[must_use]
+    pub fn conf(self, conf: &Conf) -> Self {
+        let text = conf.json().to_string();
+        self.stdin(text.as_bytes())
+    }
+
+    /// Sends any bytes.
+    #[must_use]
+    pub fn stdin(mut self, bytes: &[u8]) -> Self {
+        self.stdin = bytes.to_vec();
+        self
+    }
+
+    /// The command that this call is, ready to be started inside a node.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(plugin());
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .envs(&self.env);
+        command
+    }
+
+    /// What it sends on standard input.
+    #[must_use]
+    pub fn input(&self) -> &[u8] {
+        &self.stdin
+    }
+
+    /// Makes the call on a node.
+    pub fn run(&self, node: &Node) -> Result<Reply> {
+        self.reply(node.netns().output(&mut self.command(), &self.stdin)?)
+    }
+
+    /// Makes the call where this process is, for calls that do nothing to the system.
+    pub fn run_here(&self) -> Result<Reply> {
+        let mut child = self
+            .command()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("run the plugin")?;
+        // A verb that does not read its input closes the pipe.
+        let _ = child
+            .stdin
+            .take()
+            .map(|mut pipe| pipe.write_all(&self.stdin));
+        self.reply(child.wait_with_output().context("wait for the plugin")?)
+    }
+
+    fn reply(&self, output: Output) -> Result<Reply> {
+        Ok(Reply {
+            verb: self.env.get("CNI_COMMAND").cloned().unwrap_or_default(),
+            status: output.status,
+            stdout: String::from_utf8(output.stdout).context("the plugin printed no UTF-8")?,
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+}
+
+/// What the plugin answered.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    verb: String,
+    /// How it exited.
+    pub status: ExitStatus,
+    /// Its standard output: at most one JSON document.
+    pub stdout: String,
+    /// Its log.
+    pub stderr: String,
+}
+
+/// An error as the protocol has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CniError {
+    /// The code.
+    pub code: u64,
+    /// The sentence.
+    pub msg: String,
+    /// More of it, or nothing.
+    pub details: String,
+}
+
+impl fmt::Display for CniError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "code {}: {}", self.code, self.msg)?;
+        if !self.details.is_empty() {
+            write!(f, "; {}", self.details)?;
+        }
+        Ok(())
+    }
+}
+
+impl Reply {
+    /// The one document on standard output.
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_str(&self.stdout).with_context(|| {
+            format!(
+                "{} must answer with exactly one JSON document, but it printed {:?}; its log: {}",
+                self.verb, self.stdout, self.stderr
+            )
+        })
+    }
+
+    /// The result of a verb that has one.
+    pub fn result(&self) -> Result<Value> {
+        self.succeeded()?;
+        self.json()
+    }
+
+    /// Success of a verb that has no result.
+    pub fn silence(&self) -> Result<()> {
+        self.succeeded()?;
+        ensure!(
+            self.stdout.trim().is_empty(),
+            "{} has no result, but it printed {:?}",
+            self.verb,
+            self.stdout
+        );
+        Ok(())
+    }
+
+    /// The error of a call that must fail.
+    pub fn error(&self) -> Result<CniError> {
+        ensure!(
+            !self.status.success(),
+            "{} succeeded where it must fail: {}",
+            self.verb,
+            self.stdout
+        );
+        self.parse_error()
+    }
+
+    fn succeeded(&self) -> Result<()> {
+        if self.status.success() {
+            return Ok(());
+        }
+        let error = self.parse_error()?;
+        bail!("{} failed, {error}; its log: {}", self.verb, self.stderr)
+    }
+
+    fn parse_error(&self) -> Result<CniError> {
+        let json = self.json()?;
+        let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
+        Ok(CniError {
+            code: json["code"]
+                .as_u64()
+                .with_context(|| format!("an error without a code: {json}"))?,
+            msg: text("msg"),
+            details: text("details"),
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! Traffic with checked content, by TCP, UDP and ICMP echo: whoever answers says which source address it saw.
+
+pub mod content;
+pub mod ping;
+pub mod raw;
+pub mod tcp;
+pub mod udp;
+
+use std::time::Duration;
+
+/// How long anything may wait for a packet that should come.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a test waits to believe that a packet does not come.
+pub const SILENCE: Duration = Duration::from_millis(400);

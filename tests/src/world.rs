@@ -1,0 +1,71 @@
+//! Everything beyond the node's uplink: its gateway, and servers behind it.
+
+use anyhow::Result;
+
+use crate::{Family, Node, netns::Netns};
+
+/// The world around one node. It knows no route to pods unless a test gives it one.
+#[derive(Debug)]
+pub struct World {
+    netns: Netns,
+}
+
+impl World {
+    /// The world's end of the node's uplink.
+    pub const LINK: &str = "eth0";
+
+    /// Connects a node to a new world by a veth pair with this MTU, in bytes.
+    pub fn around(node: &Node, mtu: u32) -> Result<Self> {
+        let netns = node.netns().sibling("world")?;
+        let uplink = Node::UPLINK;
+        let link = Self::LINK;
+        node.netns().ip(&[
+            format!("link add {uplink} mtu {mtu} type veth peer name {link} mtu {mtu} netns world"),
+            format!("link set {uplink} up"),
+        ])?;
+        let mut theirs = vec![format!("link set {link} up")];
+        let mut ours = Vec::new();
+        for family in Family::BOTH {
+            let (bits, host) = (family.link_bits(), family.host_bits());
+            let dad = nodad(family);
+            theirs.push(format!(
+                "address add {}/{bits} dev {link} {dad}",
+                family.gateway()
+            ));
+            for server in [family.remote(), family.other_remote()] {
+                theirs.push(format!("address add {server}/{host} dev lo {dad}"));
+            }
+            ours.push(format!(
+                "address add {}/{bits} dev {uplink} {dad}",
+                family.node()
+            ));
+            ours.push(format!(
+                "route add {} via {}",
+                family.everywhere(),
+                family.gateway()
+            ));
+        }
+        netns.ip(&theirs)?;
+        node.netns().ip(&ours)?;
+        Ok(Self { netns })
+    }
+
+    /// Its network namespace.
+    #[must_use]
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// Gives the world routes to the pods' ranges by way of the node: pods that need no masquerade.
+    pub fn route_pods(&self) -> Result<()> {
+        self.netns.ip(&Family::BOTH
+            .map(|family| format!("route add {} via {}", family.pods(), family.node())))
+    }
+}
+
+fn nodad(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "",
+        Family::V6 => "nodad",
+    }
+}

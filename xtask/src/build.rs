@@ -1,0 +1,59 @@
+//! `cargo xtask build`: the two plugins, statically linked.
+
+use std::fs;
+
+use anyhow::Context as _;
+
+use crate::setup::{self, Need};
+use crate::toolchain::Toolchain;
+use crate::workspace::Workspace;
+use crate::{process, report};
+
+/// What is installed on a node.
+pub(crate) const PLUGINS: [&str; 2] = ["underpass", "underpass-ipam"];
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Build the eBPF programs alone, with all warnings shown.
+    #[arg(long)]
+    ebpf: bool,
+}
+
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.ebpf {
+        return programs(workspace);
+    }
+    plugins(workspace)?;
+    for name in PLUGINS {
+        let path = workspace.released(name);
+        let size = fs::metadata(&path)
+            .with_context(|| format!("the build left no {}", path.display()))?
+            .len();
+        report::step(
+            "built",
+            &format!("{} ({} KiB)", path.display(), size / 1024),
+        );
+    }
+    Ok(())
+}
+
+/// The plugins in `target/release`.
+pub(crate) fn plugins(workspace: &Workspace) -> anyhow::Result<()> {
+    setup::ensure(workspace, Need::Build)?;
+    let mut cargo = workspace.cargo();
+    cargo.args(["build", "--release", "--locked"]);
+    for name in PLUGINS {
+        cargo.args(["--package", name]);
+    }
+    process::run(&mut cargo)
+}
+
+/// The eBPF object by itself, for those who work on it: `plugin/build.rs` hides the compiler's warnings.
+fn programs(workspace: &Workspace) -> anyhow::Result<()> {
+    setup::ensure(workspace, Need::Build)?;
+    let out = workspace.target.join("ebpf");
+    let toolchain = Toolchain::find(&workspace.root).map_err(anyhow::Error::msg)?;
+    process::run(&mut toolchain.cargo("build", &workspace.root, &out, &[])?)?;
+    report::step("built", &Toolchain::object(&out).display().to_string());
+    Ok(())
+}

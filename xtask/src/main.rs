@@ -1,0 +1,65 @@
+//! `cargo xtask`: what this project does to itself. One command per file.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod build;
+mod demo;
+mod dist;
+mod elf;
+mod lint;
+mod process;
+mod report;
+mod setup;
+mod test;
+mod toolchain;
+mod workspace;
+
+use workspace::Workspace;
+
+/// What this project does to itself.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Find or install what the build and the tests need.
+    Setup(setup::Arguments),
+    /// Build the plugins, statically linked, into target/release.
+    Build(build::Arguments),
+    /// Run every test of the workspace, as root.
+    Test(test::Arguments),
+    /// Check format, lints, dependencies and public texts.
+    Lint,
+    /// Pack the plugins into target/dist, ready to unpack on a node.
+    Dist,
+    /// Show two containers talking through the eBPF programs, as root.
+    Demo(demo::Arguments),
+}
+
+fn main() -> ExitCode {
+    let command = Arguments::parse().command;
+    match Workspace::find().and_then(|workspace| run(command, &workspace)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command, workspace: &Workspace) -> anyhow::Result<()> {
+    match command {
+        Command::Setup(arguments) => setup::run(workspace, &arguments),
+        Command::Build(arguments) => build::run(workspace, &arguments),
+        Command::Test(arguments) => test::run(workspace, &arguments),
+        Command::Lint => lint::run(workspace),
+        Command::Dist => dist::run(workspace),
+        Command::Demo(arguments) => demo::run(workspace, &arguments),
+    }
+}

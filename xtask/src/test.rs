@@ -1,0 +1,65 @@
+//! `cargo xtask test`: every test of the workspace, against the released plugins.
+
+use std::process::Command;
+
+use crate::setup::{self, Need};
+use crate::workspace::Workspace;
+use crate::{build, process, report};
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Names of tests, and options of `cargo nextest run`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    filter: Vec<String>,
+}
+
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
+    setup::require_root(
+        "test",
+        "the tests make network namespaces and load eBPF programs",
+    )?;
+    setup::ensure(workspace, Need::Test)?;
+    build::plugins(workspace)?;
+
+    let mut tests = workspace.cargo();
+    if process::on_path("cargo-nextest") {
+        tests
+            .args(["nextest", "run", "--workspace", "--locked"])
+            .args(&arguments.filter);
+    } else {
+        report::warn(
+            "cargo-nextest is not installed: plain `cargo test` runs the tests, and nothing stops one that hangs",
+        );
+        tests
+            .args([
+                "test",
+                "--workspace",
+                "--locked",
+                "--all-targets",
+                "--no-fail-fast",
+            ])
+            .args(&arguments.filter);
+        tests.env("RUST_TEST_THREADS", "2");
+    }
+    name_plugins(&mut tests, workspace);
+    process::run(&mut tests)?;
+
+    if arguments.filter.is_empty() {
+        report::step("testing", "examples in the documentation");
+        process::run(workspace.cargo().args([
+            "test",
+            "--workspace",
+            "--locked",
+            "--doc",
+            "--quiet",
+        ]))?;
+    }
+    Ok(())
+}
+
+/// Tells tests and demonstration which executables to drive.
+pub(crate) fn name_plugins(command: &mut Command, workspace: &Workspace) {
+    command
+        .env("UNDERPASS_BIN", workspace.released("underpass"))
+        .env("UNDERPASS_IPAM_BIN", workspace.released("underpass-ipam"));
+}
