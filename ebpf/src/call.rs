@@ -51,8 +51,8 @@ functions! {
     deliver(ctx: *mut __sk_buff) -> i32 = to_pod::deliver;
     translate_back(ctx: *mut __sk_buff, l3: u32) -> i32 = from_wire::translate_back;
     leave(ctx: *mut __sk_buff, l3: u32) -> i32 = to_wire::leave;
-    error_in(ctx: *mut __sk_buff) -> i32 = error::from_wire;
-    error_out(ctx: *mut __sk_buff) -> i32 = error::to_wire;
+    error_in(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::from_wire;
+    error_out(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::to_wire;
     parse_whole(ctx: *mut __sk_buff, l3: u32) -> u32 = parse::whole;
     parse_quoted(ctx: *mut __sk_buff) -> u32 = parse::quoted;
     translate(ctx: *mut __sk_buff) -> u32 = translate::to_partner;
@@ -63,7 +63,9 @@ functions! {
     learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;
     route(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::lookup;
     claim(ctx: *mut __sk_buff) -> u32 = masquerade::claim;
-    try_claim(ctx: *mut __sk_buff) -> u32 = masquerade::try_claim;
+    host_uses(ctx: *mut __sk_buff) -> u32 = masquerade::host_uses;
+    insert() -> u32 = masquerade::insert;
+    trace_claim(result: u32) -> u32 = masquerade::trace;
     probe(attempt: u32) -> u32 = masquerade::probe;
     commit() -> u32 = masquerade::commit;
     restore() -> u32 = masquerade::restore;

@@ -39,12 +39,6 @@ impl Skb {
         Self { ctx: TcContext::new(ctx) }
     }
 
-    /// What the log macros want.
-    #[inline(always)]
-    pub const fn ctx(&self) -> &TcContext {
-        &self.ctx
-    }
-
     /// The context itself, to pass it to another function.
     #[inline(always)]
     pub const fn raw(&self) -> *mut __sk_buff {

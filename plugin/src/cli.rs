@@ -81,7 +81,9 @@ enum Failure {
     Log(#[from] aya_log::Error),
     #[error("another `underpass trace` is running on this node: records can be read by one only")]
     TraceBusy,
-    #[error("{0} containers are attached: DEL them first, or say --force to cut them off from masquerade and bypass")]
+    #[error(
+        "{0} containers are attached: DEL them first, or say --force to cut them off from masquerade and bypass"
+    )]
     InUse(usize),
 }
 

@@ -186,7 +186,11 @@ impl Conf {
         if let Some(value) = runtime.bandwidth.filter(limits_something) {
             return Err(Error::unsupported("runtimeConfig.bandwidth", value));
         }
-        let RuntimeDns { servers, searches, options } = runtime.dns;
+        let RuntimeDns {
+            servers,
+            searches,
+            options,
+        } = runtime.dns;
         if !(servers.is_empty() && searches.is_empty() && options.is_empty()) {
             decoded.dns = Some(Dns {
                 nameservers: servers,
@@ -227,7 +231,10 @@ impl Keys {
             ("forceAddress", self.force_address),
             ("preserveDefaultVlan", self.preserve_default_vlan),
             ("portIsolation", self.port_isolation),
-            ("disableContainerInterface", self.disable_container_interface),
+            (
+                "disableContainerInterface",
+                self.disable_container_interface,
+            ),
         ];
         if let Some((key, _)) = flags.into_iter().find(|(_, set)| *set) {
             return Err(Error::unsupported(key, true));

@@ -78,7 +78,9 @@ impl Error {
         }
     }
 
-    pub(crate) fn program<E: Into<aya::programs::ProgramError>>(name: &'static str) -> impl FnOnce(E) -> Self {
+    pub(crate) fn program<E: Into<aya::programs::ProgramError>>(
+        name: &'static str,
+    ) -> impl FnOnce(E) -> Self {
         move |source| Self::Program {
             name,
             source: Box::new(source.into()),

@@ -37,10 +37,14 @@ pub(crate) enum Error {
         source: io::Error,
     },
     /// The container's namespace is not there.
-    #[error("failed to open netns {0:?}: no such file: the container is gone, or the runtime gave a wrong path")]
+    #[error(
+        "failed to open netns {0:?}: no such file: the container is gone, or the runtime gave a wrong path"
+    )]
     NoNetns(PathBuf),
     /// ADD without DEL between.
-    #[error("{ifname} of container {container} is attached to network {network} already: DEL it first")]
+    #[error(
+        "{ifname} of container {container} is attached to network {network} already: DEL it first"
+    )]
     Attached {
         /// The network.
         network: String,

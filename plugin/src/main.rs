@@ -1,8 +1,9 @@
 //! `underpass`: the CNI plugin where a runtime calls it, and the operator's command line where a person does.
 
-use std::{env, io, process::ExitCode};
+use std::{env, io, path::Path, process::ExitCode};
 
 use underpass_cni::{About, Version, serve};
+use underpass_ipam::HostLocal;
 
 mod cli;
 mod conf;
@@ -21,15 +22,31 @@ mod verb;
 
 fn main() -> ExitCode {
     log::init();
+    let name = name();
     let called = env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty());
     let nobody = env::args_os().len() == 1 && !io::IsTerminal::is_terminal(&io::stdin());
-    if called || nobody {
-        let about = About {
-            name: "underpass",
-            version: env!("CARGO_PKG_VERSION"),
-            supported: &Version::ALL,
-        };
-        return serve(&about, &verb::Underpass);
+    if !called && !nobody {
+        return cli::run();
     }
-    cli::run()
+    let about = About {
+        name: &name,
+        version: env!("CARGO_PKG_VERSION"),
+        supported: &Version::ALL,
+    };
+    if name == "host-local" {
+        return serve(&about, &HostLocal);
+    }
+    serve(&about, &verb::Underpass)
+}
+
+/// The name that this program was installed under: existing configs ask for `ptp` and `host-local`, and find what they expect.
+fn name() -> String {
+    env::args_os()
+        .next()
+        .as_deref()
+        .and_then(|path| Path::new(path).file_name())
+        .map_or_else(
+            || "underpass".to_owned(),
+            |name| name.to_string_lossy().into_owned(),
+        )
 }

@@ -71,7 +71,11 @@ impl Plan {
         uplink_mtu: Option<u32>,
         sandbox: &str,
     ) -> Result<Self, Error> {
-        let Given { mut ips, mut routes, dns } = given;
+        let Given {
+            mut ips,
+            mut routes,
+            dns,
+        } = given;
         if ips.len() > MAX_ADDRESSES {
             return Err(Error::config(format!(
                 "the IPAM gave {} addresses: an interface can have {MAX_ADDRESSES}",
@@ -83,7 +87,8 @@ impl Plan {
         let (host, pod) = ends(&identity, conf);
         for ip in &mut ips {
             ip.interface = Some(1);
-            ip.gateway.get_or_insert(fallback_gateway(ip.address.addr()));
+            ip.gateway
+                .get_or_insert(fallback_gateway(ip.address.addr()));
         }
         if conf.default_gateway == DefaultGateway::Add {
             add_default_routes(&ips, &mut routes);
@@ -168,12 +173,11 @@ fn same_family(a: IpAddr, b: IpAddr) -> bool {
 
 /// A default route for each family with an address, unless the IPAM gave one with a next hop.
 fn add_default_routes(ips: &[IpConfig], routes: &mut Vec<CniRoute>) {
-    let everything = [
-        IpNet::V4(Ipv4Net::default()),
-        IpNet::V6(Ipv6Net::default()),
-    ];
+    let everything = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
     for dst in everything {
-        let given = routes.iter().any(|route| route.dst == dst && route.gw.is_some());
+        let given = routes
+            .iter()
+            .any(|route| route.dst == dst && route.gw.is_some());
         let gateway = ips
             .iter()
             .filter_map(|ip| ip.gateway)
@@ -266,8 +270,14 @@ fn no_masquerade(conf: &Conf, addresses: &[IpNet]) -> Vec<IpNet> {
     };
     nets.extend([
         IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
-        IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
-        IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10)),
+        IpNet::V6(Ipv6Net::new_assert(
+            Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0),
+            8,
+        )),
+        IpNet::V6(Ipv6Net::new_assert(
+            Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
+            10,
+        )),
     ]);
     nets.sort_unstable();
     nets.dedup();

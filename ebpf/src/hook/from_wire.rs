@@ -50,7 +50,7 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         return PASS;
     }
     if head.kind == Kind::Error {
-        return I::error_in(ctx);
+        return I::error_in(ctx, I::parse_quoted(ctx));
     }
     fragment::complete(head);
     if head.kind != Kind::Flow {

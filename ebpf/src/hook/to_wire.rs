@@ -37,7 +37,7 @@ pub fn leave<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         return PASS;
     }
     if head.kind == Kind::Error {
-        return I::error_out(ctx);
+        return I::error_out(ctx, I::parse_quoted(ctx));
     }
     fragment::complete(head);
     code(match endpoint(head.tuple.src.wide()) {

@@ -19,25 +19,22 @@ use super::{
     parse::PARSED,
 };
 use crate::{
-    call::Call,
     maps::{Net, Work, device, endpoint},
     skb::Skb,
     verdict::{Step, Verdict, code},
 };
 
-/// An error from the world, in [`Work::head`]: if it quotes what a masqueraded flow sent, it is the pod's.
+/// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be `quoted`: if it is about what a masqueraded flow sent, it is
+/// the pod's.
 #[inline(always)]
-pub fn from_wire<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    code(incoming::<I>(&mut Skb::new(ctx)))
+pub fn from_wire<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
+    code(incoming::<I>(&mut Skb::new(ctx), quoted == PARSED))
 }
 
 #[inline(always)]
-fn incoming<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let Some(Work { head, inner, partner: quote, .. }) = I::work() else { return Ok(Verdict::Stack) };
-    if I::parse_quoted(skb.raw()) != PARSED {
-        return Ok(Verdict::Stack);
-    }
-    if inner.kind != Kind::Flow {
+    if !is_quoted || inner.kind != Kind::Flow {
         return Ok(Verdict::Stack);
     }
     // The error travels against the packet that it quotes.
@@ -52,14 +49,14 @@ fn incoming<I: Call>(skb: &mut Skb) -> Step<Verdict> {
     rewrite(skb, head, inner, quote, src, dst)
 }
 
-/// An error to the world, in [`Work::head`], from a pod or from this host: what it quotes must have the tuple that the world knows.
+/// An error to the world, as for [`from_wire`], from a pod or from this host: what it quotes must have the tuple that the world knows.
 #[inline(always)]
-pub fn to_wire<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    code(outgoing::<I>(&mut Skb::new(ctx)))
+pub fn to_wire<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
+    code(outgoing::<I>(&mut Skb::new(ctx), quoted == PARSED))
 }
 
 #[inline(always)]
-fn outgoing<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let Some(Work { head, inner, partner: quote, .. }) = I::work() else { return Ok(Verdict::Stack) };
     let sender = endpoint(head.tuple.src.wide());
     let mut must_translate = false;
@@ -69,7 +66,7 @@ fn outgoing<I: Call>(skb: &mut Skb) -> Step<Verdict> {
         must_translate = masquerade::is_wanted::<I>(pod, head.tuple.dst);
     }
     let refused = if must_translate { Verdict::Drop(Counter::DropUntranslated) } else { Verdict::Stack };
-    if I::parse_quoted(skb.raw()) != PARSED || inner.kind != Kind::Flow {
+    if !is_quoted || inner.kind != Kind::Flow {
         return Ok(refused);
     }
     let (key, end) = inner.tuple.reversed().key();

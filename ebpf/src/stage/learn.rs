@@ -179,7 +179,7 @@ fn close<I: Net>(ctx: *mut __sk_buff, key: &Key<I::Addr>) -> u32 {
     count(Counter::Learned);
     if trace_level() >= DEBUG {
         debug!(
-            skb.ctx(),
+            (),
             "learned protocol {} port {} - port {} at device {}",
             key.0.protocol,
             u16::from_be(key.0.sport),

@@ -84,23 +84,32 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
         Way::Stack => (action::STACK, action::STACK),
     };
     let result = I::claim(skb.raw());
-    if result != CLAIMED {
-        if trace_level() >= WARN {
-            warn!(skb.ctx(), "no port for protocol {} source port {}", head.tuple.protocol, u16::from_be(head.tuple.sport));
+    if trace_level() != 0 {
+        I::trace_claim(result);
+    }
+    match result {
+        CLAIMED => {
+            *partner = request.outer;
+            Ok(())
         }
-        return Err(Verdict::Drop(if result == NO_PORT { Counter::DropNoPort } else { Counter::DropMapFull }));
+        NO_PORT => Err(Verdict::Drop(Counter::DropNoPort)),
+        _ => Err(Verdict::Drop(Counter::DropMapFull)),
     }
-    if trace_level() >= DEBUG {
-        debug!(
-            skb.ctx(),
-            "masquerade protocol {} source port {} as port {}",
-            head.tuple.protocol,
-            u16::from_be(head.tuple.sport),
-            u16::from_be(request.outer.sport)
-        );
+}
+
+/// Logs what became of [`Work::request`]. No context: the compiler sees that logging ignores it and would pass none.
+#[inline(always)]
+pub fn trace<I: Net>(result: u32) -> u32 {
+    let Some(Work { request, .. }) = I::work() else { return result };
+    let (protocol, wanted) = (request.inner.protocol, u16::from_be(request.inner.sport));
+    if result == CLAIMED {
+        if trace_level() >= DEBUG {
+            debug!((), "masquerade protocol {} source port {} as port {}", protocol, wanted, u16::from_be(request.outer.sport));
+        }
+    } else if trace_level() >= WARN {
+        warn!((), "no port for protocol {} source port {}", protocol, wanted);
     }
-    *partner = request.outer;
-    Ok(())
+    result
 }
 
 const CLAIMED: u32 = 0;
@@ -112,13 +121,13 @@ const NO_ROOM: u32 = 2;
 pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
     let wanted = request.outer.sport;
-    let mut result = I::try_claim(ctx);
+    let mut result = try_claim::<I>(ctx);
     for _ in 0..ROUNDS {
         // SCTP's checksum covers the port, not the addresses: a kept port needs no new one.
         if result == CLAIMED || request.inner.protocol == protocol::SCTP || !search::<I>() {
             break;
         }
-        result = I::try_claim(ctx);
+        result = try_claim::<I>(ctx);
     }
     if result != CLAIMED {
         return result;
@@ -128,6 +137,11 @@ pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
         count(if request.owner == 0 { Counter::HostPortMoved } else { Counter::PortChanged });
     }
     I::commit()
+}
+
+#[inline(always)]
+fn try_claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
+    if I::host_uses(ctx) == FREE { I::insert() } else { NO_PORT }
 }
 
 /// Tries ports at random until one is free.
@@ -174,9 +188,9 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
     port.to_be()
 }
 
-/// Takes the outer tuple of [`Work::request`] if nobody has it.
+/// Takes the outer tuple of [`Work::request`] if no flow has it.
 #[inline(always)]
-pub fn try_claim<I: Net>(ctx: *mut __sk_buff) -> u32 {
+pub fn insert<I: Net>() -> u32 {
     let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
     let (key, _) = request.outer.key();
     if let Some((flow, _)) = find::<I>(&key) {
@@ -184,11 +198,8 @@ pub fn try_claim<I: Net>(ctx: *mut __sk_buff) -> u32 {
             return NO_PORT;
         }
         count(Counter::Expired);
-        let half = if flow.halves[0].rewrite != 0 { flow.halves[0] } else { flow.halves[1] };
-        remove::<I>(&key, &half);
-    }
-    if is_used_by_host::<I>(ctx, &request.outer) {
-        return NO_PORT;
+        let half = if flow.halves[0].rewrite != 0 { &flow.halves[0] } else { &flow.halves[1] };
+        remove::<I>(&key, half);
     }
     let Some(flow) = I::scratch() else { return NO_ROOM };
     write_outer::<I>(flow, request);
@@ -203,11 +214,13 @@ pub fn try_claim<I: Net>(ctx: *mut __sk_buff) -> u32 {
     CLAIMED
 }
 
-/// Whether a socket of the host would get the replies to this tuple: a connection, or a listener that one may yet be made to.
+/// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`]: a connection, or a listener that one may yet
+/// be made to.
 #[inline(always)]
-fn is_used_by_host<I: Net>(ctx: *mut __sk_buff, outer: &Tuple<I::Addr>) -> bool {
+pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work { request: Request { outer, .. }, .. }) = I::work() else { return USED };
     if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
-        return false;
+        return FREE;
     }
     let mut tuple = I::socket_tuple(&outer.reversed());
     let lookup = if outer.protocol == protocol::TCP {
@@ -218,11 +231,11 @@ fn is_used_by_host<I: Net>(ctx: *mut __sk_buff, outer: &Tuple<I::Addr>) -> bool 
         unsafe { bpf_sk_lookup_udp(ctx.cast(), &raw mut tuple, I::SOCKET_TUPLE, BPF_F_CURRENT_NETNS, 0) }
     };
     if lookup.is_null() {
-        return false;
+        return FREE;
     }
     // SAFETY: a reference that the lookup took, released once.
     unsafe { bpf_sk_release(lookup.cast()) };
-    true
+    USED
 }
 
 /// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken, should the host itself use it.

@@ -83,24 +83,35 @@ impl Line {
         let Key(tuple) = key;
         Self {
             protocol: protocol_name(tuple.protocol),
-            ends: [
-                end(tuple.src, tuple.sport),
-                end(tuple.dst, tuple.dport),
-            ],
-            directions: flow.halves.each_ref().map(|half| Direction::new(half, names)),
+            ends: [end(tuple.src, tuple.sport), end(tuple.dst, tuple.dport)],
+            directions: flow
+                .halves
+                .each_ref()
+                .map(|half| Direction::new(half, names)),
             state: state_names(flow.state),
         }
     }
 
     fn print(&self, out: &mut impl io::Write) -> io::Result<()> {
-        let Self { protocol, ends: [a, b], directions, state } = self;
+        let Self {
+            protocol,
+            ends: [a, b],
+            directions,
+            state,
+        } = self;
         writeln!(
             out,
             "{HEADING}{protocol}{HEADING:#} {a} <-> {b} {FAINT}{}{FAINT:#}",
             state.join(" ")
         )?;
         for (arrow, direction) in ["->", "<-"].into_iter().zip(directions) {
-            let Direction { action, device, packets, source, destination } = direction;
+            let Direction {
+                action,
+                device,
+                packets,
+                source,
+                destination,
+            } = direction;
             write!(out, "  {arrow} {action}")?;
             for (label, value) in [
                 ("by", device),
@@ -189,7 +200,13 @@ mod tests {
         let pod = Addr4::from(Ipv4Addr::new(10, 0, 0, 2));
         let node = Addr4::from(Ipv4Addr::new(192, 0, 2, 1));
         let world = Addr4::from(Ipv4Addr::new(198, 51, 100, 7));
-        let tuple = Tuple::new(protocol::TCP, pod, 40_000_u16.to_be(), world, 443_u16.to_be());
+        let tuple = Tuple::new(
+            protocol::TCP,
+            pod,
+            40_000_u16.to_be(),
+            world,
+            443_u16.to_be(),
+        );
         let (key, _) = tuple.key();
         let mut flow = Flow {
             state: state::ANSWERED,

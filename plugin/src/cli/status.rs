@@ -33,6 +33,8 @@ struct Status {
     kernel: String,
     bpf_root: String,
     loaded: bool,
+    /// Raised by every change that flows must notice; 0 if nothing is loaded.
+    epoch: u32,
     features: Vec<Feature>,
     devices: Vec<Device>,
     endpoints: Vec<Endpoint>,
@@ -99,6 +101,7 @@ impl Status {
             kernel: feature::release(),
             bpf_root: root.display().to_string(),
             loaded: pins.are_complete(),
+            epoch: 0,
             features: features(),
             devices: Vec::new(),
             endpoints: Vec::new(),
@@ -108,6 +111,7 @@ impl Status {
             return Ok(status);
         }
         let maps = Maps::open(&pins)?;
+        status.epoch = maps.state()?.epoch;
         let node = Netlink::open()?;
         let links: HashMap<u32, Link> = node
             .links()?
@@ -163,10 +167,19 @@ impl Status {
     }
 
     fn print(&self, out: &mut impl io::Write) -> io::Result<()> {
-        let Self { version, kernel, bpf_root, abi, .. } = self;
+        let Self {
+            version,
+            kernel,
+            bpf_root,
+            abi,
+            ..
+        } = self;
         writeln!(out, "underpass {version} on kernel {kernel}")?;
         if self.loaded {
-            writeln!(out, "programs: {GOOD}loaded{GOOD:#}, pinned at {bpf_root} (layout {abi})")?;
+            writeln!(
+                out,
+                "programs: {GOOD}loaded{GOOD:#}, pinned at {bpf_root} (layout {abi})"
+            )?;
         } else {
             writeln!(
                 out,
@@ -175,9 +188,22 @@ impl Status {
         }
 
         writeln!(out, "\n{HEADING}Kernel features{HEADING:#}")?;
-        for Feature { name, present, reason, purpose } in &self.features {
-            let (style, word) = if *present { (GOOD, "yes") } else { (FAINT, "no ") };
-            writeln!(out, "  {name:<20} {style}{word}{style:#}  {reason}: {purpose}")?;
+        for Feature {
+            name,
+            present,
+            reason,
+            purpose,
+        } in &self.features
+        {
+            let (style, word) = if *present {
+                (GOOD, "yes")
+            } else {
+                (FAINT, "no ")
+            };
+            writeln!(
+                out,
+                "  {name:<20} {style}{word}{style:#}  {reason}: {purpose}"
+            )?;
         }
         if !self.loaded {
             return Ok(());
@@ -190,19 +216,39 @@ impl Status {
                 DeviceKind::Uplink => "uplink",
             };
             write!(out, "  {:<16} {kind:<7}", device.name)?;
-            for Program { program, direction, attached } in &device.programs {
-                let (style, word) = if *attached { (GOOD, "") } else { (BAD, " MISSING") };
+            for Program {
+                program,
+                direction,
+                attached,
+            } in &device.programs
+            {
+                let (style, word) = if *attached {
+                    (GOOD, "")
+                } else {
+                    (BAD, " MISSING")
+                };
                 write!(out, " {direction}: {style}{program}{word}{style:#}")?;
             }
             writeln!(out)?;
         }
 
         writeln!(out, "\n{HEADING}Endpoints{HEADING:#}")?;
-        for Endpoint { address, device, attachment } in &self.endpoints {
-            writeln!(out, "  {address:<40} {device:<16} {FAINT}{attachment}{FAINT:#}")?;
+        for Endpoint {
+            address,
+            device,
+            attachment,
+        } in &self.endpoints
+        {
+            writeln!(
+                out,
+                "  {address:<40} {device:<16} {FAINT}{attachment}{FAINT:#}"
+            )?;
         }
 
-        writeln!(out, "\n{HEADING}Counters{HEADING:#} (those that are not zero)")?;
+        writeln!(
+            out,
+            "\n{HEADING}Counters{HEADING:#} (those that are not zero)"
+        )?;
         for counter in Counter::ALL {
             let value = self.counters.get(counter.name()).copied().unwrap_or(0);
             if value == 0 {

@@ -23,7 +23,11 @@ use underpass_abi::map;
 use super::Failure;
 use crate::datapath::{Error as DatapathError, Maps, Pins, lock::Lock};
 
-pub(super) fn run(root: &Path, level: LevelFilter, out: &mut impl io::Write) -> Result<(), Failure> {
+pub(super) fn run(
+    root: &Path,
+    level: LevelFilter,
+    out: &mut impl io::Write,
+) -> Result<(), Failure> {
     let pins = Pins::at(root);
     if !pins.are_complete() {
         return Err(DatapathError::NotLoaded(root.to_owned()).into());
@@ -41,7 +45,8 @@ pub(super) fn run(root: &Path, level: LevelFilter, out: &mut impl io::Write) -> 
         interrupts.add(signal);
     }
     interrupts.thread_block().map_err(io::Error::from)?;
-    let signals = SignalFd::with_flags(&interrupts, SfdFlags::SFD_CLOEXEC).map_err(io::Error::from)?;
+    let signals =
+        SignalFd::with_flags(&interrupts, SfdFlags::SFD_CLOEXEC).map_err(io::Error::from)?;
 
     let records = Records::default();
     let mut logger = EbpfLogger::init_from_id_with_logger(id, &records)?;

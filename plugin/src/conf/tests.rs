@@ -57,8 +57,9 @@ fn an_empty_config_has_the_documented_defaults() {
 
 #[test]
 fn null_is_the_default_and_keys_have_no_case() {
-    let conf = network(r#""mtu":null,"uplinks":null,"IPMASQ":true,"antispoof":false,"bypass":null"#)
-        .expect("a valid config");
+    let conf =
+        network(r#""mtu":null,"uplinks":null,"IPMASQ":true,"antispoof":false,"bypass":null"#)
+            .expect("a valid config");
     assert_eq!(conf.mtu, None);
     assert_eq!(conf.uplinks, None);
     assert_eq!(conf.masquerade, Masquerade::On);
@@ -74,7 +75,12 @@ fn every_key_is_obeyed() {
     )
     .expect("a valid config");
     assert_eq!(conf.mtu, Some(9000));
-    let nets: Vec<_> = conf.non_masquerade.iter().flatten().map(ToString::to_string).collect();
+    let nets: Vec<_> = conf
+        .non_masquerade
+        .iter()
+        .flatten()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(nets, ["10.0.0.0/8", "fd00::/8"]);
     assert_eq!(conf.uplinks, Some(vec![Glob::new("eth*".to_owned())]));
     assert_eq!(conf.bypass, Bypass::Eager);
@@ -95,8 +101,18 @@ fn keys_of_the_bridge_plugin_that_fit_are_accepted() {
 #[test]
 fn what_only_a_bridge_can_do_is_refused_by_key_and_value() {
     refused(r#""vlan":100"#, Code::UnsupportedField, "100");
-    refused(r#""vlanTrunk":[{"id":5}]"#, Code::UnsupportedField, "vlanTrunk");
-    for key in ["promiscMode", "forceAddress", "preserveDefaultVlan", "portIsolation", "disableContainerInterface"] {
+    refused(
+        r#""vlanTrunk":[{"id":5}]"#,
+        Code::UnsupportedField,
+        "vlanTrunk",
+    );
+    for key in [
+        "promiscMode",
+        "forceAddress",
+        "preserveDefaultVlan",
+        "portIsolation",
+        "disableContainerInterface",
+    ] {
         refused(&format!(r#""{key}":true"#), Code::UnsupportedField, key);
     }
 }
@@ -118,11 +134,23 @@ fn wrong_values_are_named() {
     refused(r#""mtu":"1500""#, Code::Decode, "mtu");
     refused(r#""ipMasq":"true""#, Code::Decode, "ipMasq");
     refused(r#""bypass":"sometimes""#, Code::Decode, "sometimes");
-    refused(r#""nonMasqueradeCIDRs":["10.0.0.0"]"#, Code::InvalidConfig, "10.0.0.0");
+    refused(
+        r#""nonMasqueradeCIDRs":["10.0.0.0"]"#,
+        Code::InvalidConfig,
+        "10.0.0.0",
+    );
     refused(r#""bpfRoot":"pins""#, Code::InvalidConfig, "pins");
     refused(r#""ipMasqBackend":"ipfw""#, Code::InvalidConfig, "ipfw");
-    refused(r#""runtimeConfig":{"mac":"01:00:5e:00:00:01"}"#, Code::InvalidConfig, "01:00:5e");
-    refused(r#""runtimeConfig":{"mac":"02:00"}"#, Code::InvalidConfig, "02:00");
+    refused(
+        r#""runtimeConfig":{"mac":"01:00:5e:00:00:01"}"#,
+        Code::InvalidConfig,
+        "01:00:5e",
+    );
+    refused(
+        r#""runtimeConfig":{"mac":"02:00"}"#,
+        Code::InvalidConfig,
+        "02:00",
+    );
 }
 
 #[test]

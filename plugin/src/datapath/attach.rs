@@ -49,9 +49,18 @@ pub(crate) fn places(flags: u32) -> [Place; 2] {
 }
 
 /// Attaches both programs to a device, in place of older ones of ours.
-pub(crate) fn attach(netlink: &Netlink, pins: &Pins, index: u32, places: [Place; 2]) -> Result<(), Error> {
+pub(crate) fn attach(
+    netlink: &Netlink,
+    pins: &Pins,
+    index: u32,
+    places: [Place; 2],
+) -> Result<(), Error> {
     netlink.add_clsact(index)?;
-    for Place { direction, program: name } in places {
+    for Place {
+        direction,
+        program: name,
+    } in places
+    {
         let program = pins.program(name)?;
         let fd = program.fd().map_err(DatapathError::program(name))?;
         netlink.set_filter(index, direction, fd.as_fd(), &format!("underpass_{name}"))?;

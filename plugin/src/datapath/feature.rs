@@ -66,10 +66,7 @@ fn parse(release: &str) -> (u16, u16) {
     let mut numbers = release
         .split(|c: char| !c.is_ascii_digit())
         .map(|digits| digits.parse().unwrap_or(0));
-    (
-        numbers.next().unwrap_or(0),
-        numbers.next().unwrap_or(0),
-    )
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -51,6 +51,8 @@ fn open(path: &Path) -> Result<File, Error> {
 /// A file for the node whose pins are at `root`.
 fn path(root: &Path, purpose: &str) -> PathBuf {
     let digest = Sha256::digest(root.as_os_str().as_encoded_bytes());
-    let name = digest[..8].iter().fold(0_u64, |all, byte| all << 8 | u64::from(*byte));
+    let name = digest[..8]
+        .iter()
+        .fold(0_u64, |all, byte| all << 8 | u64::from(*byte));
     Path::new(FOLDER).join(format!("{name:016x}.{purpose}"))
 }

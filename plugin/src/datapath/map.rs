@@ -60,7 +60,11 @@ impl Maps {
     }
 
     /// Records an attachment, which may not be there yet.
-    pub(crate) fn add_attachment(&mut self, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
+    pub(crate) fn add_attachment(
+        &mut self,
+        owner: Owner,
+        attachment: &Attachment,
+    ) -> Result<(), Error> {
         self.owners
             .insert(owner, attachment, u64::from(aya_flags::NO_EXIST))
             .map_err(Error::map(map::OWNERS))
@@ -259,7 +263,9 @@ fn found<T>(answer: Result<T, MapError>, name: &'static str) -> Result<Option<T>
 fn gone(answer: Result<(), MapError>, name: &'static str) -> Result<(), Error> {
     match answer {
         Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => {
+        Err(MapError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+        {
             Ok(())
         }
         Err(error) => Err(Error::map(name)(error)),
@@ -308,12 +314,23 @@ mod tests {
 
     #[test]
     fn a_destination_survives_the_round_trip() {
-        for text in ["10.0.0.0/8", "0.0.0.0/0", "192.0.2.1/32", "::/0", "fd00::/64", "2001:db8::1/128"] {
+        for text in [
+            "10.0.0.0/8",
+            "0.0.0.0/0",
+            "192.0.2.1/32",
+            "::/0",
+            "fd00::/64",
+            "2001:db8::1/128",
+        ] {
             let expected: IpNet = text.parse().expect("a prefix");
             let key = key(7, expected);
             let destination = key.data();
             assert_eq!(destination.network, 7);
-            assert_eq!(net(key.prefix_len(), destination.addr), Some(expected), "{text}");
+            assert_eq!(
+                net(key.prefix_len(), destination.addr),
+                Some(expected),
+                "{text}"
+            );
         }
     }
 

@@ -17,8 +17,7 @@ use underpass_abi::{
 
 use super::{Error, Pins, feature, lock::Lock};
 
-static OBJECT: &[u8] =
-    aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass.bpf.o"));
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass.bpf.o"));
 
 /// Memory per flow that the node has in all: a 4 GiB machine keeps 32,768 flows of each family.
 const MEMORY_PER_FLOW: u64 = 128 * 1024;
@@ -58,7 +57,9 @@ fn load(pins: &Pins) -> Result<(), Error> {
     }
     let mut object = loader.load(OBJECT)?;
 
-    let state = object.map_mut(map::STATE).ok_or(Error::Missing(map::STATE))?;
+    let state = object
+        .map_mut(map::STATE)
+        .ok_or(Error::Missing(map::STATE))?;
     Array::<_, State>::try_from(state)
         .and_then(|mut state| state.set(0, State { epoch: 1, trace: 0 }, 0))
         .map_err(Error::map(map::STATE))?;
@@ -68,7 +69,10 @@ fn load(pins: &Pins) -> Result<(), Error> {
         let pinned = object.map(name).ok_or(Error::Missing(name))?;
         pinned
             .pin(unfinished.map(name))
-            .map_err(|source| Error::Pin { name, source: Box::new(source) })?;
+            .map_err(|source| Error::Pin {
+                name,
+                source: Box::new(source),
+            })?;
     }
     for &name in map::PROGRAMS {
         let program: &mut SchedClassifier = object
@@ -79,7 +83,10 @@ fn load(pins: &Pins) -> Result<(), Error> {
         program.load().map_err(Error::program(name))?;
         program
             .pin(unfinished.program(name))
-            .map_err(|source| Error::Pin { name, source: Box::new(source) })?;
+            .map_err(|source| Error::Pin {
+                name,
+                source: Box::new(source),
+            })?;
     }
     unfinished.complete()
 }

@@ -68,7 +68,11 @@ impl Pins {
             .map_err(Error::file("create", &self.root))?;
         for entry in fs::read_dir(&self.root).map_err(Error::file("list", &self.root))? {
             let entry = entry.map_err(Error::file("list", &self.root))?;
-            if entry.file_name().as_encoded_bytes().starts_with(Unfinished::PREFIX.as_bytes()) {
+            if entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(Unfinished::PREFIX.as_bytes())
+            {
                 remove(&entry.path())?;
             }
         }
@@ -77,7 +81,9 @@ impl Pins {
             .join(format!("{}{}", Unfinished::PREFIX, process::id()));
         for part in [MAPS, PROGRAMS] {
             let path = folder.join(part);
-            builder.create(&path).map_err(Error::file("create", &path))?;
+            builder
+                .create(&path)
+                .map_err(Error::file("create", &path))?;
         }
         Ok(Unfinished {
             folder,

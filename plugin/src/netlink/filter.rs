@@ -7,9 +7,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    tc::{
-        TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption,
-    },
+    tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
 };
 
 use super::{Error, Mode, Netlink};
@@ -157,8 +155,7 @@ impl Netlink {
 }
 
 fn program_of_ours(message: TcMessage) -> Option<u32> {
-    let ours =
-        message.header.info >> 16 == u32::from(PRIORITY) && message.header.handle == HANDLE;
+    let ours = message.header.info >> 16 == u32::from(PRIORITY) && message.header.handle == HANDLE;
     ours.then_some(())?;
     message.attributes.into_iter().find_map(|attribute| {
         let TcAttribute::Options(options) = attribute else {

@@ -148,7 +148,11 @@ impl Installed {
         };
         route.dst = dst;
         if hops.is_empty() {
-            return vec![Self { route, index, advertised }];
+            return vec![Self {
+                route,
+                index,
+                advertised,
+            }];
         }
         hops.into_iter()
             .map(|hop| {
@@ -156,8 +160,15 @@ impl Installed {
                     RouteAttribute::Gateway(addr) => ip(addr),
                     _ => None,
                 });
-                let route = Route { gateway, ..route.clone() };
-                Self { route, index: hop.interface_index, advertised }
+                let route = Route {
+                    gateway,
+                    ..route.clone()
+                };
+                Self {
+                    route,
+                    index: hop.interface_index,
+                    advertised,
+                }
             })
             .collect()
     }

@@ -26,7 +26,10 @@ fn ip(address: &str, gateway: &str) -> IpConfig {
 
 fn given(ips: &[(&str, &str)], routes: Vec<CniRoute>) -> Given {
     Given {
-        ips: ips.iter().map(|(address, gateway)| ip(address, gateway)).collect(),
+        ips: ips
+            .iter()
+            .map(|(address, gateway)| ip(address, gateway))
+            .collect(),
         routes,
         dns: Dns::default(),
     }
@@ -51,7 +54,10 @@ fn text(plan: &Plan) -> String {
             ("mtu", route.mtu),
             ("advmss", route.advmss),
             ("priority", route.priority),
-            ("scope", Some(u32::from(route.scope)).filter(|scope| *scope != 0)),
+            (
+                "scope",
+                Some(u32::from(route.scope)).filter(|scope| *scope != 0),
+            ),
         ];
         for (name, value) in attributes {
             if let Some(value) = value {
@@ -77,11 +83,34 @@ fn dual_stack_with_routes_and_masquerade() {
     let plan = plan(
         &conf(r#""ipMasq":true,"isDefaultGateway":true"#),
         given(
-            &[("10.1.2.5/24", "10.1.2.1"), ("2001:db8:1::5/64", "2001:db8:1::1")],
+            &[
+                ("10.1.2.5/24", "10.1.2.1"),
+                ("2001:db8:1::5/64", "2001:db8:1::1"),
+            ],
             vec![special],
         ),
     );
-    insta::assert_snapshot!(text(&plan), @"");
+    insta::assert_snapshot!(text(&plan), @r"
+    host veth836d7657cb1 86:7a:88:d6:78:fb
+    pod eth0 8e:c0:c6:a8:b9:f4
+    mtu 1400 flags 0b1111
+    address 10.1.2.5/24
+    address 2001:db8:1::5/64
+    gateway 10.1.2.1
+    gateway 2001:db8:1::1
+    route 10.1.2.1/32 scope 253 src 10.1.2.5
+    route 2001:db8:1::1/128 scope 253 src 2001:db8:1::5
+    route 10.1.2.0/24 via 10.1.2.1 src 10.1.2.5
+    route 2001:db8:1::/64 via 2001:db8:1::1 src 2001:db8:1::5
+    route 192.168.0.0/16 via 10.1.2.1 table 100 mtu 1300 advmss 1200 priority 5
+    route 0.0.0.0/0 via 10.1.2.1
+    route ::/0 via 2001:db8:1::1
+    keep 10.1.2.0/24
+    keep 224.0.0.0/4
+    keep 2001:db8:1::/64
+    keep fe80::/10
+    keep ff00::/8
+    ");
 }
 
 #[test]
@@ -90,13 +119,27 @@ fn without_a_gateway_the_next_hop_is_link_local() {
         &conf(r#""bypass":"off","antiSpoof":false"#),
         given(&[("10.1.2.5/32", ""), ("fd00::5/128", "")], Vec::new()),
     );
-    insta::assert_snapshot!(text(&plan), @"");
+    insta::assert_snapshot!(text(&plan), @r"
+    host veth836d7657cb1 86:7a:88:d6:78:fb
+    pod eth0 8e:c0:c6:a8:b9:f4
+    mtu 1400 flags 0b1
+    address 10.1.2.5/32
+    address fd00::5/128
+    gateway 169.254.1.1
+    gateway fe80::1
+    route 169.254.1.1/32 scope 253 src 10.1.2.5
+    route fe80::1/128 scope 253 src fd00::5
+    ");
 }
 
 #[test]
 fn an_interface_without_ipam_has_only_its_ends() {
     let plan = plan(&conf(r#""mtu":9000,"bypass":"eager""#), Given::default());
-    insta::assert_snapshot!(text(&plan), @"");
+    insta::assert_snapshot!(text(&plan), @r"
+    host veth836d7657cb1 86:7a:88:d6:78:fb
+    pod eth0 8e:c0:c6:a8:b9:f4
+    mtu 9000 flags 0b11011
+    ");
 }
 
 #[test]
@@ -104,21 +147,70 @@ fn several_addresses_of_a_family_share_gateways_and_keep_their_order() {
     let plan = plan(
         &conf(r#""ipMasq":true,"nonMasqueradeCIDRs":["172.16.0.0/12"]"#),
         given(
-            &[("10.1.2.5/24", "10.1.2.1"), ("10.1.2.6/24", "10.1.2.1"), ("10.9.0.2/16", "10.9.0.1")],
+            &[
+                ("10.1.2.5/24", "10.1.2.1"),
+                ("10.1.2.6/24", "10.1.2.1"),
+                ("10.9.0.2/16", "10.9.0.1"),
+            ],
             vec![CniRoute::new("0.0.0.0/0".parse().expect("a prefix"), None)],
         ),
     );
-    insta::assert_snapshot!(text(&plan), @"");
+    insta::assert_snapshot!(text(&plan), @r"
+    host veth836d7657cb1 86:7a:88:d6:78:fb
+    pod eth0 8e:c0:c6:a8:b9:f4
+    mtu 1400 flags 0b1111
+    address 10.1.2.5/24
+    address 10.1.2.6/24
+    address 10.9.0.2/16
+    gateway 10.1.2.1
+    gateway 10.9.0.1
+    route 10.1.2.1/32 scope 253 src 10.1.2.5
+    route 10.9.0.1/32 scope 253 src 10.9.0.2
+    route 10.1.2.0/24 via 10.1.2.1 src 10.1.2.5
+    route 10.9.0.0/16 via 10.9.0.1 src 10.9.0.2
+    route 0.0.0.0/0 via 10.1.2.1
+    keep 172.16.0.0/12
+    keep 224.0.0.0/4
+    keep fe80::/10
+    keep ff00::/8
+    ");
 }
 
 #[test]
 fn the_result_has_the_shape_of_ptp() {
-    let plan = plan(&conf(r#""ipam":{}"#), given(&[("10.1.2.5/24", "10.1.2.1")], Vec::new()));
+    let plan = plan(
+        &conf(r#""ipam":{}"#),
+        given(&[("10.1.2.5/24", "10.1.2.1")], Vec::new()),
+    );
     let document = plan
         .result
         .to_json(underpass_cni::Version::V1_1_0)
         .expect("a result with an address");
-    insta::assert_snapshot!(document, @"");
+    insta::assert_snapshot!(document, @r#"
+    {
+        "cniVersion": "1.1.0",
+        "interfaces": [
+            {
+                "name": "veth836d7657cb1",
+                "mac": "86:7a:88:d6:78:fb",
+                "mtu": 1400
+            },
+            {
+                "name": "eth0",
+                "mac": "8e:c0:c6:a8:b9:f4",
+                "mtu": 1400,
+                "sandbox": "/run/netns/n1"
+            }
+        ],
+        "ips": [
+            {
+                "interface": 1,
+                "address": "10.1.2.5/24",
+                "gateway": "10.1.2.1"
+            }
+        ]
+    }
+    "#);
 }
 
 #[test]
@@ -127,7 +219,10 @@ fn a_default_route_of_the_ipam_is_not_repeated() {
     let gateway = "10.1.2.9".parse().ok();
     let plan = plan(
         &conf(r#""isDefaultGateway":true"#),
-        given(&[("10.1.2.5/24", "10.1.2.1")], vec![CniRoute::new(default, gateway)]),
+        given(
+            &[("10.1.2.5/24", "10.1.2.1")],
+            vec![CniRoute::new(default, gateway)],
+        ),
     );
     assert_eq!(plan.result.routes, [CniRoute::new(default, gateway)]);
 }
@@ -147,6 +242,12 @@ fn an_mtu_too_small_for_ipv6_is_refused() {
 fn more_addresses_than_the_maps_hold_are_refused() {
     let many: Vec<_> = (1..=9).map(|n| format!("10.0.0.{n}/24")).collect();
     let many: Vec<_> = many.iter().map(|address| (address.as_str(), "")).collect();
-    let answer = Plan::new(identity(), &conf(r#""ipam":{}"#), given(&many, Vec::new()), None, "");
+    let answer = Plan::new(
+        identity(),
+        &conf(r#""ipam":{}"#),
+        given(&many, Vec::new()),
+        None,
+        "",
+    );
     assert!(answer.is_err_and(|error| error.to_string().contains("9 addresses")));
 }

@@ -58,7 +58,10 @@ pub(crate) fn verify(
             .iter()
             .any(|address| address.index == there.index && address.net == ip.address);
         if !has {
-            wrong.push(format!("{} does not have the address {}", there.name, ip.address));
+            wrong.push(format!(
+                "{} does not have the address {}",
+                there.name, ip.address
+            ));
         }
         let Some(gateway) = ip.gateway else { continue };
         let knows = neighbours.iter().any(|neighbour| {

@@ -1,7 +1,5 @@
 //! Map entries: what the programs know of the container.
 
-use std::net::IpAddr;
-
 use underpass_abi::{
     addr::Addr,
     endpoint::{Attachment, Device, Endpoint, MAX_ADDRESSES, Owner},
@@ -17,7 +15,12 @@ use crate::{
 };
 
 /// Writes the entries. The programs see them before they are attached.
-pub(crate) fn apply(maps: &mut Maps, plan: &Plan, pair: Pair, undo: &mut Undo<'_>) -> Result<(), Error> {
+pub(crate) fn apply(
+    maps: &mut Maps,
+    plan: &Plan,
+    pair: Pair,
+    undo: &mut Undo<'_>,
+) -> Result<(), Error> {
     let owner = plan.identity.owner();
     let attachment = attachment(plan, pair);
     let pins = maps.pins().clone();
@@ -76,7 +79,10 @@ pub(crate) fn verify(
     match maps.attachment(owner)? {
         None => wrong.push("the map OWNERS has no entry for the attachment".to_owned()),
         Some(attachment) if attachment.ifindex != here.index => {
-            wrong.push(format!("the map OWNERS names another device than {}", here.name));
+            wrong.push(format!(
+                "the map OWNERS names another device than {}",
+                here.name
+            ));
         }
         Some(_) => {}
     }
@@ -95,7 +101,10 @@ pub(crate) fn verify(
         let addr = ip.address.addr();
         let owner = maps.endpoint(addr.into())?.map(|endpoint| endpoint.ifindex);
         if owner != Some(here.index) {
-            wrong.push(format!("the map ENDPOINTS does not send {addr} to {}", here.name));
+            wrong.push(format!(
+                "the map ENDPOINTS does not send {addr} to {}",
+                here.name
+            ));
         }
     }
     Ok(())
@@ -134,12 +143,7 @@ fn undo_apply(pins: &Pins, owner: Owner) -> Result<(), Error> {
 }
 
 /// The addresses of an attachment.
-pub(crate) fn addresses(attachment: &Attachment) -> impl Iterator<Item = Addr> {
+fn addresses(attachment: &Attachment) -> impl Iterator<Item = Addr> {
     let count = usize::try_from(attachment.address_count).unwrap_or(MAX_ADDRESSES);
     attachment.addresses.into_iter().take(count)
-}
-
-/// The addresses of an attachment, for people.
-pub(crate) fn ips(attachment: &Attachment) -> impl Iterator<Item = IpAddr> {
-    addresses(attachment).map(IpAddr::from)
 }

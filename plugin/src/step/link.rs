@@ -88,8 +88,11 @@ pub(crate) fn verify(
         (None, _) => wrong.push(format!("device {name} of the host is missing")),
         (_, None) => wrong.push(format!("interface {ifname} is missing in the container")),
         (Some(here), Some(there)) => {
-            if !there.is_veth() || there.peer != Some(here.index) || here.peer != Some(there.index) {
-                wrong.push(format!("{ifname} in the container is not the peer of {name}"));
+            if !there.is_veth() || there.peer != Some(here.index) || here.peer != Some(there.index)
+            {
+                wrong.push(format!(
+                    "{ifname} in the container is not the peer of {name}"
+                ));
             }
             for link in [here, there] {
                 if !link.up {

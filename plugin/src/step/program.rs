@@ -1,6 +1,7 @@
 //! Programs on the host's end, and on the uplinks that its packets leave by.
 
 use super::link::Pair;
+use crate::glob::Glob;
 use crate::{
     datapath::{
         Maps, Pins,
@@ -11,7 +12,6 @@ use crate::{
     netlink::{Netlink, link::Link, route::MAIN},
     uplink::{Surroundings, Uplink},
 };
-use crate::glob::Glob;
 
 /// The uplinks as they are now.
 pub(crate) fn uplinks(node: &Netlink, patterns: Option<&[Glob]>) -> Result<Vec<Uplink>, Error> {

@@ -74,7 +74,10 @@ pub(crate) fn verify_pod(
                 && (route.gw.is_none() || one.route.gateway == route.gw)
         });
         if !found {
-            wrong.push(format!("the container has no route to {} by {}", route.dst, there.name));
+            wrong.push(format!(
+                "the container has no route to {} by {}",
+                route.dst, there.name
+            ));
         }
     }
     Ok(())

@@ -161,11 +161,15 @@ mod tests {
     fn a_value_that_is_right_is_not_written() {
         let path = std::env::temp_dir().join(format!("underpass-sysctl-{}", std::process::id()));
         fs::write(&path, "1\n").expect("the temporary folder is writable");
-        setting(path.clone(), Need::Required).apply().expect("nothing to do");
+        setting(path.clone(), Need::Required)
+            .apply()
+            .expect("nothing to do");
         // A write would have left the value without its newline.
         assert_eq!(fs::read_to_string(&path).expect("just written"), "1\n");
         fs::write(&path, "0\n").expect("the temporary folder is writable");
-        setting(path.clone(), Need::Required).apply().expect("writable");
+        setting(path.clone(), Need::Required)
+            .apply()
+            .expect("writable");
         assert_eq!(fs::read_to_string(&path).expect("just written"), "1");
         fs::remove_file(&path).expect("just written");
     }
@@ -174,7 +178,9 @@ mod tests {
     fn a_missing_file_matters_only_where_it_is_needed() {
         let path = PathBuf::from("/nowhere/at/all");
         assert!(setting(path.clone(), Need::IfPresent).apply().is_ok());
-        let error = setting(path, Need::Required).apply().expect_err("there is no such file");
+        let error = setting(path, Need::Required)
+            .apply()
+            .expect_err("there is no such file");
         assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
     }
 }

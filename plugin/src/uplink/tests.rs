@@ -52,7 +52,16 @@ fn uplinks_are_found_by_addresses_and_default_routes() {
     dummy.kind = Some(InfoKind::Dummy);
     let mut ours = link(6, "veth0123456789a");
     ours.alias = Some("underpass:n1:c1:eth0".to_owned());
-    let links = [lo, link(2, "eth0"), bridge, outward, dummy, ours, link(7, "eth1"), link(8, "ppp0")];
+    let links = [
+        lo,
+        link(2, "eth0"),
+        bridge,
+        outward,
+        dummy,
+        ours,
+        link(7, "eth1"),
+        link(8, "ppp0"),
+    ];
     let mut inner = address(7, "169.254.7.7/16");
     inner.global = false;
     let surroundings = Surroundings {
@@ -65,11 +74,21 @@ fn uplinks_are_found_by_addresses_and_default_routes() {
             address(6, "10.1.2.1/32"),
             inner,
         ],
-        routes: &[default_route(4, "::/0", None), default_route(8, "0.0.0.0/0", None)],
+        routes: &[
+            default_route(4, "::/0", None),
+            default_route(8, "0.0.0.0/0", None),
+        ],
     };
     assert_eq!(names(&surroundings.uplinks(None)), ["eth0", "br0", "ppp0"]);
-    let patterns = [Glob::new("docker*".to_owned()), Glob::new("eth1".to_owned()), Glob::new("lo".to_owned())];
-    assert_eq!(names(&surroundings.uplinks(Some(&patterns))), ["docker0", "eth1"]);
+    let patterns = [
+        Glob::new("docker*".to_owned()),
+        Glob::new("eth1".to_owned()),
+        Glob::new("lo".to_owned()),
+    ];
+    assert_eq!(
+        names(&surroundings.uplinks(Some(&patterns))),
+        ["docker0", "eth1"]
+    );
     assert_eq!(names(&surroundings.uplinks(Some(&[]))), [""; 0]);
 }
 
@@ -91,9 +110,14 @@ fn masquerade_uses_the_address_that_the_kernel_would_choose() {
         address(2, "2001:db8::1/64"),
     ];
     let of = |routes: &[Installed]| {
-        let surroundings = Surroundings { links: &links, addresses: &addresses, routes };
+        let surroundings = Surroundings {
+            links: &links,
+            addresses: &addresses,
+            routes,
+        };
         let uplinks = surroundings.uplinks(None);
-        [uplinks[0].device.masquerade4, uplinks[0].device.masquerade6].map(|addr| IpAddr::from(addr).to_string())
+        [uplinks[0].device.masquerade4, uplinks[0].device.masquerade6]
+            .map(|addr| IpAddr::from(addr).to_string())
     };
     assert_eq!(of(&[]), ["192.0.2.1", "2001:db8::1"]);
     let preferred = [

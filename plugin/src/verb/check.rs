@@ -33,7 +33,14 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
         wrong.push(error.to_string());
     }
     let owner = identity.owner();
-    let ends = link::verify(&node, &pod, owner, &identity.ifname, container.mac, &mut wrong)?;
+    let ends = link::verify(
+        &node,
+        &pod,
+        owner,
+        &identity.ifname,
+        container.mac,
+        &mut wrong,
+    )?;
     if let Some((here, there)) = ends {
         let ips = &container.ips;
         address::verify(&pod, &here, &there, ips, &mut wrong)?;

@@ -19,7 +19,8 @@ pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     let pins = Pins::at(&conf.bpf_root);
     pins.require_bpffs()
         .map_err(|error| CniError::not_available(error.to_string()))?;
-    let wrong = existing(&conf, &pins).map_err(|error| CniError::not_available(error.to_string()))?;
+    let wrong =
+        existing(&conf, &pins).map_err(|error| CniError::not_available(error.to_string()))?;
     if !wrong.is_empty() {
         return Err(CniError::limited_connectivity(wrong.join("; ")));
     }
