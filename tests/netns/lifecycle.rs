@@ -1,6 +1,6 @@
 //! ADD, DEL, CHECK, GC and STATUS, as a runtime calls them.
 
-use std::fs;
+use std::{collections::BTreeSet, fs, process::Command, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
@@ -10,7 +10,8 @@ use underpass_tests::{
     Lab, Pod,
     leak::Traces,
     needs_root,
-    runtime::Call,
+    node::plugin,
+    runtime::{Call, Conf},
     traffic::ping,
 };
 
@@ -105,13 +106,7 @@ fn check_finds_what_was_tampered_with() -> Result<()> {
         }),
         ("filter", |lab, pod| {
             lab.node.netns().expect(
-                std::process::Command::new("tc").args([
-                    "filter",
-                    "del",
-                    "dev",
-                    pod.host_veth(),
-                    "ingress",
-                ]),
+                Command::new("tc").args(["filter", "del", "dev", pod.host_veth(), "ingress"]),
                 &[],
             )?;
             Ok(())
@@ -155,12 +150,20 @@ fn a_second_add_fails_and_changes_nothing() -> Result<()> {
     ping::ping(pod.netns(), V6.remote())
 }
 
+/// Another network of the same node, with ranges of its own.
+fn elsewhere(lab: &Lab) -> Conf {
+    let ranges = json!([[{ "subnet": "10.99.0.0/24" }], [{ "subnet": "fd00:99::/64" }]]);
+    lab.conf()
+        .with("name", "elsewhere")
+        .with_ipam("ranges", ranges)
+}
+
 #[test]
 fn gc_frees_what_is_not_listed() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let (kept, lost) = (lab.pod("kept")?, lab.pod("lost")?);
-    let other = lab.pod_with("other", &lab.conf().with("name", "othernet"))?;
+    let other = lab.pod_with("other", &elsewhere(&lab))?;
     let address = lost.ip(V4);
     let veth = lost.host_veth().to_owned();
     lost.abandon();
@@ -218,6 +221,80 @@ fn nodes_of_one_machine_are_told_apart() -> Result<()> {
     ensure!(pods[0].ip(V4) == pods[1].ip(V4));
     for (pod, family) in [(&pods[0], V4), (&pods[1], V6)] {
         ping::ping(pod.netns(), family.remote())?;
+    }
+    Ok(())
+}
+
+#[rstest]
+fn a_network_of_one_family(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab
+        .conf()
+        .with_ipam("ranges", json!([[{ "subnet": family.pods() }]]))
+        .with_ipam("routes", json!([{ "dst": family.everywhere() }]));
+    let (a, b) = (lab.pod_with("a", &conf)?, lab.pod_with("b", &conf)?);
+    ensure!(a.addresses() == [a.ip(family)], "{}", a.result());
+    a.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    ping::ping(a.netns(), b.ip(family))?;
+    ping::ping(a.netns(), family.remote())
+}
+
+#[test]
+fn networks_of_one_node_reach_each_other() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod_with("b", &elsewhere(&lab))?);
+    for family in Family::BOTH {
+        ping::ping(a.netns(), b.ip(family))?;
+        ping::ping(b.netns(), a.ip(family))?;
+        ping::ping(b.netns(), family.remote())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_first_adds_may_come_all_at_once() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let names: Vec<String> = (0..8).map(|at| format!("pod{at}")).collect();
+    let pods = thread::scope(|scope| {
+        let threads: Vec<_> = names
+            .iter()
+            .map(|name| scope.spawn(|| lab.pod(name)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("an ADD does not panic"))
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let addresses: BTreeSet<_> = pods.iter().flat_map(Pod::addresses).collect();
+    ensure!(addresses.len() == 16, "{addresses:?}");
+    for pod in &pods {
+        ping::ping(pod.netns(), pods[0].ip(V4))?;
+        ping::ping(pod.netns(), V6.remote())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_command_line_shows_the_endpoints() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let status = |arguments: &[&str]| {
+        let mut command = Command::new(plugin());
+        command.env_clear().arg("status").args(arguments);
+        lab.node.netns().expect(&mut command, &[])
+    };
+    let (text, json) = (status(&[])?, status(&["--json"])?);
+    let json: serde_json::Value = serde_json::from_str(&json)?;
+    for address in pod.addresses() {
+        ensure!(text.contains(&address.to_string()), "{text}");
+        ensure!(json.to_string().contains(&address.to_string()), "{json:#}");
+    }
+    for program in ["from_pod", "to_pod", "from_wire", "to_wire"] {
+        ensure!(text.contains(program), "{text}");
     }
     Ok(())
 }

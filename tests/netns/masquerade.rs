@@ -12,11 +12,14 @@ use underpass_tests::{
     capture::Capture,
     counter::Meter,
     frame, needs_root,
-    traffic::{PATIENCE, ping, tcp, udp},
+    traffic::{PATIENCE, SILENCE, ping, raw::RawLink, tcp, udp},
 };
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
+
+/// Where a frame with UDP over IPv4 without options has the UDP checksum.
+const CHECKSUM_OF_UDP4: std::ops::Range<usize> = 40..42;
 
 #[rstest]
 fn a_free_source_port_is_kept(#[values(V4, V6)] family: Family) -> Result<()> {
@@ -204,5 +207,70 @@ fn a_pod_sees_the_router_that_its_packets_die_at(#[values(V4, V6)] family: Famil
         exceeded.is_some(),
         "the node tells that the hop limit is used up"
     );
+    Ok(())
+}
+
+#[rstest]
+fn rewritten_checksums_are_right(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pods = [lab.pod("a")?, lab.pod("b")?];
+    let server = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), server)?;
+    // Frames by hand have whole checksums, which no device completes later. The second pod's port has to change.
+    for pod in &pods {
+        let capture = Capture::start(pod.netns(), "eth0")?;
+        let link = RawLink::open(pod.netns(), "eth0")?;
+        let ends = pod.ends(family.remote())?;
+        for round in 0..3 {
+            for payload in [&b"even"[..], b"odd", b"", &[0xff; 999]] {
+                link.send(&ends.udp(SOURCE, PORT, payload))?;
+            }
+            let due = 4 * (round + 1);
+            let answers = |_: &[u8]| {
+                let of_server = |bytes: &Vec<u8>| {
+                    frame::read(bytes).is_some_and(|packet| packet.ports == Some((PORT, SOURCE)))
+                };
+                capture
+                    .frames()
+                    .iter()
+                    .filter(|bytes| of_server(bytes))
+                    .count()
+                    >= due
+            };
+            ensure!(
+                capture.wait_for(PATIENCE, answers).is_some(),
+                "{} got fewer than {due} answers",
+                pod.name()
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_datagram_without_checksum_stays_without() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let server = V4.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), server)?;
+    let world = Capture::start(lab.world.netns(), "eth0")?;
+    let link = RawLink::open(pod.netns(), "eth0")?;
+    let mut datagram = pod.ends(V4.remote())?.udp(SOURCE, PORT, b"no checksum");
+    datagram[CHECKSUM_OF_UDP4].fill(0);
+    for _ in 0..3 {
+        link.send(&datagram)?;
+        std::thread::sleep(SILENCE / 10);
+    }
+    let arrived: Vec<_> = world
+        .frames()
+        .into_iter()
+        .filter(|bytes| frame::read(bytes).is_some_and(|packet| packet.ports.is_some()))
+        .collect();
+    ensure!(arrived.len() == 3, "{} of 3 arrived", arrived.len());
+    for bytes in arrived {
+        ensure!(bytes[CHECKSUM_OF_UDP4] == [0, 0], "{bytes:02x?}");
+    }
     Ok(())
 }

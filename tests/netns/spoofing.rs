@@ -153,6 +153,28 @@ fn neither_ip_nor_arp() -> Result<()> {
     scene.expect_dropped(&frames, Counter::DropEtherType, &ends)
 }
 
+#[rstest]
+fn a_vlan_tag_is_no_disguise(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let captures = [
+        Capture::start(scene.lab.world.netns(), "eth0")?,
+        Capture::start(scene.neighbour.netns(), Pod::IFNAME)?,
+    ];
+    for dst in scene.targets(family) {
+        let forged = scene.pod.ends(dst)?.from_ip(family.unused_pod());
+        let mut tagged = forged.udp(1000, 2000, b"forged");
+        tagged.splice(12..12, [0x81, 0x00, 0x00, 0x07]);
+        scene.link.send(&tagged)?;
+    }
+    std::thread::sleep(SILENCE);
+    for capture in captures {
+        let arrived = capture.addresses();
+        ensure!(!arrived.contains(&family.unused_pod()), "{arrived:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn arp_in_anothers_name() -> Result<()> {
     needs_root!();

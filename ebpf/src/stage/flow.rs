@@ -7,6 +7,7 @@ use underpass_abi::{
 };
 use underpass_ebpf::l4::tcp;
 
+use super::learn::leave_to_wire;
 use crate::maps::{Net, Work, count, node, tick};
 
 /// Which table an entry is in.
@@ -163,8 +164,7 @@ pub fn note<I: Net>() -> u32 {
 pub fn leave_by_wire<I: Net>(key: &Key<I::Addr>, end: End, uplink: u32) {
     let Some((flow, _)) = find::<I>(key) else { return };
     let half = half(flow, end);
-    half.out_ifindex = uplink;
-    half.stamp = 0;
+    leave_to_wire(half, uplink);
     half.action = action::WIRE;
     count(Counter::Learned);
     if half.rewrite != 0 {

@@ -153,6 +153,7 @@ pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
 #[inline(always)]
 pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
     half.out_ifindex = ifindex;
+    half.mtu = u32::MAX;
     half.stamp = 0;
 }
 

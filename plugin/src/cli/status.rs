@@ -66,7 +66,8 @@ enum DeviceKind {
 
 #[derive(Serialize)]
 struct Program {
-    program: &'static str,
+    #[serde(rename = "program")]
+    name: &'static str,
     direction: &'static str,
     attached: bool,
 }
@@ -137,7 +138,7 @@ impl Status {
                 programs: places
                     .into_iter()
                     .map(|place| Program {
-                        program: place.program,
+                        name: place.program,
                         direction: place.direction.name(),
                         attached: !missing.contains(&place),
                     })
@@ -217,7 +218,7 @@ impl Status {
             };
             write!(out, "  {:<16} {kind:<7}", device.name)?;
             for Program {
-                program,
+                name,
                 direction,
                 attached,
             } in &device.programs
@@ -227,7 +228,7 @@ impl Status {
                 } else {
                     (BAD, " MISSING")
                 };
-                write!(out, " {direction}: {style}{program}{word}{style:#}")?;
+                write!(out, " {direction}: {style}{name}{word}{style:#}")?;
             }
             writeln!(out)?;
         }

@@ -33,7 +33,11 @@ pub(crate) const FEATURES: [Feature; 2] = [
 impl Feature {
     /// Whether the running kernel has it. By version: a backport is not noticed, which is safe.
     pub(crate) fn is_present(&self) -> bool {
-        kernel() >= self.since
+        self.is_in(kernel())
+    }
+
+    fn is_in(&self, kernel: (u16, u16)) -> bool {
+        kernel >= self.since
     }
 
     /// The version that it came with, `major.minor`.
@@ -83,10 +87,21 @@ mod tests {
 
     #[test]
     fn a_feature_is_there_from_its_version_on() {
-        for feature in FEATURES {
-            let (major, minor) = feature.since;
-            assert_eq!(feature.is_present(), kernel() >= (major, minor));
+        let [source, checksum] = FEATURES;
+        for (release, expected) in [
+            ("5.10.0", [false, false]),
+            ("6.1.0-18-amd64", [false, false]),
+            ("6.6.30", [false, false]),
+            ("6.7.0", [true, false]),
+            ("6.16.1", [true, true]),
+            ("7.0.0", [true, true]),
+        ] {
+            let kernel = parse(release);
+            assert_eq!(
+                [source.is_in(kernel), checksum.is_in(kernel)],
+                expected,
+                "{release}"
+            );
         }
-        assert!((6, 18) >= (6, 7) && (6, 1) < (6, 7) && (5, 19) < (6, 7));
     }
 }

@@ -216,7 +216,7 @@ impl Maps {
         let mut all = Vec::new();
         for name in names {
             let map: HashMap<_, Key<A>, Flow<A>> = open(&self.pins, name, Map::LruHashMap)?;
-            for entry in map.iter() {
+            for entry in &map {
                 match entry {
                     Ok(entry) => all.push(entry),
                     // Evicted between two requests.

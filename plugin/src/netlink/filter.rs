@@ -16,8 +16,8 @@ use super::{Error, Mode, Netlink};
 pub(crate) const PRIORITY: u16 = 0xC0DE;
 /// Handle of our filters.
 const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
-/// `ETH_P_ALL` in network order, the protocol of a filter that sees every packet.
-const ALL_PROTOCOLS: u16 = (libc::ETH_P_ALL as u16).to_be();
+/// `ETH_P_ALL` (3) in network order, the protocol of a filter that sees every packet.
+const ALL_PROTOCOLS: u16 = 3_u16.to_be();
 
 /// Where a filter sits, seen from the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -48,27 +48,25 @@ fn text(plan: &Plan) -> String {
     ];
     lines.extend(plan.addresses.iter().map(|net| format!("address {net}")));
     lines.extend(plan.gateways.iter().map(|addr| format!("gateway {addr}")));
-    for route in &plan.routes {
-        let mut line = format!("route {route}");
+    lines.extend(plan.routes.iter().map(|route| {
         let attributes = [
             ("mtu", route.mtu),
             ("advmss", route.advmss),
             ("priority", route.priority),
             (
                 "scope",
-                Some(u32::from(route.scope)).filter(|scope| *scope != 0),
+                Some(route.scope.into()).filter(|scope| *scope != 0),
             ),
         ];
-        for (name, value) in attributes {
-            if let Some(value) = value {
-                line += &format!(" {name} {value}");
-            }
-        }
-        if let Some(source) = route.source {
-            line += &format!(" src {source}");
-        }
-        lines.push(line);
-    }
+        let mut words = vec![format!("route {route}")];
+        words.extend(
+            attributes
+                .into_iter()
+                .filter_map(|(name, value)| Some(format!("{name} {}", value?))),
+        );
+        words.extend(route.source.map(|source| format!("src {source}")));
+        words.join(" ")
+    }));
     lines.extend(plan.no_masquerade.iter().map(|net| format!("keep {net}")));
     lines.join("\n")
 }

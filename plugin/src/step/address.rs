@@ -79,8 +79,10 @@ pub(crate) fn verify(
 
 /// The link-local address that belongs to a MAC (RFC 4291, appendix A).
 pub(super) fn link_local(mac: Mac) -> IpNet {
-    let [a, b, c, d, e, f] = mac.0;
-    let id = [a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+    let mut id = [0, 0, 0, 0xff, 0xfe, 0, 0, 0];
+    id[..3].copy_from_slice(&mac.0[..3]);
+    id[5..].copy_from_slice(&mac.0[3..]);
+    id[0] ^= 2;
     let addr = Ipv6Addr::from((0xfe80_u128 << 112) | u128::from(u64::from_be_bytes(id)));
     Ipv6Net::new(addr, 64).map_or(IpNet::from(IpAddr::V6(addr)), IpNet::V6)
 }

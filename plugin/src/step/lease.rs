@@ -57,36 +57,40 @@ pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Giv
 
 /// Whether the addresses are still leased to the container.
 pub(crate) fn verify(request: &Request) -> Result<(), Error> {
-    Ok(match ipam(&request.conf)? {
-        Ipam::None => (),
-        Ipam::BuiltIn => underpass_ipam::check(request)?,
-        Ipam::Delegate(name) => request.delegation.check(&name)?,
-    })
+    let answer = match ipam(&request.conf)? {
+        Ipam::None => return Ok(()),
+        Ipam::BuiltIn => underpass_ipam::check(request),
+        Ipam::Delegate(name) => request.delegation.check(&name),
+    };
+    Ok(answer?)
 }
 
 /// Gives the addresses back.
 pub(crate) fn revert(request: &Request) -> Result<(), Error> {
-    Ok(match ipam(&request.conf)? {
-        Ipam::None => (),
-        Ipam::BuiltIn => underpass_ipam::del(request)?,
-        Ipam::Delegate(name) => request.delegation.del(&name)?,
-    })
+    let answer = match ipam(&request.conf)? {
+        Ipam::None => return Ok(()),
+        Ipam::BuiltIn => underpass_ipam::del(request),
+        Ipam::Delegate(name) => request.delegation.del(&name),
+    };
+    Ok(answer?)
 }
 
 /// Gives back all addresses of the network whose containers are gone.
 pub(crate) fn collect(request: &NetworkRequest) -> Result<(), Error> {
-    Ok(match ipam(&request.conf)? {
-        Ipam::None => (),
-        Ipam::BuiltIn => underpass_ipam::gc(request)?,
-        Ipam::Delegate(name) => request.delegation.gc(&name)?,
-    })
+    let answer = match ipam(&request.conf)? {
+        Ipam::None => return Ok(()),
+        Ipam::BuiltIn => underpass_ipam::gc(request),
+        Ipam::Delegate(name) => request.delegation.gc(&name),
+    };
+    Ok(answer?)
 }
 
 /// Whether there are addresses to give.
 pub(crate) fn status(request: &NetworkRequest) -> Result<(), Error> {
-    Ok(match ipam(&request.conf)? {
-        Ipam::None => (),
-        Ipam::BuiltIn => underpass_ipam::status(request)?,
-        Ipam::Delegate(name) => request.delegation.status(&name)?,
-    })
+    let answer = match ipam(&request.conf)? {
+        Ipam::None => return Ok(()),
+        Ipam::BuiltIn => underpass_ipam::status(request),
+        Ipam::Delegate(name) => request.delegation.status(&name),
+    };
+    Ok(answer?)
 }

@@ -5,7 +5,7 @@ use crate::glob::Glob;
 use crate::{
     datapath::{
         Maps, Pins,
-        attach::{self, POD},
+        attach::{self, Changed, POD, Place},
         lock::Lock,
     },
     error::Error,
@@ -28,6 +28,19 @@ pub(crate) fn apply(node: &Netlink, pins: &Pins, pair: Pair) -> Result<(), Error
     attach::attach(node, pins, pair.host, POD)
 }
 
+/// Brings the uplinks up to date, if they are not.
+pub(crate) fn repair_uplinks(
+    node: &Netlink,
+    maps: &mut Maps,
+    uplinks: &[Uplink],
+) -> Result<(), Error> {
+    let lock = Lock::acquire(maps.pins().root())?;
+    match attach::reconcile_uplinks(&lock, node, maps, uplinks)? {
+        Changed::Yes => Ok(maps.raise_epoch()?),
+        Changed::No => Ok(()),
+    }
+}
+
 /// Brings the uplinks up to date, then makes every flow validate itself again: the last thing that an ADD changes.
 pub(crate) fn finish(node: &Netlink, maps: &mut Maps, uplinks: &[Uplink]) -> Result<(), Error> {
     let lock = Lock::acquire(maps.pins().root())?;
@@ -43,19 +56,12 @@ pub(crate) fn verify(
     uplinks: &[Uplink],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
-    for place in attach::missing(node, maps.pins(), here.index, POD)? {
-        wrong.push(format!(
-            "program {} is not attached to the {} of {}",
-            place.program,
-            place.direction.name(),
-            here.name
-        ));
-    }
+    detached(node, maps, here.index, &here.name, POD, wrong)?;
     verify_uplinks(node, maps, uplinks, wrong)
 }
 
 /// The programs and map entries of the uplinks.
-pub(crate) fn verify_uplinks(
+fn verify_uplinks(
     node: &Netlink,
     maps: &Maps,
     uplinks: &[Uplink],
@@ -64,19 +70,31 @@ pub(crate) fn verify_uplinks(
     for uplink in uplinks {
         if maps.device(uplink.index)? != Some(uplink.device) {
             wrong.push(format!(
-                "the map DEVICES has other addresses, MTU or MAC than the uplink {}: the next ADD corrects it",
+                "the map DEVICES has other addresses, MTU or MAC than the uplink {}: the next ADD or GC corrects it",
                 uplink.name
             ));
         }
         let places = attach::places(uplink.device.flags);
-        for place in attach::missing(node, maps.pins(), uplink.index, places)? {
-            wrong.push(format!(
-                "program {} is not attached to the {} of the uplink {}",
-                place.program,
-                place.direction.name(),
-                uplink.name
-            ));
-        }
+        detached(node, maps, uplink.index, &uplink.name, places, wrong)?;
+    }
+    Ok(())
+}
+
+/// Says which programs are not where they belong.
+pub(crate) fn detached(
+    node: &Netlink,
+    maps: &Maps,
+    index: u32,
+    name: &str,
+    places: [Place; 2],
+    wrong: &mut Vec<String>,
+) -> Result<(), Error> {
+    for place in attach::missing(node, maps.pins(), index, places)? {
+        wrong.push(format!(
+            "program {} is not attached to the {} of {name}",
+            place.program,
+            place.direction.name()
+        ));
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! GC: frees what belongs to attachments of this network that the runtime does not know any more. Goes on past errors.
+//! GC: frees what belongs to attachments of this network that the runtime does not know any more, and puts right what others did to the
+//! uplinks. Goes on past errors.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ use crate::{
     error::Error,
     identity::{Alias, Identity, network_id},
     netlink::{Netlink, link::Link},
-    step::lease,
+    step::{lease, program},
 };
 
 /// Removes the dead attachments of the network.
@@ -72,6 +73,9 @@ fn collect(
     }
     if let Some(maps) = &mut maps {
         forget_devices(maps, network, &links)?;
+        let conf = Conf::of_network(&request.conf)?;
+        let uplinks = program::uplinks(&node, conf.uplinks.as_deref())?;
+        program::repair_uplinks(&node, maps, &uplinks)?;
     }
     Ok(())
 }

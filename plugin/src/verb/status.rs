@@ -1,7 +1,6 @@
 //! STATUS: whether an ADD would work (50 if not), and whether the containers that are there suffer (51). Polled every few seconds: reads a
 //! little, changes nothing.
 
-use underpass_abi::endpoint::device;
 use underpass_cni::{Error as CniError, NetworkRequest};
 
 use super::del;
@@ -19,8 +18,7 @@ pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     let pins = Pins::at(&conf.bpf_root);
     pins.require_bpffs()
         .map_err(|error| CniError::not_available(error.to_string()))?;
-    let wrong =
-        existing(&conf, &pins).map_err(|error| CniError::not_available(error.to_string()))?;
+    let wrong = existing(&pins).map_err(|error| CniError::not_available(error.to_string()))?;
     if !wrong.is_empty() {
         return Err(CniError::limited_connectivity(wrong.join("; ")));
     }
@@ -28,7 +26,7 @@ pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
 }
 
 /// What is wrong with the programs of existing containers.
-fn existing(conf: &Conf, pins: &Pins) -> Result<Vec<String>, Error> {
+fn existing(pins: &Pins) -> Result<Vec<String>, Error> {
     // Nothing loaded is how every boot begins: the first ADD does it.
     let Some(maps) = del::open(pins)? else {
         return Ok(Vec::new());
@@ -37,22 +35,13 @@ fn existing(conf: &Conf, pins: &Pins) -> Result<Vec<String>, Error> {
         return Ok(Vec::new());
     }
     let node = Netlink::open()?;
-    let mut wrong = Vec::new();
-    let uplinks = program::uplinks(&node, conf.uplinks.as_deref())?;
-    program::verify_uplinks(&node, &maps, &uplinks, &mut wrong)?;
     let links = node.links()?;
+    let mut wrong = Vec::new();
+    // Uplinks that are new or have changed are the next ADD's business: a network that is not ready for them would never see that ADD.
     for (index, entry) in maps.devices()? {
-        let link = links.iter().find(|link| link.index == index);
-        let (Some(link), true) = (link, entry.flags & device::POD != 0) else {
-            continue;
-        };
-        for place in attach::missing(&node, maps.pins(), index, attach::POD)? {
-            wrong.push(format!(
-                "program {} is not attached to the {} of {}",
-                place.program,
-                place.direction.name(),
-                link.name
-            ));
+        if let Some(link) = links.iter().find(|link| link.index == index) {
+            let places = attach::places(entry.flags);
+            program::detached(&node, &maps, index, &link.name, places, &mut wrong)?;
         }
     }
     Ok(wrong)
