@@ -31,7 +31,7 @@ pub struct Work<I: Ip> {
     /// The tuple of its partner entry.
     pub partner: Tuple<I::Addr>,
     /// The way that the routing table has for it.
-    pub route: Route,
+    pub route: Route<I::Addr>,
     /// The next hop of that.
     pub next_hop: bpf_redir_neigh,
 }
@@ -162,6 +162,8 @@ pub trait Net: Ip {
     fn masquerade_address(uplink: &Device) -> Option<Self::Addr>;
     /// Arguments of a FIB lookup.
     fn set_fib(params: &mut bpf_fib_lookup, src: Self::Addr, dst: Self::Addr);
+    /// The source address that a FIB lookup found.
+    fn fib_source(params: &bpf_fib_lookup) -> Self::Addr;
     /// The next hop that a FIB lookup found.
     #[inline(always)]
     fn set_next_hop(next_hop: &mut bpf_redir_neigh, params: &bpf_fib_lookup) {
@@ -221,6 +223,12 @@ impl Net for V4 {
     }
 
     #[inline(always)]
+    fn fib_source(params: &bpf_fib_lookup) -> Addr4 {
+        // SAFETY: every member of the union is valid for any bytes; the family says which one counts.
+        Addr4(unsafe { params.__bindgen_anon_3.ipv4_src })
+    }
+
+    #[inline(always)]
     fn socket_tuple(incoming: &Tuple<Addr4>) -> bpf_sock_tuple {
         // SAFETY: all bytes zero is a valid tuple; writing a member of the union is safe.
         let mut tuple: bpf_sock_tuple = unsafe { core::mem::zeroed() };
@@ -277,6 +285,12 @@ impl Net for V6 {
     fn set_fib(params: &mut bpf_fib_lookup, src: Addr6, dst: Addr6) {
         params.__bindgen_anon_3.ipv6_src = words(src);
         params.__bindgen_anon_4.ipv6_dst = words(dst);
+    }
+
+    #[inline(always)]
+    fn fib_source(params: &bpf_fib_lookup) -> Addr6 {
+        // SAFETY: every member of the union is valid for any bytes; both types are 16 bytes in the same order.
+        Addr6(unsafe { core::mem::transmute::<[u32; 4], [u64; 2]>(params.__bindgen_anon_3.ipv6_src) })
     }
 
     #[inline(always)]

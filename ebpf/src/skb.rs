@@ -132,7 +132,7 @@ impl Skb {
     pub fn redirect_peer(&mut self, ifindex: u32) -> Verdict {
         self.ctx.set_mark(0);
         // SAFETY: no memory is passed.
-        Verdict::Sent(unsafe { bpf_redirect_peer(ifindex, 0) } as i32)
+        sent(unsafe { bpf_redirect_peer(ifindex, 0) })
     }
 
     /// Out of a device, with the Ethernet header that the packet has.
@@ -140,7 +140,7 @@ impl Skb {
     pub fn redirect(&mut self, ifindex: u32) -> Verdict {
         self.mark_bypassed();
         // SAFETY: no memory is passed.
-        Verdict::Sent(unsafe { bpf_redirect(ifindex, 0) } as i32)
+        sent(unsafe { bpf_redirect(ifindex, 0) })
     }
 
     /// Out of a device; the kernel finds the Ethernet addresses of the next hop.
@@ -148,7 +148,7 @@ impl Skb {
     pub fn redirect_neighbour(&mut self, ifindex: u32, next_hop: &mut bpf_redir_neigh) -> Verdict {
         self.mark_bypassed();
         // SAFETY: the next hop is a valid struct of the size that is passed.
-        Verdict::Sent(unsafe { bpf_redirect_neigh(ifindex, next_hop, size_of::<bpf_redir_neigh>() as i32, 0) } as i32)
+        sent(unsafe { bpf_redirect_neigh(ifindex, next_hop, size::<bpf_redir_neigh>().cast_signed(), 0) })
     }
 
     #[inline(always)]
@@ -158,12 +158,28 @@ impl Skb {
     }
 }
 
+/// What a redirect helper said: a return code of tc, in a register's width.
+#[inline(always)]
+const fn sent(code: i64) -> Verdict {
+    #[expect(clippy::cast_possible_truncation, reason = "a return code of tc")]
+    let code = code as i32;
+    Verdict::Sent(code)
+}
+
+/// The size of a type as helpers want it.
+#[inline(always)]
+pub const fn size<T>() -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "nothing here is larger than a stack of 512 bytes")]
+    let size = size_of::<T>() as u32;
+    size
+}
+
 impl Packet for Skb {
     #[inline(always)]
     fn load<T: Plain>(&self, offset: u32) -> Result<T, Short> {
         let mut value = MaybeUninit::<T>::uninit();
         // SAFETY: the buffer has the size that is passed; the helper fills all of it or fails.
-        let result = unsafe { bpf_skb_load_bytes(self.ctx.as_ptr(), offset, value.as_mut_ptr().cast(), size_of::<T>() as u32) };
+        let result = unsafe { bpf_skb_load_bytes(self.ctx.as_ptr(), offset, value.as_mut_ptr().cast(), size::<T>()) };
         if result != 0 {
             return Err(Short);
         }
@@ -174,7 +190,7 @@ impl Packet for Skb {
     #[inline(always)]
     fn store<T: Plain>(&mut self, offset: u32, value: &T) -> Result<(), Short> {
         // SAFETY: the value has the size that is passed and no padding.
-        let result = unsafe { bpf_skb_store_bytes(self.raw(), offset, core::ptr::from_ref(value).cast(), size_of::<T>() as u32, 0) };
+        let result = unsafe { bpf_skb_store_bytes(self.raw(), offset, core::ptr::from_ref(value).cast(), size::<T>(), 0) };
         if result == 0 { Ok(()) } else { Err(Short) }
     }
 
@@ -187,9 +203,8 @@ impl Packet for Skb {
         let has_flag = node().features & feature::CSUM_IPV6 != 0;
         match covers {
             Covers::Payload => {}
-            Covers::Pseudo4 => flags |= u64::from(BPF_F_PSEUDO_HDR),
             Covers::Pseudo6 if has_flag => flags |= u64::from(BPF_F_PSEUDO_HDR) | BPF_F_IPV6,
-            Covers::Pseudo6 => flags |= u64::from(BPF_F_PSEUDO_HDR),
+            Covers::Pseudo4 | Covers::Pseudo6 => flags |= u64::from(BPF_F_PSEUDO_HDR),
         }
         // Size 0 in the flags: the difference itself is passed.
         // SAFETY: the context is valid, no memory is passed.

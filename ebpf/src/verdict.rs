@@ -34,7 +34,7 @@ impl Verdict {
             Self::Stack => PASS,
             Self::Drop(counter) => {
                 count(counter);
-                TC_ACT_SHOT as i32
+                TC_ACT_SHOT
             }
             Self::Sent(code) => code,
         }

@@ -13,7 +13,8 @@ pub(crate) mod sysctl;
 
 type Revert<'a> = Box<dyn FnOnce() -> Result<(), Error> + 'a>;
 
-/// What to do if the ADD fails: dropped without [`Self::keep`], it reverts every step, the last one first.
+/// What to do if the ADD fails: dropped without [`Self::keep`], it reverts every step, the last one first. Where panics abort, a panic is
+/// like a kill: the DEL that the runtime sends after a failed ADD finds the rest.
 #[derive(Default)]
 pub(crate) struct Undo<'a> {
     reverts: Vec<(&'static str, Revert<'a>)>,

@@ -75,7 +75,7 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
 #[inline(always)]
 fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
     let Some(target) = endpoint(head.tuple.dst.wide()) else { return false };
-    if !device(target.ifindex).is_some_and(|pod| pod.flags & flags::EAGER != 0) {
+    if device(target.ifindex).is_none_or(|pod| pod.flags & flags::EAGER == 0) {
         return false;
     }
     let (key, _) = head.tuple.key();

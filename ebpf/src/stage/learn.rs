@@ -55,7 +55,7 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
     if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex) || source.is_none() && from_pod {
         return IGNORED;
     }
-    if !endpoint(tuple.dst.wide()).is_some_and(|endpoint| endpoint.ifindex == to_ifindex) {
+    if endpoint(tuple.dst.wide()).is_none_or(|endpoint| endpoint.ifindex != to_ifindex) {
         return IGNORED;
     }
     let bypass = to.flags & flags::BYPASS != 0

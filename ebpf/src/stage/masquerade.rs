@@ -14,6 +14,7 @@ use underpass_abi::{
     counter::Counter,
     endpoint::{Device, device as flags},
     flow::{Flow, Half, Tuple, action, protocol, rewrite, state},
+    node::feature,
 };
 use underpass_ebpf::{
     ip::{Head, Ip},
@@ -72,8 +73,14 @@ pub enum Way {
 /// tuple to leave with is in [`Work::partner`].
 #[inline(always)]
 pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
-    let addr = device(uplink).and_then(I::masquerade_address).ok_or(Verdict::Drop(Counter::DropNoAddress))?;
-    let Work { request, partner, .. } = I::work().ok_or(Verdict::Stack)?;
+    let Work { request, partner, route, .. } = I::work().ok_or(Verdict::Stack)?;
+    // The bypass has just asked for the route. Where the stack chose another uplink than the routing table says, that one's address counts.
+    let is_routed = way == Way::Bypass || node().features & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
+    let addr = route
+        .source
+        .filter(|_| is_routed)
+        .or_else(|| device(uplink).and_then(I::masquerade_address))
+        .ok_or(Verdict::Drop(Counter::DropNoAddress))?;
     let inner = head.tuple;
     request.inner = inner;
     request.outer = Tuple::new(inner.protocol, addr, inner.sport, inner.dst, inner.dport);
@@ -184,7 +191,7 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
     };
     // Multiply and shift: every port of the range is as likely as any other.
     #[expect(clippy::cast_possible_truncation, reason = "first + ports is at most 65536")]
-    let port = (first + (random * u64::from(ports) >> 32) as u32) as u16;
+    let port = (first + ((random * u64::from(ports)) >> 32) as u32) as u16;
     port.to_be()
 }
 

@@ -4,14 +4,23 @@ use aya_ebpf::{
     bindings::{__sk_buff, bpf_fib_lookup},
     helpers::generated,
 };
-use crate::maps::{Net, Work, device};
+use underpass_abi::node::feature;
 
+use crate::{
+    maps::{Net, Work, device, node},
+    skb::size,
+};
+
+/// `BPF_FIB_LOOKUP_SRC` (6.7): tell the source address that the kernel would choose. Older kernels refuse the whole lookup.
+const FIB_LOOKUP_SRC: u32 = 1 << 4;
 const RET_SUCCESS: i64 = 0;
 const RET_NO_NEIGHBOUR: i64 = 7;
 
 /// Where the kernel forwards a packet to.
 #[derive(Clone, Copy)]
-pub struct Route {
+pub struct Route<A> {
+    /// Address that the kernel would give to a packet of its own on this route; nothing before 6.7.
+    pub source: Option<A>,
     /// MTU of the route in bytes, path MTU discovery included; of the device before 5.12, which does not tell.
     pub mtu: u32,
     /// Ethernet destination and source; zero while the neighbour is not resolved.
@@ -39,8 +48,10 @@ pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
     params.ifindex = in_ifindex;
     params.__bindgen_anon_1.tot_len = 1;
     I::set_fib(&mut params, tuple.src, tuple.dst);
+    let tells_source = node().features & feature::FIB_SRC != 0;
+    let flags = if tells_source { FIB_LOOKUP_SRC } else { 0 };
     // SAFETY: the context is valid, the arguments have the size that is passed.
-    let result = unsafe { generated::bpf_fib_lookup(ctx.cast(), &raw mut params, size_of::<bpf_fib_lookup>() as i32, 0) };
+    let result = unsafe { generated::bpf_fib_lookup(ctx.cast(), &raw mut params, size::<bpf_fib_lookup>().cast_signed(), flags) };
     // Before 5.13 an unresolved neighbour left the incoming device in its place.
     if !(result == RET_SUCCESS || result == RET_NO_NEIGHBOUR && params.ifindex != in_ifindex) {
         return NONE;
@@ -50,6 +61,7 @@ pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
     let Some(device) = device(params.ifindex) else { return NONE };
     route.mtu = if mtu > 1 { mtu } else { device.mtu };
     route.eth = if result == RET_SUCCESS { [params.dmac, params.smac] } else { [[0; 6]; 2] };
+    route.source = if tells_source { Some(I::fib_source(&params)) } else { None };
     I::set_next_hop(next_hop, &params);
     params.ifindex
 }

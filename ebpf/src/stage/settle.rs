@@ -59,7 +59,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         half.eth = [pod.peer_mac, pod.mac];
     } else {
         let uplink = I::route(ctx, half.in_ifindex);
-        if !device(uplink).is_some_and(|uplink| uplink.flags & (flags::POD | flags::LAYER3) == 0) {
+        if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
             return STALE;
         }
         half.out_ifindex = uplink;

@@ -76,23 +76,16 @@ pub fn check_arp(skb: &Skb, pod: &Device) -> Step<()> {
     // Sender's hardware and protocol address at bytes 8 and 14 of an Ethernet/IPv4 ARP packet (RFC 826).
     let refused = Verdict::Drop(Counter::DropArp);
     let mac: [u16; 3] = skb.load(ETHERNET + 8).map_err(|_| refused)?;
-    let addr: [u16; 2] = skb.load(ETHERNET + 14).map_err(|_| refused)?;
-    let addr = Addr4(u32::from_ne_bytes(join(addr)));
+    let addr = Addr4(skb.load(ETHERNET + 14).map_err(|_| refused)?);
     let owned = addr.0 == 0 || endpoint(addr.widen()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
     if owned && same_mac(mac, pod.peer_mac) { Ok(()) } else { Err(refused) }
 }
 
-#[inline(always)]
-const fn join(words: [u16; 2]) -> [u8; 4] {
-    let ([a, b], [c, d]) = (words[0].to_ne_bytes(), words[1].to_ne_bytes());
-    [a, b, c, d]
-}
-
 /// Compares a MAC as read from a packet with one from a map, without a call to `memcmp`.
 #[inline(always)]
-pub const fn same_mac(packet: [u16; 3], known: [u8; 6]) -> bool {
-    let [a, b, c, d, e, f] = known;
-    packet[0] ^ u16::from_ne_bytes([a, b]) | packet[1] ^ u16::from_ne_bytes([c, d]) | packet[2] ^ u16::from_ne_bytes([e, f]) == 0
+pub fn same_mac(packet: [u16; 3], known: [u8; 6]) -> bool {
+    let word = |at: usize| u16::from_ne_bytes([known[at], known[at + 1]]);
+    (packet[0] ^ word(0)) | (packet[1] ^ word(2)) | (packet[2] ^ word(4)) == 0
 }
 
 #[inline(always)]

@@ -303,3 +303,97 @@ fn features() -> Vec<Feature> {
     });
     features
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        Status {
+            version: "1.2.3",
+            abi: 1,
+            kernel: "6.1.0".to_owned(),
+            bpf_root: "/run/b".to_owned(),
+            loaded: true,
+            epoch: 3,
+            features: vec![Feature {
+                name: "BPF_F_IPV6",
+                present: false,
+                reason: "needs kernel 6.16".to_owned(),
+                purpose: "checksums",
+            }],
+            devices: vec![Device {
+                name: "eth0".to_owned(),
+                ifindex: 2,
+                kind: DeviceKind::Uplink,
+                programs: vec![Program {
+                    name: "from_wire",
+                    direction: "ingress",
+                    attached: false,
+                }],
+            }],
+            endpoints: vec![Endpoint {
+                address: "10.0.0.2/24".to_owned(),
+                device: "veth0".to_owned(),
+                attachment: "n1:c1:eth0".to_owned(),
+            }],
+            counters: BTreeMap::from([("learned", 0), ("bypass_peer", 7)]),
+        }
+    }
+
+    fn printed(status: &Status) -> String {
+        let mut out = Vec::new();
+        status
+            .print(&mut anstream::StripStream::new(&mut out))
+            .expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_node_reads_well() {
+        let text: Vec<_> = printed(&status())
+            .lines()
+            .map(|line| line.trim_end().to_owned())
+            .collect();
+        insta::assert_snapshot!(text.join("\n"), @r"
+        underpass 1.2.3 on kernel 6.1.0
+        programs: loaded, pinned at /run/b (layout 1)
+
+        Kernel features
+          BPF_F_IPV6           no   needs kernel 6.16: checksums
+
+        Devices
+          eth0             uplink  ingress: from_wire MISSING
+
+        Endpoints
+          10.0.0.2/24                              veth0            n1:c1:eth0
+
+        Counters (those that are not zero)
+                     7  bypass_peer                packets put straight into a pod, past the stack
+        ");
+    }
+
+    #[test]
+    fn a_node_without_programs_says_what_loads_them() {
+        let text = printed(&Status {
+            loaded: false,
+            ..status()
+        });
+        assert!(
+            text.contains("not loaded at /run/b: the first ADD loads them"),
+            "{text}"
+        );
+        assert!(!text.contains("Devices"), "{text}");
+    }
+
+    #[test]
+    fn scripts_find_every_field() {
+        let json = serde_json::to_value(status()).expect("plain data");
+        assert_eq!(json["bpfRoot"], "/run/b");
+        assert_eq!(json["devices"][0]["kind"], "uplink");
+        assert_eq!(json["devices"][0]["programs"][0]["program"], "from_wire");
+        assert_eq!(json["devices"][0]["programs"][0]["attached"], false);
+        assert_eq!(json["endpoints"][0]["address"], "10.0.0.2/24");
+        assert_eq!(json["counters"]["bypass_peer"], 7);
+    }
+}
