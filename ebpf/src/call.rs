@@ -50,7 +50,8 @@ functions! {
     check(ctx: *mut __sk_buff) -> i32 = from_pod::check;
     deliver(ctx: *mut __sk_buff) -> i32 = to_pod::deliver;
     translate_back(ctx: *mut __sk_buff, l3: u32) -> i32 = from_wire::translate_back;
-    leave(ctx: *mut __sk_buff, l3: u32) -> i32 = to_wire::leave;
+    known(ctx: *mut __sk_buff, l3: u32) -> i32 = to_wire::known;
+    open(ctx: *mut __sk_buff) -> i32 = to_wire::open;
     error_in(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::from_wire;
     error_out(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::to_wire;
     parse_whole(ctx: *mut __sk_buff, l3: u32) -> u32 = parse::whole;

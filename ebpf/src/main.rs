@@ -87,8 +87,8 @@ fn from_wire(ctx: TcContext) -> i32 {
 fn to_wire(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
     match protocol(ctx) {
-        IPV4 => V4::leave(ctx, ETHERNET),
-        IPV6 => V6::leave(ctx, ETHERNET),
+        IPV4 => hook::to_wire::ip::<V4>(ctx, ETHERNET),
+        IPV6 => hook::to_wire::ip::<V6>(ctx, ETHERNET),
         _ => PASS,
     }
 }
@@ -109,8 +109,8 @@ fn from_wire_l3(ctx: TcContext) -> i32 {
 fn to_wire_l3(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
     match protocol(ctx) {
-        IPV4 => V4::leave(ctx, 0),
-        IPV6 => V6::leave(ctx, 0),
+        IPV4 => hook::to_wire::ip::<V4>(ctx, 0),
+        IPV6 => hook::to_wire::ip::<V6>(ctx, 0),
         _ => PASS,
     }
 }

@@ -65,7 +65,14 @@ impl Surroundings<'_> {
         }
         // Bridges of containers and dummies for Service addresses have global addresses, and nothing behind them.
         let inward = matches!(link.kind, Some(InfoKind::Bridge | InfoKind::Dummy));
-        !inward && self.addresses_of(link).any(|address| address.global)
+        // A veth with host addresses alone is another plugin's way to one container.
+        let to_one = |address: &Address| {
+            link.is_veth() && address.net.prefix_len() == address.net.max_prefix_len()
+        };
+        !inward
+            && self
+                .addresses_of(link)
+                .any(|address| address.global && !to_one(address))
     }
 
     fn device(&self, link: &Link) -> Device {

@@ -15,9 +15,6 @@ use underpass_tests::{
 const PORT: u16 = 8080;
 const SOURCE: u16 = 45_678;
 
-/// The shortest frame that the kernel runs a program on: one byte after the Ethernet header.
-const SHORTEST: usize = 15;
-
 /// Every position of a device and its program, on a node that has learned flows.
 fn benches<'a>(lab: &'a Lab, pod: &Pod) -> Result<[Bench<'a>; 4]> {
     Ok([
@@ -60,11 +57,13 @@ fn cut_short(#[values(V4, V6)] family: Family) -> Result<()> {
         ends.syn(SOURCE, PORT),
         ends.icmp(echo, 0, [0, 1, 0, 1], b"payload"),
         as_fragment(&ends.udp(SOURCE, PORT, b"payload"), 0, true),
-        ends.ether_type(0x0806, &[0; 28]),
+        ends.ether_type(0x0806, &[0; 60]),
     ];
     for bench in benches(&lab, &a)? {
         for frame in &whole {
-            for len in SHORTEST..frame.len() {
+            // The kernel refuses to run a program on less than an IP header.
+            let shortest = 14 + family.header_len();
+            for len in shortest..frame.len() {
                 check(
                     &bench,
                     &format!("{len} of {} bytes", frame.len()),

@@ -44,19 +44,6 @@ fn a_drop_rule_is_honoured_between_pods(#[values(V4, V6)] family: Family) -> Res
 }
 
 #[rstest]
-fn dropped_answers_keep_a_flow_from_being_learned(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
-    let _server = udp::Server::start(b.netns(), family.port(FORBIDDEN))?;
-    let firewall = Netfilter::new(&lab.node)?;
-    firewall.drop_forwarded(&format!("udp sport {FORBIDDEN}"))?;
-    let mut client = udp::Client::open(a.netns(), family)?;
-    client.hears_nothing(b.at(family, FORBIDDEN))?;
-    client.hears_nothing(b.at(family, FORBIDDEN))
-}
-
-#[rstest]
 fn a_drop_rule_is_honoured_towards_the_world(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;

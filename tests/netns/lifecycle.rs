@@ -298,3 +298,24 @@ fn the_command_line_shows_the_endpoints() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn the_first_packet_after_an_add_is_not_lost() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let first = lab.pod("first")?;
+    for round in 0..12 {
+        let pod = lab.pod(&format!("pod{round}"))?;
+        for family in Family::BOTH {
+            // Both directions: what the new pod sends, and what it is sent.
+            let there = ping::Ping::new(pod.netns(), first.ip(family))?.echo(56);
+            there.with_context(|| format!("from pod {round}"))?;
+        }
+        let pod = lab.pod(&format!("silent{round}"))?;
+        for family in Family::BOTH {
+            let back = ping::Ping::new(lab.node.netns(), pod.ip(family))?.echo(56);
+            back.with_context(|| format!("to silent pod {round}"))?;
+        }
+    }
+    Ok(())
+}

@@ -206,3 +206,18 @@ fn a_flow_while_its_pod_goes_and_comes(#[values(V4, V6)] family: Family) -> Resu
     }
     scene.expect_no_pod_address()
 }
+
+#[rstest]
+fn packets_cut_short(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set("learned")?;
+    let ends = scene.pod.ends(family.remote())?;
+    for whole in [ends.udp(5000, PORT, b"payload"), ends.syn(5000, PORT)] {
+        for len in 14..whole.len() {
+            // The interface refuses what has no whole Ethernet header.
+            scene.link.send(&whole[..len])?;
+        }
+    }
+    scene.expect_no_pod_address()?;
+    ping::ping(scene.pod.netns(), family.remote())
+}

@@ -59,7 +59,7 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Counts forwarded packets that match an expression, under a name.
+    /// Counts forwarded packets that match an expression, under a name. Several expressions may share a name.
     pub fn count_forwarded(&self, name: &str, expression: &str) -> Result<()> {
         self.load(&format!(
             "add counter {TABLE} seen_{name}

@@ -5,7 +5,7 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
-    endpoint::Endpoint,
+    endpoint::Device,
     flow::{Half, Tuple, action, rewrite},
 };
 use underpass_ebpf::{ip::Head, l4::Kind};
@@ -24,9 +24,24 @@ use crate::{
     verdict::{PASS, Step, Verdict, code},
 };
 
+/// What [`known`] returns for an ICMP error; no return code of tc.
+const ERROR: i32 = -4;
+/// What [`known`] returns for a packet of no flow that is known; no return code of tc.
+const UNKNOWN: i32 = -5;
+
 /// IPv4 and IPv6; the network header is at `l3`.
 #[inline(always)]
-pub fn leave<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
+pub fn ip<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
+    match I::known(ctx, l3) {
+        ERROR => I::error_out(ctx, I::parse_quoted(ctx)),
+        UNKNOWN => I::open(ctx),
+        code => code,
+    }
+}
+
+/// A packet of a flow that is known is translated as the flow says, and learned if it came through the stack unchanged.
+#[inline(always)]
+pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);
     if skb.is_bypassed() {
         skb.clear_bypassed();
@@ -37,37 +52,67 @@ pub fn leave<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         return PASS;
     }
     if head.kind == Kind::Error {
-        return I::error_out(ctx, I::parse_quoted(ctx));
+        return ERROR;
     }
     fragment::complete(head);
+    if head.kind != Kind::Flow || I::copy_live() == flow::ABSENT {
+        return UNKNOWN;
+    }
+    match endpoint(head.tuple.src.wide()).and_then(|owner| device(owner.ifindex)) {
+        Some(pod) => code(known_of_pod(&skb, head, half, partner, pod)),
+        None => code(known_of_host(&skb, head, half, partner)),
+    }
+}
+
+#[inline(always)]
+fn known_of_pod<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partner: &mut Tuple<I::Addr>, pod: &Device) -> Step<Verdict> {
+    if half.action == action::NONE {
+        return Err(Verdict::Sent(UNKNOWN));
+    }
+    let (key, end) = head.tuple.key();
+    if !is_unchanged(skb, head) {
+        I::forget();
+    } else if half.action != action::WIRE && learn::agrees(skb, head, skb.ingress_ifindex(), pod) {
+        flow::leave_by_wire::<I>(&key, end, skb.ifindex());
+    }
+    I::note();
+    if half.rewrite & rewrite::SRC != 0 {
+        *partner = flow::outgoing::<I>(half, head.tuple.protocol);
+        translate::<I>(skb)?;
+    }
+    Ok(Verdict::Stack)
+}
+
+/// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this uplink, it must take another.
+#[inline(always)]
+fn known_of_host<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partner: &mut Tuple<I::Addr>) -> Step<Verdict> {
+    if half.rewrite & rewrite::SRC != 0 {
+        *partner = flow::outgoing::<I>(half, head.tuple.protocol);
+        translate::<I>(skb)?;
+    } else if half.action == action::TAKEN {
+        return Err(Verdict::Sent(UNKNOWN));
+    }
+    Ok(Verdict::Stack)
+}
+
+/// A packet of a flow that is not known yet, of a pod or of the host on a tuple that is taken, in [`Work::head`].
+#[inline(always)]
+pub fn open<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    let Some(Work { head, half, .. }) = I::work() else { return PASS };
+    let skb = Skb::new(ctx);
     code(match endpoint(head.tuple.src.wide()) {
-        Some(owner) => of_pod(&skb, head, half, partner, owner),
-        None => of_host(&skb, head, half, partner),
+        Some(owner) => open_of_pod(&skb, head, owner.ifindex),
+        None => open_of_host(&skb, head, half),
     })
 }
 
 #[inline(always)]
-fn of_pod<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partner: &mut Tuple<I::Addr>, owner: Endpoint) -> Step<Verdict> {
-    let Some(pod) = device(owner.ifindex) else { return Ok(Verdict::Stack) };
-    let unchanged = head.l3 == ETHERNET && head.kind == Kind::Flow && skb.ingress_ifindex() == owner.ifindex && learn::is_unchanged(skb, head);
-    let (key, end) = head.tuple.key();
-    if head.kind == Kind::Flow && I::copy_live() == flow::PRESENT && half.action != action::NONE {
-        if !unchanged {
-            I::forget();
-        } else if half.action != action::WIRE && learn::agrees(skb, head, owner.ifindex, pod) {
-            flow::leave_by_wire::<I>(&key, end, skb.ifindex());
-        }
-        I::note();
-        if half.rewrite & rewrite::SRC == 0 {
-            return Ok(Verdict::Stack);
-        }
-        *partner = flow::outgoing::<I>(half, head.tuple.protocol);
-        translate::<I>(skb)?;
-        return Ok(Verdict::Stack);
-    }
+fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> {
+    let Some(pod) = device(owner) else { return Ok(Verdict::Stack) };
+    let may_learn = head.kind == Kind::Flow && skb.ingress_ifindex() == owner && is_unchanged(skb, head) && learn::agrees(skb, head, owner, pod);
     if !masquerade::is_wanted::<I>(pod, head.tuple.dst) {
-        if unchanged && learn::agrees(skb, head, owner.ifindex, pod) {
-            I::learn_wire(skb.raw(), owner.ifindex, skb.ifindex());
+        if may_learn {
+            I::learn_wire(skb.raw(), owner, skb.ifindex());
         }
         return Ok(Verdict::Stack);
     }
@@ -79,30 +124,22 @@ fn of_pod<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partner: &mu
     if !masquerade::may_open(head) {
         return Err(Verdict::Drop(Counter::DropNoFlow));
     }
-    let way = if unchanged && learn::agrees(skb, head, owner.ifindex, pod) { Way::Bypass } else { Way::Stack };
-    masquerade::assign(skb, head, owner.ifindex, skb.ifindex(), way)?;
+    masquerade::assign(skb, head, owner, skb.ifindex(), if may_learn { Way::Bypass } else { Way::Stack })?;
     translate::<I>(skb)?;
     Ok(Verdict::Stack)
 }
 
-/// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this uplink, it must take another.
 #[inline(always)]
-fn of_host<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partner: &mut Tuple<I::Addr>) -> Step<Verdict> {
-    if head.kind != Kind::Flow {
-        return Ok(Verdict::Stack);
-    }
-    if I::copy_live() == flow::ABSENT {
-        return Ok(Verdict::Stack);
-    }
-    if half.rewrite & rewrite::SRC != 0 {
-        *partner = flow::outgoing::<I>(half, head.tuple.protocol);
+fn open_of_host<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> Step<Verdict> {
+    if head.kind == Kind::Flow && I::copy_live() == flow::PRESENT && half.action == action::TAKEN {
+        masquerade::assign(skb, head, 0, skb.ifindex(), Way::Stack)?;
         translate::<I>(skb)?;
-        return Ok(Verdict::Stack);
     }
-    if half.action != action::TAKEN {
-        return Ok(Verdict::Stack);
-    }
-    masquerade::assign(skb, head, 0, skb.ifindex(), Way::Stack)?;
-    translate::<I>(skb)?;
     Ok(Verdict::Stack)
+}
+
+/// Whether the stack carried the packet from its pod to here without a change.
+#[inline(always)]
+fn is_unchanged<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
+    head.l3 == ETHERNET && learn::is_unchanged(skb, head)
 }

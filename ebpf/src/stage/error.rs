@@ -41,7 +41,7 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let (key, end) = inner.tuple.reversed().key();
     let Some((flow, _)) = find::<I>(&key) else { return Ok(Verdict::Stack) };
     let half = half(flow, end);
-    if half.rewrite & rewrite::DST == 0 {
+    if half.rewrite & rewrite::DST == 0 || !flow::is_owned::<I>(half, inner.tuple.dst) {
         return Ok(Verdict::Stack);
     }
     *quote = flow::outgoing::<I>(half, key.0.protocol).reversed();

@@ -2,13 +2,14 @@
 
 use aya_ebpf::bindings::BPF_ANY;
 use underpass_abi::{
+    addr::Family as _,
     counter::Counter,
     flow::{End, Flow, Half, Key, Tuple, action, protocol, rewrite, state},
 };
 use underpass_ebpf::l4::tcp;
 
 use super::learn::leave_to_wire;
-use crate::maps::{Net, Work, count, node, tick};
+use crate::maps::{Net, Work, count, endpoint, node, tick};
 
 /// Which table an entry is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,7 +102,7 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
 }
 
 /// Copies what is known of the direction of the packet in [`Work::head`] to [`Work::half`]: [`PRESENT`] if its flow lives. One that was
-/// idle for too long is removed.
+/// idle for too long is removed, and one whose pod is gone.
 ///
 /// The two entries of a translated flow live as long as the livelier of them.
 #[inline(always)]
@@ -110,6 +111,10 @@ pub fn copy_live<I: Net>() -> u32 {
     let (key, end) = head.tuple.key();
     let Some((flow, _)) = find::<I>(&key) else { return ABSENT };
     *copy = *half(flow, end);
+    if !is_owned::<I>(copy, head.tuple.src) {
+        remove::<I>(&key, copy);
+        return ABSENT;
+    }
     let tick = tick();
     if is_alive(flow, tick) {
         return PRESENT;
@@ -124,6 +129,22 @@ pub fn copy_live<I: Net>() -> u32 {
     count(Counter::Expired);
     remove::<I>(&key, &translating);
     ABSENT
+}
+
+/// Whether the pods at either end of a direction are still those that it was learned for: their addresses may belong to others by now, or
+/// to nobody, and then lead out of the node again.
+#[inline(always)]
+pub fn is_owned<I: Net>(half: &Half<I::Addr>, src: I::Addr) -> bool {
+    if half.in_ifindex != 0 && !owns::<I>(half.in_ifindex, src) {
+        return false;
+    }
+    let to_pod = half.action == action::PEER || half.rewrite & rewrite::DST != 0;
+    !to_pod || half.out_ifindex == 0 || owns::<I>(half.out_ifindex, half.dst)
+}
+
+#[inline(always)]
+fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
+    endpoint(addr.wide()).is_some_and(|endpoint| endpoint.ifindex == ifindex)
 }
 
 /// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.

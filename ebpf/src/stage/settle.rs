@@ -3,20 +3,19 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
-    addr::Family as _,
     counter::Counter,
     endpoint::device as flags,
-    flow::{Half, action},
+    flow::action,
 };
 
 use super::{
-    flow::{ABSENT, find, half, outgoing, remove},
+    flow::{ABSENT, find, half, outgoing},
     parse::PARSED,
 };
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Net, Work, count, device, endpoint, stamp},
+    maps::{Work, count, device, stamp},
 };
 
 /// What [`settle`] found: the direction is as its half says.
@@ -46,8 +45,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
     }
     let Some((flow, _)) = find::<I>(&key) else { return STALE };
     let half = half(flow, end);
-    if !is_owned::<I>(half, head.tuple.src) {
-        remove::<I>(&key, copy);
+    if half.in_ifindex != 0 && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0) {
         return STALE;
     }
     if half.action == action::PEER {
@@ -57,7 +55,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         }
         half.mtu = pod.mtu;
         half.eth = [pod.peer_mac, pod.mac];
-    } else {
+    } else if half.action == action::WIRE {
         let uplink = I::route(ctx, half.in_ifindex);
         if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
             return STALE;
@@ -65,23 +63,10 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         half.out_ifindex = uplink;
         half.mtu = route.mtu;
         half.eth = route.eth;
+    } else {
+        return STALE;
     }
     // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
     half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
     SETTLED
-}
-
-/// Whether the pods at either end of the direction are still the ones that it was learned for.
-#[inline(always)]
-fn is_owned<I: Net>(half: &Half<I::Addr>, src: I::Addr) -> bool {
-    let from = half.in_ifindex;
-    if from != 0 && !(owns::<I>(from, src) && device(from).is_some_and(|pod| pod.flags & flags::BYPASS != 0)) {
-        return false;
-    }
-    half.action != action::PEER || owns::<I>(half.out_ifindex, half.dst)
-}
-
-#[inline(always)]
-fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
-    endpoint(addr.wide()).is_some_and(|endpoint| endpoint.ifindex == ifindex)
 }

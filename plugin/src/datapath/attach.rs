@@ -7,7 +7,7 @@ use underpass_abi::{endpoint::device, map};
 use super::{Error as DatapathError, Maps, Pins, lock::Lock};
 use crate::{
     error::Error,
-    netlink::{Netlink, filter::Direction},
+    netlink::{Netlink, filter::Direction, link::Device},
     uplink::Uplink,
 };
 
@@ -52,10 +52,10 @@ pub(crate) fn places(flags: u32) -> [Place; 2] {
 pub(crate) fn attach(
     netlink: &Netlink,
     pins: &Pins,
-    index: u32,
+    device: &Device,
     places: [Place; 2],
 ) -> Result<(), Error> {
-    netlink.add_clsact(index)?;
+    netlink.add_clsact(device)?;
     for Place {
         direction,
         program: name,
@@ -63,7 +63,7 @@ pub(crate) fn attach(
     {
         let program = pins.program(name)?;
         let fd = program.fd().map_err(DatapathError::program(name))?;
-        netlink.set_filter(index, direction, fd.as_fd(), &format!("underpass_{name}"))?;
+        netlink.set_filter(device, direction, fd.as_fd(), &format!("underpass_{name}"))?;
     }
     Ok(())
 }
@@ -105,7 +105,11 @@ pub(crate) fn reconcile_uplinks(
         }
         let places = places(uplink.device.flags);
         if !missing(netlink, maps.pins(), uplink.index, places)?.is_empty() {
-            attach(netlink, maps.pins(), uplink.index, places)?;
+            let device = Device {
+                index: uplink.index,
+                name: uplink.name.clone(),
+            };
+            attach(netlink, maps.pins(), &device, places)?;
             changed = Changed::Yes;
         }
     }

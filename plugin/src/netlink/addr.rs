@@ -8,7 +8,7 @@ use netlink_packet_route::{
     address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
 };
 
-use super::{Error, Mode, Netlink};
+use super::{Error, Mode, Netlink, link::Device};
 
 /// An address as the kernel describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +62,12 @@ impl Address {
 impl Netlink {
     /// Gives an address to a device: usable at once (no duplicate detection). A global one comes without the route to its prefix that the
     /// kernel would add.
-    pub(crate) fn add_address(&self, index: u32, net: IpNet, scope: Scope) -> Result<(), Error> {
+    pub(crate) fn add_address(
+        &self,
+        device: &Device,
+        net: IpNet,
+        scope: Scope,
+    ) -> Result<(), Error> {
         let mut flags = match scope {
             Scope::Global => AddressFlags::Noprefixroute,
             Scope::Link => AddressFlags::empty(),
@@ -70,7 +75,7 @@ impl Netlink {
         if net.addr().is_ipv6() {
             flags |= AddressFlags::Nodad;
         }
-        let mut message = address_message(index, net);
+        let mut message = address_message(device.index, net);
         message.header.scope = match scope {
             Scope::Global => AddressScope::Universe,
             Scope::Link => AddressScope::Link,
@@ -79,7 +84,7 @@ impl Netlink {
         self.change(
             RouteNetlinkMessage::NewAddress(message),
             Mode::Create,
-            || format!("give {net} to device number {index}"),
+            || format!("give {net} to {}", device.name),
         )
     }
 

@@ -10,7 +10,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
 };
 
-use super::{Error, Mode, Netlink};
+use super::{Error, Mode, Netlink, link::Device};
 
 /// Priority of our filters: behind those that other programs place by hand, which are small numbers.
 pub(crate) const PRIORITY: u16 = 0xC0DE;
@@ -50,8 +50,8 @@ impl Direction {
 
 impl Netlink {
     /// Gives a device the clsact qdisc, unless it has it.
-    pub(crate) fn add_clsact(&self, index: u32) -> Result<(), Error> {
-        let mut message = tc_message(index);
+    pub(crate) fn add_clsact(&self, device: &Device) -> Result<(), Error> {
+        let mut message = tc_message(device.index);
         message.header.handle = TcHandle {
             major: TcHandle::CLSACT.major,
             minor: 0,
@@ -63,7 +63,7 @@ impl Netlink {
         let answer = self.change(
             RouteNetlinkMessage::NewQueueDiscipline(message),
             Mode::Create,
-            || format!("add the clsact qdisc to device number {index}"),
+            || format!("add the clsact qdisc to {}", device.name),
         );
         match answer {
             Err(error) if error.is_present() => Ok(()),
@@ -74,12 +74,12 @@ impl Netlink {
     /// Puts our filter of that direction onto a device that has the clsact qdisc, in place of an older one of ours.
     pub(crate) fn set_filter(
         &self,
-        index: u32,
+        device: &Device,
         direction: Direction,
         program: BorrowedFd<'_>,
         name: &str,
     ) -> Result<(), Error> {
-        let mut message = filter_message(index, direction);
+        let mut message = filter_message(device.index, direction);
         let options = [
             TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned()),
             TcFilterBpfOption::ProgName(name.to_owned()),
@@ -96,8 +96,9 @@ impl Netlink {
             Mode::Replace,
             || {
                 format!(
-                    "attach {name} to the {} of device number {index}",
-                    direction.name()
+                    "attach {name} to the {} of {}",
+                    direction.name(),
+                    device.name
                 )
             },
         )

@@ -92,6 +92,13 @@ impl Link {
     }
 }
 
+/// A device to change: the kernel wants its number, people its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Device {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+}
+
 /// One end of a veth pair to be made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End<'a> {
@@ -161,9 +168,9 @@ impl Netlink {
     }
 
     /// Changes a device.
-    pub(crate) fn set_link(&self, index: u32, change: Change<'_>) -> Result<(), Error> {
+    pub(crate) fn set_link(&self, device: &Device, change: Change<'_>) -> Result<(), Error> {
         let mut message = LinkMessage::default();
-        message.header.index = index;
+        message.header.index = device.index;
         if change.up {
             message.header.flags = LinkFlags::Up;
             message.header.change_mask = LinkFlags::Up;
@@ -182,7 +189,7 @@ impl Netlink {
         self.change(
             RouteNetlinkMessage::SetLink(message),
             Mode::Existing,
-            || format!("configure device number {index}"),
+            || format!("configure {}", device.name),
         )
     }
 

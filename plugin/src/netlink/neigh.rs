@@ -8,7 +8,11 @@ use netlink_packet_route::{
     route::RouteType,
 };
 
-use super::{Error, Mode, Netlink, addr::family, link::Mac};
+use super::{
+    Error, Mode, Netlink,
+    addr::family,
+    link::{Device, Mac},
+};
 
 /// A permanent neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,11 +51,15 @@ impl Neighbour {
 
 impl Netlink {
     /// Adds or replaces a permanent neighbour.
-    pub(crate) fn add_neighbour(&self, neighbour: Neighbour) -> Result<(), Error> {
-        let Neighbour { index, addr, mac } = neighbour;
+    pub(crate) fn add_neighbour(
+        &self,
+        device: &Device,
+        addr: IpAddr,
+        mac: Mac,
+    ) -> Result<(), Error> {
         let mut message = NeighbourMessage::default();
         message.header.family = family(addr);
-        message.header.ifindex = index;
+        message.header.ifindex = device.index;
         message.header.state = NeighbourState::Permanent;
         message.header.kind = RouteType::Unicast;
         message.attributes = vec![
@@ -61,7 +69,7 @@ impl Netlink {
         self.change(
             RouteNetlinkMessage::NewNeighbour(message),
             Mode::Replace,
-            || format!("make {addr} a neighbour at {mac} on device number {index}"),
+            || format!("make {addr} a neighbour at {mac} on {}", device.name),
         )
     }
 

@@ -14,7 +14,7 @@ use netlink_packet_route::{
     },
 };
 
-use super::{Error, Mode, Netlink, addr::family};
+use super::{Error, Mode, Netlink, addr::family, link::Device};
 
 /// Table that routes are in unless they say otherwise.
 pub(crate) const MAIN: u32 = 254;
@@ -197,11 +197,16 @@ fn ip(addr: &RouteAddress) -> Option<IpAddr> {
 
 impl Netlink {
     /// Adds a route.
-    pub(crate) fn add_route(&self, index: u32, route: &Route, mode: Mode) -> Result<(), Error> {
+    pub(crate) fn add_route(
+        &self,
+        device: &Device,
+        route: &Route,
+        mode: Mode,
+    ) -> Result<(), Error> {
         self.change(
-            RouteNetlinkMessage::NewRoute(route.message(index)),
+            RouteNetlinkMessage::NewRoute(route.message(device.index)),
             mode,
-            || format!("add the route {route} by device number {index}"),
+            || format!("add the route {route} by {}", device.name),
         )
     }
 

@@ -12,15 +12,14 @@ use crate::{
         Netlink,
         addr::Scope,
         link::{Change, Link, Mac},
-        neigh::Neighbour,
     },
     plan::Plan,
 };
 
 /// Gives the container its addresses. They go with the link, so there is nothing to undo.
-pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: Pair) -> Result<(), Error> {
+pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
     pod.set_link(
-        pair.pod,
+        &pair.pod,
         Change {
             up: true,
             no_addr_gen: sysctl::has_ipv6(),
@@ -28,17 +27,13 @@ pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: Pair) -> Result<(), Error>
         },
     )?;
     for net in &plan.addresses {
-        pod.add_address(pair.pod, *net, Scope::Global)?;
+        pod.add_address(&pair.pod, *net, Scope::Global)?;
     }
     if plan.has_v6() {
-        pod.add_address(pair.pod, link_local(plan.pod.mac), Scope::Link)?;
+        pod.add_address(&pair.pod, link_local(plan.pod.mac), Scope::Link)?;
     }
     for addr in &plan.gateways {
-        pod.add_neighbour(Neighbour {
-            index: pair.pod,
-            addr: *addr,
-            mac: plan.host.mac,
-        })?;
+        pod.add_neighbour(&pair.pod, *addr, plan.host.mac)?;
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::{
 pub(crate) fn apply(
     maps: &mut Maps,
     plan: &Plan,
-    pair: Pair,
+    pair: &Pair,
     undo: &mut Undo<'_>,
 ) -> Result<(), Error> {
     let owner = plan.identity.owner();
@@ -31,7 +31,7 @@ pub(crate) fn apply(
         maps.add_no_masquerade(attachment.network, &plan.no_masquerade)?;
     }
     maps.set_device(
-        pair.host,
+        pair.host.index,
         Device {
             flags: plan.flags,
             network: attachment.network,
@@ -43,7 +43,7 @@ pub(crate) fn apply(
     )?;
     for net in &plan.addresses {
         let endpoint = Endpoint {
-            ifindex: pair.host,
+            ifindex: pair.host.index,
             prefix_len: net.prefix_len().into(),
         };
         maps.set_endpoint(net.addr().into(), endpoint)?;
@@ -51,7 +51,7 @@ pub(crate) fn apply(
     Ok(())
 }
 
-fn attachment(plan: &Plan, pair: Pair) -> Attachment {
+fn attachment(plan: &Plan, pair: &Pair) -> Attachment {
     let mut addresses = [Addr::default(); MAX_ADDRESSES];
     let mut address_count = 0;
     for (slot, net) in addresses.iter_mut().zip(&plan.addresses) {
@@ -59,7 +59,7 @@ fn attachment(plan: &Plan, pair: Pair) -> Attachment {
         address_count += 1;
     }
     Attachment {
-        ifindex: pair.host,
+        ifindex: pair.host.index,
         network: plan.identity.network_id(),
         address_count,
         reserved: 0,

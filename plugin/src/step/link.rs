@@ -8,19 +8,19 @@ use crate::{
     identity::{self, Alias},
     netlink::{
         Netlink,
-        link::{By, Change, End, Link},
+        link::{By, Change, Device, End, Link},
     },
     netns::Netns,
     plan::{self, Plan},
 };
 
-/// The pair as it was made: an index on each side.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The pair as it was made.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Pair {
     /// The host's end, in the node's namespace.
-    pub(crate) host: u32,
+    pub(crate) host: Device,
     /// The container's end, in its namespace.
-    pub(crate) pod: u32,
+    pub(crate) pod: Device,
 }
 
 /// Makes the pair, both ends down.
@@ -45,31 +45,38 @@ pub(crate) fn apply<'a>(
     let host = node
         .link(By::Name(&plan.host.name))?
         .ok_or_else(|| Error::Vanished(plan.host.name.clone()))?;
-    let pod = host
+    let peer = host
         .peer
         .ok_or_else(|| Error::Vanished(plan.pod.name.clone()))?;
+    let pair = Pair {
+        host: Device {
+            index: host.index,
+            name: host.name,
+        },
+        pod: Device {
+            index: peer,
+            name: plan.pod.name.clone(),
+        },
+    };
     let alias = plan.identity.alias();
     node.set_link(
-        host.index,
+        &pair.host,
         Change {
             alias: Some(&alias),
             no_addr_gen: sysctl::has_ipv6(),
             up: false,
         },
     )?;
-    Ok(Pair {
-        host: host.index,
-        pod,
-    })
+    Ok(pair)
 }
 
 /// Sets the host's end up, from where on packets pass.
-pub(crate) fn open(node: &Netlink, pair: Pair) -> Result<(), Error> {
+pub(crate) fn open(node: &Netlink, pair: &Pair) -> Result<(), Error> {
     let up = Change {
         up: true,
         ..Change::default()
     };
-    Ok(node.set_link(pair.host, up)?)
+    Ok(node.set_link(&pair.host, up)?)
 }
 
 /// The two ends, and what is wrong with them.

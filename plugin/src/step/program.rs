@@ -1,7 +1,10 @@
 //! Programs on the host's end, and on the uplinks that its packets leave by.
 
+use std::collections::BTreeSet;
+
+use underpass_abi::endpoint::device;
+
 use super::link::Pair;
-use crate::glob::Glob;
 use crate::{
     datapath::{
         Maps, Pins,
@@ -9,23 +12,76 @@ use crate::{
         lock::Lock,
     },
     error::Error,
-    netlink::{Netlink, link::Link, route::MAIN},
+    glob::Glob,
+    netlink::{
+        Netlink,
+        addr::Address,
+        link::{By, Link},
+        route::{Installed, MAIN},
+    },
     uplink::{Surroundings, Uplink},
 };
 
+/// Up to so many devices are asked for one by one, which is cheaper than to list all.
+const FEW: usize = 16;
+
 /// The uplinks as they are now.
-pub(crate) fn uplinks(node: &Netlink, patterns: Option<&[Glob]>) -> Result<Vec<Uplink>, Error> {
+pub(crate) fn uplinks(
+    node: &Netlink,
+    maps: &Maps,
+    patterns: Option<&[Glob]>,
+) -> Result<Vec<Uplink>, Error> {
+    let addresses = node.addresses()?;
+    let routes = node.routes(MAIN)?;
+    let links = match patterns {
+        Some(_) => node.links()?,
+        None => outward_links(node, maps, &addresses, &routes)?,
+    };
     let surroundings = Surroundings {
-        links: &node.links()?,
-        addresses: &node.addresses()?,
-        routes: &node.routes(MAIN)?,
+        links: &links,
+        addresses: &addresses,
+        routes: &routes,
     };
     Ok(surroundings.uplinks(patterns))
 }
 
+/// The devices that may be uplinks for their addresses and routes. On a node with hundreds of containers they are a few among hundreds,
+/// and a list of all devices would be the slowest part of an ADD.
+fn outward_links(
+    node: &Netlink,
+    maps: &Maps,
+    addresses: &[Address],
+    routes: &[Installed],
+) -> Result<Vec<Link>, Error> {
+    let with_address = addresses
+        .iter()
+        .filter(|address| address.global)
+        .map(|address| address.index);
+    let with_route = routes
+        .iter()
+        .filter(|route| route.route.dst.prefix_len() == 0)
+        .map(|route| route.index);
+    let indices: BTreeSet<u32> = with_address.chain(with_route).collect();
+    let mut foreign = Vec::new();
+    for index in indices {
+        let entry = maps.device(index)?;
+        if entry.is_none_or(|entry| entry.flags & device::POD == 0) {
+            foreign.push(index);
+        }
+    }
+    if foreign.len() > FEW {
+        return Ok(node.links()?);
+    }
+    let mut links = Vec::new();
+    for index in foreign {
+        links.extend(node.link(By::Index(index))?);
+    }
+    Ok(links)
+}
+
 /// Attaches the programs to the host's end, whose map entries exist. They go with the link.
-pub(crate) fn apply(node: &Netlink, pins: &Pins, pair: Pair) -> Result<(), Error> {
-    attach::attach(node, pins, pair.host, POD)
+pub(crate) fn apply(node: &Netlink, pins: &Pins, pair: &Pair) -> Result<(), Error> {
+    attach::attach(node, pins, &pair.host, POD)
 }
 
 /// Brings the uplinks up to date, if they are not.

@@ -9,7 +9,6 @@ use crate::{
         Mode, Netlink,
         addr::Scope,
         link::Link,
-        neigh::Neighbour,
         route::{MAIN, Route, SCOPE_LINK},
     },
     plan::Plan,
@@ -19,10 +18,10 @@ use crate::{
 const ANY_TABLE: u32 = 0;
 
 /// The container's routes; its end is up. They go with the link.
-pub(crate) fn apply_pod(pod: &Netlink, plan: &Plan, pair: Pair) -> Result<(), Error> {
+pub(crate) fn apply_pod(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
     for route in &plan.routes {
         // The same destination by another gateway is a second next hop; exactly the same route twice is one.
-        match pod.add_route(pair.pod, route, Mode::Append) {
+        match pod.add_route(&pair.pod, route, Mode::Append) {
             Err(error) if error.is_present() => {}
             answer => answer?,
         }
@@ -31,30 +30,26 @@ pub(crate) fn apply_pod(pod: &Netlink, plan: &Plan, pair: Pair) -> Result<(), Er
 }
 
 /// The host's side, its end up: the gateways' addresses, and each address of the container as a neighbour and a route. All go with the link.
-pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: Pair) -> Result<(), Error> {
+pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
     for gateway in &plan.gateways {
         let scope = if is_link_local(*gateway) {
             Scope::Link
         } else {
             Scope::Global
         };
-        node.add_address(pair.host, (*gateway).into(), scope)?;
+        node.add_address(&pair.host, (*gateway).into(), scope)?;
     }
     if plan.has_v6() {
-        node.add_address(pair.host, link_local(plan.host.mac), Scope::Link)?;
+        node.add_address(&pair.host, link_local(plan.host.mac), Scope::Link)?;
     }
     for net in &plan.addresses {
         let addr = net.addr();
-        node.add_neighbour(Neighbour {
-            index: pair.host,
-            addr,
-            mac: plan.pod.mac,
-        })?;
+        node.add_neighbour(&pair.host, addr, plan.pod.mac)?;
         let route = Route {
             scope: SCOPE_LINK,
             ..Route::new(addr.into())
         };
-        node.add_route(pair.host, &route, Mode::Replace)?;
+        node.add_route(&pair.host, &route, Mode::Replace)?;
     }
     Ok(())
 }

@@ -52,6 +52,10 @@ fn uplinks_are_found_by_addresses_and_default_routes() {
     dummy.kind = Some(InfoKind::Dummy);
     let mut ours = link(6, "veth0123456789a");
     ours.alias = Some("underpass:n1:c1:eth0".to_owned());
+    let mut veth = link(9, "veth1");
+    veth.kind = Some(InfoKind::Veth);
+    let mut node = link(10, "veth2");
+    node.kind = Some(InfoKind::Veth);
     let links = [
         lo,
         link(2, "eth0"),
@@ -61,6 +65,9 @@ fn uplinks_are_found_by_addresses_and_default_routes() {
         ours,
         link(7, "eth1"),
         link(8, "ppp0"),
+        veth,
+        node,
+        link(11, "wg0"),
     ];
     let mut inner = address(7, "169.254.7.7/16");
     inner.global = false;
@@ -72,6 +79,9 @@ fn uplinks_are_found_by_addresses_and_default_routes() {
             address(3, "172.17.0.1/16"),
             address(5, "10.96.0.1/32"),
             address(6, "10.1.2.1/32"),
+            address(9, "10.88.0.1/32"),
+            address(10, "192.0.2.5/24"),
+            address(11, "10.8.0.2/32"),
             inner,
         ],
         routes: &[
@@ -79,7 +89,10 @@ fn uplinks_are_found_by_addresses_and_default_routes() {
             default_route(8, "0.0.0.0/0", None),
         ],
     };
-    assert_eq!(names(&surroundings.uplinks(None)), ["eth0", "br0", "ppp0"]);
+    assert_eq!(
+        names(&surroundings.uplinks(None)),
+        ["eth0", "br0", "ppp0", "veth2", "wg0"]
+    );
     let patterns = [
         Glob::new("docker*".to_owned()),
         Glob::new("eth1".to_owned()),

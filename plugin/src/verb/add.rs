@@ -43,7 +43,7 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
         });
     }
     time.lap("netlink sockets");
-    let uplinks = program::uplinks(&node, conf.uplinks.as_deref())?;
+    let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
     time.lap("uplinks");
 
     let mut undo = Undo::default();
@@ -56,18 +56,18 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
     let pair = link::apply(&node, &netns, &plan, &mut undo)?;
     time.lap("link");
     sysctl::apply_pod(&netns, &plan)?;
-    address::apply(&pod, &plan, pair)?;
-    route::apply_pod(&pod, &plan, pair)?;
+    address::apply(&pod, &plan, &pair)?;
+    route::apply_pod(&pod, &plan, &pair)?;
     time.lap("container side");
     sysctl::forward(&plan, &uplinks)?;
     sysctl::apply_host(&plan)?;
     time.lap("sysctls");
-    endpoint::apply(&mut maps, &plan, pair, &mut undo)?;
+    endpoint::apply(&mut maps, &plan, &pair, &mut undo)?;
     time.lap("maps");
-    program::apply(&node, &pins, pair)?;
+    program::apply(&node, &pins, &pair)?;
     time.lap("filters");
-    link::open(&node, pair)?;
-    route::apply_host(&node, &plan, pair)?;
+    link::open(&node, &pair)?;
+    route::apply_host(&node, &plan, &pair)?;
     time.lap("host side");
     program::finish(&node, &mut maps, &uplinks)?;
     time.lap("uplink programs");

@@ -53,7 +53,7 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
             )),
             Some(maps) => {
                 endpoint::verify(&maps, owner, &here, &there, ips, &mut wrong)?;
-                let uplinks = program::uplinks(&node, conf.uplinks.as_deref())?;
+                let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
                 program::verify(&node, &maps, &here, &uplinks, &mut wrong)?;
             }
         }

@@ -74,7 +74,7 @@ fn collect(
     if let Some(maps) = &mut maps {
         forget_devices(maps, network, &links)?;
         let conf = Conf::of_network(&request.conf)?;
-        let uplinks = program::uplinks(&node, conf.uplinks.as_deref())?;
+        let uplinks = program::uplinks(&node, maps, conf.uplinks.as_deref())?;
         program::repair_uplinks(&node, maps, &uplinks)?;
     }
     Ok(())

@@ -48,8 +48,13 @@ impl Ping {
 
     /// One request with `len` bytes of payload, and its reply: the time between them.
     pub fn echo(&mut self, len: usize) -> Result<Duration> {
-        self.converse(len, PATIENCE)
-            .with_context(|| format!("ping {} with {len} bytes", self.to))
+        let answered = self.converse(len, PATIENCE);
+        answered.with_context(|| {
+            format!(
+                "ping {} with {len} bytes, request {}",
+                self.to, self.sequence
+            )
+        })
     }
 
     /// Some requests in a row.
