@@ -49,7 +49,10 @@ impl Delta {
     pub const fn wsum(self) -> u32 {
         let sum = (self.0 >> 32) + (self.0 & 0xffff_ffff);
         let sum = (sum >> 32) + (sum & 0xffff_ffff);
-        #[expect(clippy::cast_possible_truncation, reason = "folded twice: fits 32 bits")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "folded twice: fits 32 bits"
+        )]
         let sum = sum as u32;
         sum
     }

@@ -45,8 +45,15 @@ pub fn translate_error<I: Ip, P: Packet>(
         if let Ok(before) = packet.load::<u16>(at)
             && !(checksum.zero == Zero::IsAbsent && before == 0)
         {
-            let covered = if checksum.pseudo_header { addresses.and(ports) } else { ports };
-            let after = covered.apply(before);
+            let covered = if checksum.pseudo_header {
+                addresses.and(ports)
+            } else {
+                ports
+            };
+            let after = match (checksum.zero, covered.apply(before)) {
+                (Zero::IsAbsent, 0) => 0xffff,
+                (_, after) => after,
+            };
             packet.store(at, &after)?;
             changed = changed.and(Delta::of16(before, after));
         }

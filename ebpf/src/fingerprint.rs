@@ -4,7 +4,7 @@
 use underpass_abi::{addr::Family, flow::Tuple};
 
 // Odd 64-bit constants with no structure of their own: the fractional parts of the golden ratio and of the square root of 3.
-const MIX: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
+const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
 
 /// The fingerprint of a tuple under the node's secret key.
 ///
@@ -14,21 +14,29 @@ const MIX: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
 pub fn fingerprint<A: Family>(key: [u64; 2], tuple: &Tuple<A>) -> u32 {
     let [src_high, src_low] = tuple.src.wide().0;
     let [dst_high, dst_low] = tuple.dst.wide().0;
-    let ports = u64::from(tuple.sport) << 24 | u64::from(tuple.dport) << 8 | u64::from(tuple.protocol);
+    let ports =
+        u64::from(tuple.sport) << 24 | u64::from(tuple.dport) << 8 | u64::from(tuple.protocol);
+    let factors = [FACTORS[0] ^ key[0] << 1, FACTORS[1] ^ key[1] << 1];
     let mut hash = key[0];
-    hash = mix(hash ^ src_high, MIX[0]);
-    hash = mix(hash ^ src_low, MIX[1]);
-    hash = mix(hash ^ dst_high, MIX[0]);
-    hash = mix(hash ^ dst_low, MIX[1]);
-    hash = mix(hash ^ ports ^ key[1], MIX[0]);
-    #[expect(clippy::cast_possible_truncation, reason = "the upper half is folded in")]
+    hash = mix(hash ^ src_high, factors);
+    hash = mix(hash ^ src_low, factors);
+    hash = mix(hash ^ dst_high, factors);
+    hash = mix(hash ^ dst_low, factors);
+    hash = mix(hash ^ ports ^ key[1], factors);
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the upper half is folded in"
+    )]
     let folded = (hash ^ hash >> 32) as u32;
     folded
 }
 
+/// Two rounds, with factors that only this node knows: a change of the top bit passes one multiplication unchanged, whatever the factor,
+/// so after one round a sender could tell what change of the next word takes it back.
 #[inline(always)]
-const fn mix(value: u64, by: u64) -> u64 {
-    let value = value.wrapping_mul(by);
+const fn mix(value: u64, factors: [u64; 2]) -> u64 {
+    let value = value.wrapping_mul(factors[0]);
+    let value = (value ^ value >> 29).wrapping_mul(factors[1]);
     value ^ value >> 29
 }
 
@@ -48,7 +56,10 @@ mod tests {
                 for protocol in [6, 17] {
                     let tuple = Tuple::new(protocol, Addr4(src), port, Addr4(9), 80);
                     assert!(seen.insert(fingerprint([1, 2], &tuple)), "{tuple:?}");
-                    assert!(seen.insert(fingerprint([1, 2], &tuple.reversed())), "reverse of {tuple:?}");
+                    assert!(
+                        seen.insert(fingerprint([1, 2], &tuple.reversed())),
+                        "reverse of {tuple:?}"
+                    );
                 }
             }
         }

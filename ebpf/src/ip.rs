@@ -126,7 +126,9 @@ pub trait Ip: Copy + 'static {
         let next = Self::next(packet, &header, l3)?;
         let l4 = match next.piece {
             Piece::Later => L4::LATER,
-            Piece::Whole | Piece::First => L4::parse::<Self, P>(packet, next.protocol, next.l4, depth)?,
+            Piece::Whole | Piece::First => {
+                L4::parse::<Self, P>(packet, next.protocol, next.l4, depth)?
+            }
         };
         Ok(Head::new(header, l3, next, l4))
     }

@@ -62,7 +62,14 @@ pub struct L4 {
 
 impl L4 {
     const fn without_ports(kind: Kind) -> Self {
-        Self { kind, sport: 0, dport: 0, tcp_flags: 0, length: 8, icmp_type: 0 }
+        Self {
+            kind,
+            sport: 0,
+            dport: 0,
+            tcp_flags: 0,
+            length: 8,
+            icmp_type: 0,
+        }
     }
 
     /// A later fragment has no transport header.
@@ -70,7 +77,12 @@ impl L4 {
 
     /// Reads the header of `protocol` at `offset`.
     #[inline(always)]
-    pub fn parse<I: Ip, P: Packet>(packet: &P, protocol: u8, offset: u32, depth: Depth) -> Result<Self, Short> {
+    pub fn parse<I: Ip, P: Packet>(
+        packet: &P,
+        protocol: u8,
+        offset: u32,
+        depth: Depth,
+    ) -> Result<Self, Short> {
         if protocol == protocol::TCP && depth == Depth::Whole {
             // Words of the header: ports, sequence, acknowledgement, then data offset and flags.
             let words: [u16; 7] = packet.load(offset)?;
@@ -86,7 +98,14 @@ impl L4 {
         }
         if protocol == protocol::TCP || protocol == protocol::UDP || protocol == protocol::SCTP {
             let [sport, dport]: [u16; 2] = packet.load(offset)?;
-            return Ok(Self { kind: Kind::Flow, sport, dport, tcp_flags: 0, length: 8, icmp_type: 0 });
+            return Ok(Self {
+                kind: Kind::Flow,
+                sport,
+                dport,
+                tcp_flags: 0,
+                length: 8,
+                icmp_type: 0,
+            });
         }
         if protocol == I::ICMP {
             let [head, _, identifier]: [u16; 3] = packet.load(offset)?;
@@ -122,10 +141,26 @@ pub struct Checksum {
 #[must_use]
 pub const fn checksum_of(protocol: u8) -> Option<Checksum> {
     match protocol {
-        protocol::TCP => Some(Checksum { offset: 16, pseudo_header: true, zero: Zero::IsSum }),
-        protocol::UDP => Some(Checksum { offset: 6, pseudo_header: true, zero: Zero::IsAbsent }),
-        protocol::ICMP => Some(Checksum { offset: 2, pseudo_header: false, zero: Zero::IsSum }),
-        protocol::ICMPV6 => Some(Checksum { offset: 2, pseudo_header: true, zero: Zero::IsSum }),
+        protocol::TCP => Some(Checksum {
+            offset: 16,
+            pseudo_header: true,
+            zero: Zero::IsSum,
+        }),
+        protocol::UDP => Some(Checksum {
+            offset: 6,
+            pseudo_header: true,
+            zero: Zero::IsAbsent,
+        }),
+        protocol::ICMP => Some(Checksum {
+            offset: 2,
+            pseudo_header: false,
+            zero: Zero::IsSum,
+        }),
+        protocol::ICMPV6 => Some(Checksum {
+            offset: 2,
+            pseudo_header: true,
+            zero: Zero::IsSum,
+        }),
         _ => None,
     }
 }

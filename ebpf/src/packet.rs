@@ -40,7 +40,13 @@ pub trait Packet {
     ///
     /// A packet whose checksum is still to be filled in by its device carries the sum of its pseudo header only: such a packet takes
     /// changes of addresses, and ignores those of its payload.
-    fn replace_l4_checksum(&mut self, offset: u32, delta: Delta, covers: Covers, zero: Zero) -> Result<(), Short>;
+    fn replace_l4_checksum(
+        &mut self,
+        offset: u32,
+        delta: Delta,
+        covers: Covers,
+        zero: Zero,
+    ) -> Result<(), Short>;
 
     /// Tells the packet that bytes changed which no checksum inside it makes good for (the hop limit of IPv6): the sum over all
     /// bytes that some devices deliver must follow.

@@ -17,30 +17,45 @@ use crate::{
 /// # Errors
 /// [`Short`] if the packet ends before a byte that must change. The packet may be half changed then: drop it.
 #[inline(always)]
-pub fn translate<I: Ip, P: Packet>(packet: &mut P, head: &mut Head<I>, new: &Tuple<I::Addr>) -> Result<(), Short> {
+pub fn translate<I: Ip, P: Packet>(
+    packet: &mut P,
+    head: &mut Head<I>,
+    new: &Tuple<I::Addr>,
+) -> Result<(), Short> {
     let old = head.tuple;
-    if head.piece != Piece::Later {
-        transport::<I, P>(packet, head, &old, new)?;
+    let addresses = old.src.delta(new.src).and(old.dst.delta(new.dst));
+    let checksum = if head.piece == Piece::Later {
+        None
+    } else {
+        checksum_of(old.protocol)
+    };
+    match checksum {
+        Some(checksum) if checksum.pseudo_header => {
+            packet.replace_l4_checksum(
+                head.l4 + checksum.offset,
+                addresses,
+                I::PSEUDO,
+                checksum.zero,
+            )?;
+        }
+        // The header's own checksum makes good for IPv4 addresses, nothing does for these.
+        _ if I::PSEUDO == Covers::Pseudo6 => packet.account(addresses),
+        _ => {}
+    }
+    if head.piece != Piece::Later
+        && let Some(ports) = set_ports::<I, P>(packet, head.l4, &old, new)?
+        && let Some(checksum) = checksum
+    {
+        packet.replace_l4_checksum(
+            head.l4 + checksum.offset,
+            ports,
+            Covers::Payload,
+            checksum.zero,
+        )?;
     }
     I::set_addresses(&mut head.header, new.src, new.dst);
     head.tuple = *new;
     Ok(())
-}
-
-#[inline(always)]
-fn transport<I: Ip, P: Packet>(packet: &mut P, head: &Head<I>, old: &Tuple<I::Addr>, new: &Tuple<I::Addr>) -> Result<(), Short> {
-    let checksum = checksum_of(old.protocol);
-    if let Some(checksum) = checksum
-        && checksum.pseudo_header
-    {
-        let delta = old.src.delta(new.src).and(old.dst.delta(new.dst));
-        packet.replace_l4_checksum(head.l4 + checksum.offset, delta, I::PSEUDO, checksum.zero)?;
-    }
-    let Some(delta) = set_ports::<I, P>(packet, head.l4, old, new)? else { return Ok(()) };
-    match checksum {
-        Some(checksum) => packet.replace_l4_checksum(head.l4 + checksum.offset, delta, Covers::Payload, checksum.zero),
-        None => Ok(()),
-    }
 }
 
 /// Ports or echo identifier at `l4`, and what that changed; `None` if they are the same.

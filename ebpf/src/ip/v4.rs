@@ -90,7 +90,9 @@ impl Ip for V4 {
     #[inline(always)]
     fn next_plain(header: &Header4, l3: u32) -> Option<Next> {
         let (_, offset) = halves(header[1]);
-        if header[0].to_ne_bytes()[0] != 0x45 || u16::from_be(offset) & (OFFSET_MASK | MORE_FRAGMENTS) != 0 {
+        if header[0].to_ne_bytes()[0] != 0x45
+            || u16::from_be(offset) & (OFFSET_MASK | MORE_FRAGMENTS) != 0
+        {
             return None;
         }
         Some(Next {

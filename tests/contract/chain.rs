@@ -1,0 +1,111 @@
+//! A list of plugins, called as runtimes do: ADD and CHECK in order, DEL in reverse, each with the result of the one before.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use underpass_tests::{
+    Node,
+    netns::Netns,
+    node::plugin,
+    runtime::{Call, Conf},
+};
+
+use crate::plugins::{self, reference};
+
+/// The interface that chains attach.
+pub(crate) const IFNAME: &str = "eth0";
+
+/// A network of several plugins.
+#[derive(Clone, Debug)]
+pub(crate) struct Chain<'a> {
+    node: &'a Node,
+    version: String,
+    name: String,
+    plugins: Vec<Value>,
+    runtime: Value,
+}
+
+impl<'a> Chain<'a> {
+    /// Ours with the config of a test, then others, in a version that Debian's plugins speak.
+    pub(crate) fn new(node: &'a Node, first: &Conf, others: impl IntoIterator<Item = Value>) -> Self {
+        Self {
+            node,
+            version: "1.0.0".to_owned(),
+            name: first.name().to_owned(),
+            plugins: [first.json().clone()].into_iter().chain(others).collect(),
+            runtime: json!({}),
+        }
+    }
+
+    /// In another version.
+    pub(crate) fn version(mut self, version: &str) -> Self {
+        version.clone_into(&mut self.version);
+        self
+    }
+
+    /// With something for the plugins that declare this capability.
+    pub(crate) fn runtime(mut self, capability: &str, value: Value) -> Self {
+        self.runtime[capability] = value;
+        self
+    }
+
+    /// The result of the last plugin.
+    pub(crate) fn add(&self, netns: &Netns) -> Result<Value> {
+        let mut result = None;
+        for plugin in &self.plugins {
+            let answer = self.call("ADD", plugin, netns, result.as_ref())?;
+            result = Some(answer.result()?);
+        }
+        result.context("a chain of no plugins")
+    }
+
+    /// Whether every plugin finds what it made, given the result of the last.
+    pub(crate) fn check(&self, netns: &Netns, result: &Value) -> Result<()> {
+        self.plugins
+            .iter()
+            .try_for_each(|plugin| self.call("CHECK", plugin, netns, Some(result))?.silence())
+    }
+
+    /// Detaches.
+    pub(crate) fn del(&self, netns: &Netns, result: &Value) -> Result<()> {
+        self.plugins.iter().rev().try_for_each(|plugin| {
+            let answer = self.call("DEL", plugin, netns, Some(result))?;
+            answer.result().map(drop).or_else(|_| answer.silence())
+        })
+    }
+
+    /// One call of one plugin of the list.
+    pub(crate) fn call(
+        &self,
+        verb: &str,
+        plugin: &Value,
+        netns: &Netns,
+        previous: Option<&Value>,
+    ) -> Result<plugins::Answer> {
+        let mut conf = plugin.clone();
+        conf["cniVersion"] = json!(self.version);
+        conf["name"] = json!(self.name);
+        if let Some(previous) = previous {
+            conf["prevResult"] = previous.clone();
+        }
+        let declared = plugin["capabilities"].as_object();
+        for (capability, _) in declared.into_iter().flatten() {
+            if let Some(value) = self.runtime.get(capability) {
+                conf["runtimeConfig"][capability] = value.clone();
+            }
+        }
+        let call = Call::new(verb)
+            .attachment(netns.name(), &netns.path().display().to_string(), IFNAME)
+            .stdin(conf.to_string().as_bytes());
+        plugins::run(self.node, &executable(plugin)?, &call)
+            .with_context(|| format!("{verb} of {}", plugin["type"]))
+    }
+}
+
+fn executable(conf: &Value) -> Result<PathBuf> {
+    match conf["type"].as_str().context("a plugin without type")? {
+        "underpass" => Ok(plugin().to_owned()),
+        other => reference(other),
+    }
+}

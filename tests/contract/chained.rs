@@ -1,0 +1,185 @@
+//! Debian's plugins after ours: each finds what it needs, ours tolerates what they change, and packets flow.
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab,
+    leak::Traces,
+    needs_root,
+    netns::Netns,
+    traffic::{ping, tcp},
+};
+
+use crate::{
+    chain::{Chain, IFNAME},
+    schema,
+};
+
+/// A lab with a pod that only our plugin made, and a namespace for one of the chain.
+fn lab() -> Result<(Lab, underpass_tests::Pod, Netns)> {
+    let lab = Lab::new()?;
+    let neighbour = lab.pod("neighbour")?;
+    let netns = lab.node.netns().sibling("chained")?;
+    Ok((lab, neighbour, netns))
+}
+
+/// The address that a result gives the container.
+fn address(result: &Value, family: Family) -> Result<std::net::IpAddr> {
+    let ips = result["ips"].as_array().into_iter().flatten();
+    ips.filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok())
+        .find(|&ip| Family::of(ip) == family)
+        .with_context(|| format!("no {family:?} address in {result}"))
+}
+
+/// Both ways, to another pod, to the world and from the node; twice, as the second round may take the bypass.
+fn reaches_everything(lab: &Lab, neighbour: &Netns, to: std::net::IpAddr, netns: &Netns, result: &Value, family: Family) -> Result<()> {
+    let own = address(result, family)?;
+    for round in 0..2 {
+        let what = |what: &str| format!("{what}, {family:?}, round {round}");
+        ping::ping(lab.node.netns(), own).with_context(|| what("node to pod"))?;
+        ping::ping(neighbour, own).with_context(|| what("neighbour to pod"))?;
+        ping::ping(netns, to).with_context(|| what("pod to neighbour"))?;
+        ping::ping(netns, family.remote()).with_context(|| what("pod to world"))?;
+    }
+    Ok(())
+}
+
+/// ADD, schema, CHECK, traffic, CHECK, DEL, and nothing left.
+fn round_trip(chain: &Chain<'_>, version: &str, lab: &Lab, neighbour: &underpass_tests::Pod, netns: &Netns) -> Result<Value> {
+    let before = Traces::of(&lab.node)?;
+    let result = chain.add(netns)?;
+    schema::validate(version, &result)?;
+    chain.check(netns, &result).context("CHECK at once")?;
+    for family in Family::BOTH {
+        reaches_everything(lab, neighbour.netns(), neighbour.ip(family), netns, &result, family)?;
+    }
+    chain.check(netns, &result).context("CHECK after traffic")?;
+    chain.del(netns, &result)?;
+    chain.del(netns, &result).context("a second DEL")?;
+    before.expect_same(&lab.node)?;
+    Ok(result)
+}
+
+#[rstest]
+fn tuning(#[values("0.4.0", "1.0.0")] version: &str) -> Result<()> {
+    needs_root!();
+    let (lab, neighbour, netns) = lab()?;
+    let tuning = json!({
+        "type": "tuning",
+        "mac": "0a:00:00:00:00:42",
+        "mtu": 1400,
+        "promisc": true,
+        "sysctl": { "net.ipv4.conf.IFNAME.arp_filter": "1" },
+        "dataDir": "/run/cni/tuning",
+    });
+    let chain = Chain::new(&lab.node, &lab.conf(), [tuning]).version(version);
+    let result = round_trip(&chain, version, &lab, &neighbour, &netns)?;
+    ensure!(result["interfaces"][1]["mac"] == "0a:00:00:00:00:42", "{result}");
+    Ok(())
+}
+
+#[test]
+fn bandwidth_towards_the_container() -> Result<()> {
+    needs_root!();
+    let (lab, neighbour, netns) = lab()?;
+    let bandwidth = json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } });
+    let chain = Chain::new(&lab.node, &lab.conf(), [bandwidth]).runtime(
+        "bandwidth",
+        json!({ "ingressRate": 100_000_000, "ingressBurst": 10_000_000 }),
+    );
+    round_trip(&chain, "1.0.0", &lab, &neighbour, &netns)?;
+    Ok(())
+}
+
+#[test]
+fn bandwidth_out_of_the_container() -> Result<()> {
+    needs_root!();
+    let (lab, neighbour, netns) = lab()?;
+    let bandwidth = json!({ "type": "bandwidth", "egressRate": 100_000_000, "egressBurst": 10_000_000 });
+    let chain = Chain::new(&lab.node, &lab.conf(), [bandwidth]);
+    round_trip(&chain, "1.0.0", &lab, &neighbour, &netns)?;
+    Ok(())
+}
+
+#[test]
+fn firewall_on_a_host_that_drops_what_it_forwards() -> Result<()> {
+    needs_root!();
+    let (lab, _, netns) = lab()?;
+    let rules = "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; };
+        add table ip6 filter; add chain ip6 filter FORWARD { type filter hook forward priority 0; policy drop; };";
+    lab.node
+        .netns()
+        .expect(std::process::Command::new("nft").args(["-f", "-"]), rules.as_bytes())?;
+    let firewall = json!({ "type": "firewall", "backend": "iptables" });
+    let chain = Chain::new(&lab.node, &lab.conf(), [firewall]);
+    let before = Traces::of(&lab.node)?;
+    let result = chain.add(&netns)?;
+    schema::validate("1.0.0", &result)?;
+    chain.check(&netns, &result)?;
+    for family in Family::BOTH {
+        ping::ping(&netns, family.remote()).with_context(|| format!("pod to world, {family:?}"))?;
+        ping::ping(&netns, family.remote()).with_context(|| format!("again, {family:?}"))?;
+    }
+    chain.check(&netns, &result)?;
+    chain.del(&netns, &result)?;
+    before.expect_same(&lab.node)
+}
+
+#[test]
+fn sbr() -> Result<()> {
+    needs_root!();
+    let (lab, neighbour, netns) = lab()?;
+    let chain = Chain::new(&lab.node, &lab.conf(), [json!({ "type": "sbr" })]);
+    round_trip(&chain, "1.0.0", &lab, &neighbour, &netns)?;
+    Ok(())
+}
+
+#[test]
+fn portmap() -> Result<()> {
+    needs_root!();
+    let (lab, neighbour, netns) = lab()?;
+    let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
+    let chain = Chain::new(&lab.node, &lab.conf(), [portmap]).runtime(
+        "portMappings",
+        json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }]),
+    );
+    let result = chain.add(&netns)?;
+    chain.check(&netns, &result)?;
+    for family in Family::BOTH {
+        let _server = tcp::Server::start(&netns, family.port(80))?;
+        let at = std::net::SocketAddr::new(family.node(), 8080);
+        for who in [lab.world.netns(), neighbour.netns()] {
+            for _ in 0..2 {
+                tcp::Client::connect(who, at)
+                    .and_then(|mut client| client.exchange(200_000, 200_000))
+                    .with_context(|| format!("{} by the port of the host, {family:?}", who.name()))?;
+            }
+        }
+        ping::ping(&netns, family.remote())?;
+    }
+    chain.check(&netns, &result)?;
+    chain.del(&netns, &result)?;
+    Ok(())
+}
+
+#[test]
+fn all_of_them() -> Result<()> {
+    needs_root!();
+    let (lab, neighbour, netns) = lab()?;
+    let others = [
+        json!({ "type": "tuning", "sysctl": { "net.ipv4.conf.IFNAME.arp_filter": "1" }, "dataDir": "/run/cni/tuning" }),
+        json!({ "type": "bandwidth", "ingressRate": 100_000_000, "ingressBurst": 10_000_000 }),
+        json!({ "type": "firewall", "backend": "iptables" }),
+        json!({ "type": "portmap", "capabilities": { "portMappings": true } }),
+        json!({ "type": "sbr" }),
+    ];
+    let chain = Chain::new(&lab.node, &lab.conf(), others)
+        .version("0.4.0")
+        .runtime("portMappings", json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "udp" }]));
+    let result = round_trip(&chain, "0.4.0", &lab, &neighbour, &netns)?;
+    ensure!(result["interfaces"][1]["name"] == IFNAME, "{result}");
+    ensure!(address(&result, V4)? != neighbour.ip(V4) && address(&result, V6)? != neighbour.ip(V6), "{result}");
+    Ok(())
+}

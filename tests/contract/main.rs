@@ -1,0 +1,16 @@
+//! The contract as a container runtime sees it: every verb in every version, by every name, alone and in a chain, through the compiled
+//! executables.
+
+
+mod chain;
+mod chained;
+
+
+
+
+mod plugins;
+
+
+mod schema;
+
+

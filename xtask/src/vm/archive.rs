@@ -1,0 +1,198 @@
+//! Debian's archive, all suites of it, read by an apt with a configuration of its own: the machine's sources and
+//! package lists stay as they are, and nothing is ever installed from here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+
+use crate::process;
+
+/// Suites with a kernel, by the label of the repository that has them.
+const SUITES: [(&str, &[&str]); 2] = [
+    (
+        "Debian",
+        &[
+            "bullseye",
+            "bookworm",
+            "bookworm-backports",
+            "trixie",
+            "trixie-backports",
+            "sid",
+            "experimental",
+        ],
+    ),
+    (
+        "Debian-Security",
+        &["bullseye-security", "bookworm-security", "trixie-security"],
+    ),
+];
+
+/// The archive as it was when opened.
+pub(super) struct Archive {
+    folder: PathBuf,
+}
+
+impl Archive {
+    /// Reads the index of every suite. The archive's address is the one that this machine's own apt uses.
+    pub(super) fn open(folder: &Path) -> anyhow::Result<Self> {
+        let archive = Self {
+            folder: folder.to_path_buf(),
+        };
+        for part in ["state/lists/partial", "cache/archives/partial", "parts"] {
+            fs::create_dir_all(folder.join(part))
+                .with_context(|| format!("cannot create {}/{part}", folder.display()))?;
+        }
+        let sources = sources(&repositories()?)?;
+        fs::write(folder.join("sources.list"), sources)
+            .with_context(|| format!("cannot write {}/sources.list", folder.display()))?;
+        process::run(archive.apt("apt-get").args(["-qq", "update"]))
+            .context("the archive's index of kernels cannot be read")?;
+        Ok(archive)
+    }
+
+    /// The versions of a package, newest first.
+    pub(super) fn versions(&self, package: &str) -> anyhow::Result<Vec<String>> {
+        let table = output(self.apt("apt-cache").args(["madison", package]))?;
+        let mut versions: Vec<String> = table
+            .lines()
+            .filter_map(|line| Some(line.split('|').nth(1)?.trim().to_owned()))
+            .collect();
+        versions.dedup();
+        Ok(versions)
+    }
+
+    /// The names that a package depends on; of alternatives the first.
+    pub(super) fn depends(&self, package: &str, version: &str) -> anyhow::Result<Vec<String>> {
+        let fields = output(
+            self.apt("apt-cache")
+                .args(["show", &format!("{package}={version}")]),
+        )?;
+        let list = fields
+            .lines()
+            .find_map(|line| line.strip_prefix("Depends:"))
+            .unwrap_or_default();
+        Ok(list
+            .split(',')
+            .filter_map(|one| Some(one.split_whitespace().next()?.to_owned()))
+            .collect())
+    }
+
+    /// Fetches a package and unpacks it into a folder.
+    pub(super) fn unpack(&self, package: &str, version: &str, into: &Path) -> anyhow::Result<()> {
+        let fetched = into.join("fetched");
+        fs::create_dir_all(&fetched)
+            .with_context(|| format!("cannot create {}", fetched.display()))?;
+        let wanted = format!("{package}={version}");
+        process::run(
+            self.apt("apt-get")
+                .current_dir(&fetched)
+                .args(["-qq", "download", &wanted]),
+        )?;
+        let file = fs::read_dir(&fetched)
+            .and_then(|mut files| files.next().transpose())
+            .with_context(|| format!("cannot list {}", fetched.display()))?
+            .with_context(|| format!("apt-get left no file of {wanted}"))?;
+        process::run(
+            Command::new("dpkg-deb")
+                .arg("--extract")
+                .arg(file.path())
+                .arg(into),
+        )?;
+        fs::remove_dir_all(&fetched)
+            .with_context(|| format!("cannot remove {}", fetched.display()))
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        let own = |key: &str, path: &str| format!("{key}={}", self.folder.join(path).display());
+        for option in [
+            own("Dir::Etc::SourceList", "sources.list"),
+            own("Dir::Etc::SourceParts", "parts"),
+            own("Dir::State", "state"),
+            own("Dir::Cache", "cache"),
+            "Acquire::Languages=none".to_owned(),
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
+            "Acquire::Retries=2".to_owned(),
+            "APT::Architecture=amd64".to_owned(),
+            "APT::Sandbox::User=root".to_owned(),
+        ] {
+            command.args(["--option", &option]);
+        }
+        command
+    }
+}
+
+/// The repositories of this machine's own apt: address by label.
+fn repositories() -> anyhow::Result<BTreeMap<String, String>> {
+    let listed = output(Command::new("apt-get").args([
+        "indextargets",
+        "--format",
+        "$(LABEL)|$(REPO_URI)",
+        "Created-By: Packages",
+    ]))?;
+    Ok(listed
+        .lines()
+        .filter_map(|line| line.split_once('|'))
+        .map(|(label, address)| (label.to_owned(), address.to_owned()))
+        .collect())
+}
+
+fn sources(repositories: &BTreeMap<String, String>) -> anyhow::Result<String> {
+    let mut text = String::new();
+    for (label, suites) in SUITES {
+        let Some(address) = repositories.get(label) else {
+            continue;
+        };
+        for suite in suites {
+            text += &format!("deb [arch=amd64] {address} {suite} main\n");
+        }
+    }
+    if text.is_empty() {
+        bail!(
+            "this machine's apt knows no archive of Debian, where the kernels come from: \
+             run it on Debian, after `sudo apt-get update`"
+        );
+    }
+    Ok(text)
+}
+
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    if !output.status.success() {
+        bail!(
+            "{} failed: {}",
+            command.get_program().display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("{} printed no UTF-8", command.get_program().display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_debian_is_told_so() {
+        let error = sources(&BTreeMap::new()).expect_err("no repository, no source");
+        assert!(error.to_string().contains("apt-get update"), "{error}");
+    }
+
+    #[test]
+    fn each_suite_is_read_from_its_repository() {
+        let repositories = BTreeMap::from([
+            ("Debian".to_owned(), "http://main.test/debian/".to_owned()),
+            ("Other".to_owned(), "http://other.test/".to_owned()),
+        ]);
+        let text = sources(&repositories).expect("Debian is among them");
+        assert_eq!(text.lines().count(), SUITES[0].1.len());
+        assert!(text.contains("deb [arch=amd64] http://main.test/debian/ bullseye main\n"));
+        assert!(!text.contains("other"));
+    }
+}
