@@ -60,10 +60,10 @@ functions! {
     copy_live() -> u32 = flow::copy_live;
     note() -> u32 = flow::note;
     forget() -> u32 = flow::forget;
+    leave_by_wire(uplink: u32) -> u32 = flow::leave_by_wire;
     learn_pod(ctx: *mut __sk_buff, from: u32, to: u32) -> u32 = learn::to_pod;
     learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;
     route(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::lookup;
-    claim(ctx: *mut __sk_buff) -> u32 = masquerade::claim;
     host_uses(ctx: *mut __sk_buff) -> u32 = masquerade::host_uses;
     insert() -> u32 = masquerade::insert;
     trace_claim(result: u32) -> u32 = masquerade::trace;

@@ -11,12 +11,37 @@ use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
     counter::{COUNTER_SLOTS, Counter},
     endpoint::{Attachment, Destination, Device, Endpoint, Owner},
-    flow::{Flow, FragmentKey, FragmentPorts, Half, Key, Tuple},
+    flow::{End, Flow, FragmentKey, FragmentPorts, Half, Key, Tuple},
     node::{Node, State},
 };
 use underpass_ebpf::ip::{Head, Ip, V4, V6};
 
 use crate::stage::{masquerade::Request, route::Route};
+
+/// Where a tuple's entry is in the flow tables, and which end of it the tuple's source is.
+pub struct Place<I: Ip> {
+    /// Key of the entry.
+    pub key: Key<I::Addr>,
+    /// The source's end.
+    pub end: End,
+}
+
+impl<I: Ip> Place<I> {
+    /// Sets the place to that of a tuple.
+    #[inline(always)]
+    pub fn set(&mut self, tuple: &Tuple<I::Addr>) {
+        (self.key, self.end) = tuple.key();
+    }
+
+    /// Whether there is an entry.
+    #[inline(always)]
+    pub fn is_known(&self) -> bool
+    where
+        I: Net,
+    {
+        I::flows().get_ptr(&self.key).is_some() || I::opening().get_ptr(&self.key).is_some()
+    }
+}
 
 /// Room for what is too large for the stack, one per CPU and family. The slow path alone uses it.
 pub struct Work<I: Ip> {
@@ -24,12 +49,16 @@ pub struct Work<I: Ip> {
     pub head: Head<I>,
     /// The packet that it quotes.
     pub inner: Head<I>,
+    /// Where its flow's entry is.
+    pub place: Place<I>,
     /// What is known of its flow.
     pub half: Half<I::Addr>,
     /// The translation that is wanted for it.
     pub request: Request<I>,
-    /// The tuple of its partner entry.
+    /// The tuple that it leaves with, if it is translated.
     pub partner: Tuple<I::Addr>,
+    /// Where the entry of that is.
+    pub partner_place: Place<I>,
     /// The way that the routing table has for it.
     pub route: Route<I::Addr>,
     /// The next hop of that.

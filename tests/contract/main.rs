@@ -1,16 +1,15 @@
 //! The contract as a container runtime sees it: every verb in every version, by every name, alone and in a chain, through the compiled
 //! executables.
 
-
 mod chain;
 mod chained;
-
-
-
-
+mod config;
+mod delegated;
+mod gc;
+mod names;
 mod plugins;
-
-
+mod probes;
+mod programmed;
 mod schema;
-
-
+mod status;
+mod versions;

@@ -38,7 +38,7 @@ pub struct Device {
 pub mod device {
     /// A host veth of ours. Otherwise the device is an uplink.
     pub const POD: u32 = 1;
-    /// Packets must carry the pod's own addresses and MAC.
+    /// Packets must carry the pod's own addresses, and nothing that only routers and servers of the network send.
     pub const ANTI_SPOOF: u32 = 1 << 1;
     /// `ipMasq`.
     pub const MASQUERADE: u32 = 1 << 2;
@@ -46,6 +46,8 @@ pub mod device {
     pub const BYPASS: u32 = 1 << 3;
     /// Bypass `eager`: flows leave the stack from their first packet.
     pub const EAGER: u32 = 1 << 4;
+    /// Packets must carry the pod's own MAC.
+    pub const CHECK_MAC: u32 = 1 << 6;
     /// An uplink without Ethernet headers (`WireGuard`, tun, ppp): never a target of the bypass.
     pub const LAYER3: u32 = 1 << 5;
 }

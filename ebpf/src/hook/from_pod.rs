@@ -14,11 +14,11 @@ use underpass_ebpf::{
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{device, endpoint},
+    maps::{Place, device, endpoint},
     skb::Skb,
     stage::{
         bypass::{self, Side},
-        flow, learn, masquerade,
+        learn, masquerade,
         parse::PARSED,
         route, source,
     },
@@ -74,7 +74,7 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
         return code(Err(verdict));
     }
     if pod.flags & flags::EAGER != 0 && work.head.kind == Kind::Flow && work.head.plain {
-        match learn_eagerly(&skb, &work.head, pod) {
+        match learn_eagerly(&skb, &work.head, &work.place, pod) {
             Ok(Eager::Learned) => return NEXT,
             Ok(Eager::Unknown) => {}
             Err(verdict) => return code(Err(verdict)),
@@ -94,9 +94,8 @@ enum Eager {
 
 /// Decides without the stack: a pod of this node, or the way to the world.
 #[inline(always)]
-fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<Eager> {
-    let (key, _) = head.tuple.key();
-    if flow::find::<I>(&key).is_some() {
+fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>, place: &Place<I>, pod: &Device) -> Step<Eager> {
+    if place.is_known() {
         // The bypass had its reasons to leave the packet to the stack.
         return Ok(Eager::Unknown);
     }

@@ -11,11 +11,11 @@ use underpass_ebpf::{ip::Head, l4::Kind};
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Work, device, endpoint},
+    maps::{Place, Work, device, endpoint},
     skb::Skb,
     stage::{
         bypass::{self, Side},
-        flow, fragment, learn,
+        flow, learn,
         parse::PARSED,
         translate::translate,
     },
@@ -45,14 +45,13 @@ pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
 #[inline(always)]
 pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);
-    let Some(Work { head, half, partner, .. }) = I::work() else { return PASS };
+    let Some(Work { head, place, half, partner, .. }) = I::work() else { return PASS };
     if I::parse_whole(ctx, l3) != PARSED || !skb.is_for_host() {
         return PASS;
     }
     if head.kind == Kind::Error {
         return I::error_in(ctx, I::parse_quoted(ctx));
     }
-    fragment::complete(head);
     if head.kind != Kind::Flow {
         return PASS;
     }
@@ -62,7 +61,7 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         if let Err(verdict) = translate::<I>(&skb) {
             return code(Err(verdict));
         }
-    } else if l3 == ETHERNET && head.plain && learn_eagerly::<I>(&skb, head) {
+    } else if l3 == ETHERNET && head.plain && learn_eagerly(&skb, head, place) {
         return NEXT;
     }
     if endpoint(head.tuple.dst.wide()).is_some() {
@@ -73,13 +72,12 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
 
 /// Whether a flow from the world to a pod of this node was learned without the stack.
 #[inline(always)]
-fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
+fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>, place: &Place<I>) -> bool {
     let Some(target) = endpoint(head.tuple.dst.wide()) else { return false };
     if device(target.ifindex).is_none_or(|pod| pod.flags & flags::EAGER == 0) {
         return false;
     }
-    let (key, _) = head.tuple.key();
-    if flow::find::<I>(&key).is_some() {
+    if place.is_known() {
         return false;
     }
     I::learn_pod(skb.raw(), skb.ifindex(), target.ifindex) == learn::LEARNED

@@ -16,7 +16,7 @@ use crate::{
     maps::{Work, device, endpoint},
     skb::Skb,
     stage::{
-        flow, fragment, learn,
+        flow, learn,
         masquerade::{self, Way},
         parse::PARSED,
         translate::translate,
@@ -54,7 +54,6 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     if head.kind == Kind::Error {
         return ERROR;
     }
-    fragment::complete(head);
     if head.kind != Kind::Flow || I::copy_live() == flow::ABSENT {
         return UNKNOWN;
     }
@@ -69,11 +68,10 @@ fn known_of_pod<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partne
     if half.action == action::NONE {
         return Err(Verdict::Sent(UNKNOWN));
     }
-    let (key, end) = head.tuple.key();
     if !is_unchanged(skb, head) {
         I::forget();
     } else if half.action != action::WIRE && learn::agrees(skb, head, skb.ingress_ifindex(), pod) {
-        flow::leave_by_wire::<I>(&key, end, skb.ifindex());
+        I::leave_by_wire(skb.ifindex());
     }
     I::note();
     if half.rewrite & rewrite::SRC != 0 {

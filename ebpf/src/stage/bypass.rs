@@ -15,6 +15,7 @@ use underpass_ebpf::{
 
 use super::{
     flow::{self, Table, half, outgoing},
+    learn::ANY_MAC,
     settle::STALE,
     source::same_mac,
 };
@@ -110,9 +111,10 @@ fn is_usual<I: Net>(skb: &Skb, head: &Head<I>, side: Side, half: &Half<I::Addr>)
         return false;
     }
     match side {
-        // The MAC even without anti-spoofing: a pod that bridges sends for others than this entry knows.
         Side::Pod if half.in_ifindex != skb.ifindex() => return false,
-        Side::Pod if !skb.ethernet_source().is_some_and(|source| same_mac(source, half.in_mac)) => return false,
+        Side::Pod if half.in_mac != ANY_MAC && !skb.ethernet_source().is_some_and(|source| same_mac(source, half.in_mac)) => {
+            return false;
+        }
         Side::Wire if half.in_ifindex != 0 => return false,
         Side::Pod | Side::Wire => {}
     }

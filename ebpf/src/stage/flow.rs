@@ -9,7 +9,7 @@ use underpass_abi::{
 use underpass_ebpf::l4::tcp;
 
 use super::learn::leave_to_wire;
-use crate::maps::{Net, Work, count, endpoint, node, tick};
+use crate::maps::{Net, Place, Work, count, endpoint, node, tick};
 
 /// Which table an entry is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,27 +107,26 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
 /// The two entries of a translated flow live as long as the livelier of them.
 #[inline(always)]
 pub fn copy_live<I: Net>() -> u32 {
-    let Some(Work { head, half: copy, .. }) = I::work() else { return ABSENT };
-    let (key, end) = head.tuple.key();
-    let Some((flow, _)) = find::<I>(&key) else { return ABSENT };
-    *copy = *half(flow, end);
+    let Some(Work { head, place: Place { key, end }, half: copy, partner_place, .. }) = I::work() else { return ABSENT };
+    let Some((flow, _)) = find::<I>(key) else { return ABSENT };
+    *copy = *half(flow, *end);
     if !is_owned::<I>(copy, head.tuple.src) {
-        remove::<I>(&key, copy);
+        remove::<I>(key, copy, partner_place);
         return ABSENT;
     }
     let tick = tick();
     if is_alive(flow, tick) {
         return PRESENT;
     }
-    let translating = if copy.rewrite != 0 { *copy } else { *half(flow, end.other()) };
+    let translating = if copy.rewrite != 0 { &*copy } else { &*half(flow, end.other()) };
     if translating.rewrite != 0 {
-        let (partner, _) = outgoing::<I>(&translating, key.0.protocol).key();
-        if find::<I>(&partner).is_some_and(|(partner, _)| is_alive(partner, tick)) {
+        partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
+        if find::<I>(&partner_place.key).is_some_and(|(partner, _)| is_alive(partner, tick)) {
             return PRESENT;
         }
     }
     count(Counter::Expired);
-    remove::<I>(&key, &translating);
+    remove::<I>(key, translating, partner_place);
     ABSENT
 }
 
@@ -152,50 +151,52 @@ fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
 /// An answered flow moves to the other table, together with its partner if it is translated: look it up again.
 #[inline(always)]
 pub fn note<I: Net>() -> u32 {
-    let Some(Work { head, partner: partner_tuple, .. }) = I::work() else { return ABSENT };
-    let (key, end) = head.tuple.key();
-    let Some((flow, table)) = find::<I>(&key) else { return ABSENT };
+    let Some(Work { head, place: Place { key, end }, partner, partner_place, .. }) = I::work() else { return ABSENT };
+    let Some((flow, table)) = find::<I>(key) else { return ABSENT };
     let protocol = head.tuple.protocol;
     let tick = tick();
-    flow.state = after(flow.state, end, head.tcp_flags);
+    flow.state = after(flow.state, *end, head.tcp_flags);
     prolong(flow, protocol, tick);
     let answered = flow.state & state::ANSWERED == state::ANSWERED;
-    let half = half(flow, end);
+    let half = half(flow, *end);
     let rewrite = half.rewrite;
-    *partner_tuple = outgoing::<I>(half, protocol);
+    *partner = outgoing::<I>(half, protocol);
     if table == Table::Opening && answered {
-        promote::<I>(&key, flow);
+        promote::<I>(key, flow);
     }
     if rewrite == 0 {
         return PRESENT;
     }
-    let (key, end) = partner_tuple.key();
-    let Some((partner, table)) = find::<I>(&key) else { return ABSENT };
+    partner_place.set(partner);
+    let Some((flow, table)) = find::<I>(&partner_place.key) else { return ABSENT };
     let heard = if answered { state::ANSWERED } else { 0 };
-    partner.state = after(partner.state, end, head.tcp_flags) | heard;
-    prolong(partner, protocol, tick);
+    flow.state = after(flow.state, partner_place.end, head.tcp_flags) | heard;
+    prolong(flow, protocol, tick);
     if table == Table::Opening && answered {
-        promote::<I>(&key, partner);
+        promote::<I>(&partner_place.key, flow);
     }
     PRESENT
 }
 
-/// The bypass takes the flow over: its pod's packets (from `end`) leave by this uplink, replies to a translated flow go to the pod.
+/// The bypass takes over the flow of the packet in [`Work::head`]: its pod's packets leave by this uplink, replies to a translated flow go
+/// to the pod.
 #[inline(always)]
-pub fn leave_by_wire<I: Net>(key: &Key<I::Addr>, end: End, uplink: u32) {
-    let Some((flow, _)) = find::<I>(key) else { return };
-    let half = half(flow, end);
+pub fn leave_by_wire<I: Net>(uplink: u32) -> u32 {
+    let Some(Work { head, place: Place { key, end }, partner_place, .. }) = I::work() else { return ABSENT };
+    let Some((flow, _)) = find::<I>(key) else { return ABSENT };
+    let half = half(flow, *end);
     leave_to_wire(half, uplink);
     half.action = action::WIRE;
     count(Counter::Learned);
     if half.rewrite != 0 {
-        let (partner_key, partner_end) = outgoing::<I>(half, key.0.protocol).key();
-        if let Some((partner, _)) = find::<I>(&partner_key) {
-            let back = self::half(partner, partner_end.other());
+        partner_place.set(&outgoing::<I>(half, head.tuple.protocol));
+        if let Some((partner, _)) = find::<I>(&partner_place.key) {
+            let back = self::half(partner, partner_place.end.other());
             back.stamp = 0;
             back.action = action::PEER;
         }
     }
+    PRESENT
 }
 
 #[inline(always)]
@@ -205,12 +206,12 @@ fn promote<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
     }
 }
 
-/// Removes an entry, and its partner if `half` translates.
+/// Removes an entry, and its partner if `half` translates. `partner_place` is overwritten.
 #[inline(always)]
-pub fn remove<I: Net>(key: &Key<I::Addr>, half: &Half<I::Addr>) {
+pub fn remove<I: Net>(key: &Key<I::Addr>, half: &Half<I::Addr>, partner_place: &mut Place<I>) {
     if half.rewrite != 0 {
-        let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
-        remove_one::<I>(&partner);
+        partner_place.set(&outgoing::<I>(half, key.0.protocol));
+        remove_one::<I>(&partner_place.key);
     }
     remove_one::<I>(key);
 }
@@ -227,21 +228,20 @@ pub fn remove_one<I: Net>(key: &Key<I::Addr>) {
 /// A translated flow keeps its translation, which does not depend on who forwards; it goes by the stack from now on.
 #[inline(always)]
 pub fn forget<I: Net>() -> u32 {
-    let Some(Work { head, .. }) = I::work() else { return ABSENT };
-    let (key, end) = head.tuple.key();
-    let Some((flow, _)) = find::<I>(&key) else { return ABSENT };
-    let half = half(flow, end);
+    let Some(Work { head, place: Place { key, end }, partner_place, .. }) = I::work() else { return ABSENT };
+    let Some((flow, _)) = find::<I>(key) else { return ABSENT };
+    let half = half(flow, *end);
     if half.rewrite != 0 {
         leave_to_stack(half);
-        let (partner_key, partner_end) = outgoing::<I>(half, key.0.protocol).key();
-        if let Some((partner, _)) = find::<I>(&partner_key) {
-            leave_to_stack(self::half(partner, partner_end.other()));
+        partner_place.set(&outgoing::<I>(half, head.tuple.protocol));
+        if let Some((partner, _)) = find::<I>(&partner_place.key) {
+            leave_to_stack(self::half(partner, partner_place.end.other()));
         }
         return PRESENT;
     }
     if flow.state & state::OUTER == 0 && flow.halves[0].rewrite | flow.halves[1].rewrite == 0 {
         count(Counter::Forgotten);
-        remove_one::<I>(&key);
+        remove_one::<I>(key);
     }
     PRESENT
 }

@@ -17,12 +17,15 @@ use super::{
 };
 use crate::{
     call::Call,
-    maps::{Net, Work, count, device, endpoint, node, stamp, tick, trace_level},
+    maps::{Net, Place, Work, count, device, endpoint, node, stamp, tick, trace_level},
     skb::Skb,
 };
 
 /// Level of a debug record, see `State::trace`.
 pub const DEBUG: u32 = 4;
+
+/// [`Half::in_mac`] that any packet has.
+pub const ANY_MAC: [u8; 6] = [0; 6];
 
 /// There is nothing to remember.
 pub const IGNORED: u32 = 0;
@@ -46,7 +49,7 @@ pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
 /// Learns a flow from the packet in [`Work::head`], which the stack carried from the device `from_ifindex` to the pod behind `to_ifindex`.
 #[inline(always)]
 pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -> u32 {
-    let Some(Work { head, .. }) = I::work() else { return IGNORED };
+    let Some(Work { head, place: Place { key, end }, .. }) = I::work() else { return IGNORED };
     let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else { return IGNORED };
     let tuple = &head.tuple;
     let from_pod = from.flags & flags::POD != 0;
@@ -64,8 +67,8 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
     if !bypass && (from_pod || to.flags & flags::MASQUERADE == 0) {
         return IGNORED;
     }
-    let (key, end) = tuple.key();
-    let Some(flow) = open::<I>(&key, end) else { return IGNORED };
+    let end = *end;
+    let Some(flow) = open::<I>(key, end) else { return IGNORED };
     if half(flow, end.other()).rewrite != 0 {
         // The reply of a masqueraded flow, translated back by `from_wire` and left to the stack: nothing new.
         return IGNORED;
@@ -86,17 +89,16 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
             back.action = action::PEER;
         }
     }
-    close::<I>(ctx, &key)
+    close::<I>(ctx, key)
 }
 
 /// Learns the way of the packet in [`Work::head`], from the pod behind `pod_ifindex` out of an uplink.
 #[inline(always)]
 pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u32 {
-    let Some(Work { head, .. }) = I::work() else { return IGNORED };
+    let Some(Work { head, place: Place { key, end }, .. }) = I::work() else { return IGNORED };
     let Some(pod) = device(pod_ifindex) else { return IGNORED };
-    let (key, end) = head.tuple.key();
-    let Some(flow) = open::<I>(&key, end) else { return IGNORED };
-    let out = half(flow, end);
+    let Some(flow) = open::<I>(key, *end) else { return IGNORED };
+    let out = half(flow, *end);
     if out.action == action::WIRE {
         return IGNORED;
     }
@@ -104,7 +106,7 @@ pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u3
     enter::<I>(out, pod_ifindex, pod);
     leave_to_wire(out, uplink);
     out.action = action::WIRE;
-    close::<I>(ctx, &key)
+    close::<I>(ctx, key)
 }
 
 /// Whether the bypass may take over what the stack sends out of this uplink.
@@ -137,7 +139,7 @@ fn is_ethernet_uplink(ifindex: u32) -> bool {
 #[inline(always)]
 pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
     half.in_ifindex = ifindex;
-    half.in_mac = device.peer_mac;
+    half.in_mac = if device.flags & flags::CHECK_MAC != 0 { device.peer_mac } else { ANY_MAC };
 }
 
 /// The pod that packets of this half go to. The next packet looks again.

@@ -13,7 +13,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{Flow, Half, Tuple, action, protocol, rewrite, state},
+    flow::{End, Flow, Half, Tuple, action, protocol, rewrite, state},
     node::feature,
 };
 use underpass_ebpf::{
@@ -22,12 +22,12 @@ use underpass_ebpf::{
 };
 
 use super::{
-    flow::{find, half, is_alive, outgoing, prolong, remove, remove_one, set_outgoing},
+    flow::{find, half, is_alive, outgoing, prolong, remove_one, set_outgoing},
     learn::{DEBUG, enter, leave_to_pod, leave_to_wire},
 };
 use crate::{
     call::Call,
-    maps::{Net, Work, count, device, keeps_source, node, tick, trace_level},
+    maps::{Net, Place, Work, count, device, keeps_source, node, tick, trace_level},
     skb::Skb,
     verdict::{Step, Verdict},
 };
@@ -90,7 +90,7 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
         Way::Bypass => (action::WIRE, action::PEER),
         Way::Stack => (action::STACK, action::STACK),
     };
-    let result = I::claim(skb.raw());
+    let result = claim(skb.raw(), request);
     if trace_level() != 0 {
         I::trace_claim(result);
     }
@@ -123,10 +123,9 @@ const CLAIMED: u32 = 0;
 const NO_PORT: u32 = 1;
 const NO_ROOM: u32 = 2;
 
-/// Finds a free outer tuple for [`Work::request`], takes it, and stores both entries.
+/// Finds a free outer tuple for the request, takes it, and stores both entries.
 #[inline(always)]
-pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
+fn claim<I: Call>(ctx: *mut __sk_buff, request: &Request<I>) -> u32 {
     let wanted = request.outer.sport;
     let mut result = try_claim::<I>(ctx);
     for _ in 0..ROUNDS {
@@ -170,10 +169,10 @@ pub const USED: u32 = 1;
 /// Gives the outer tuple of [`Work::request`] another port, and tells whether a flow has it.
 #[inline(always)]
 pub fn probe<I: Net>(attempt: u32) -> u32 {
-    let Some(Work { request, .. }) = I::work() else { return USED };
+    let Some(Work { request, partner_place, .. }) = I::work() else { return USED };
     request.outer.sport = candidate(request.inner.protocol, attempt);
-    let (key, _) = request.outer.key();
-    match find::<I>(&key) {
+    partner_place.set(&request.outer);
+    match find::<I>(&partner_place.key) {
         Some((flow, _)) if is_alive(flow, tick()) => USED,
         _ => FREE,
     }
@@ -198,24 +197,26 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
 /// Takes the outer tuple of [`Work::request`] if no flow has it.
 #[inline(always)]
 pub fn insert<I: Net>() -> u32 {
-    let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
-    let (key, _) = request.outer.key();
-    if let Some((flow, _)) = find::<I>(&key) {
-        if is_alive(flow, tick()) {
+    let (Some(flow), Some(Work { request, partner_place: place, .. })) = (I::scratch(), I::work()) else { return NO_ROOM };
+    place.set(&request.outer);
+    if let Some((expired, _)) = find::<I>(&place.key) {
+        if is_alive(expired, tick()) {
             return NO_PORT;
         }
         count(Counter::Expired);
-        let half = if flow.halves[0].rewrite != 0 { &flow.halves[0] } else { &flow.halves[1] };
-        remove::<I>(&key, half);
+        remove_one::<I>(&place.key);
+        let translating = if expired.halves[0].rewrite != 0 { &expired.halves[0] } else { &expired.halves[1] };
+        place.set(&outgoing::<I>(translating, request.outer.protocol));
+        remove_one::<I>(&place.key);
+        place.set(&request.outer);
     }
-    let Some(flow) = I::scratch() else { return NO_ROOM };
-    write_outer::<I>(flow, request);
-    if I::opening().insert(&key, &*flow, u64::from(BPF_NOEXIST)).is_err() {
+    write_outer::<I>(flow, request, place.end);
+    if I::opening().insert(&place.key, &*flow, u64::from(BPF_NOEXIST)).is_err() {
         return NO_PORT;
     }
     // Another CPU may have moved the same tuple to the other table between our look and our insertion.
-    if I::flows().get_ptr(&key).is_some() {
-        let _ = I::opening().remove(&key);
+    if I::flows().get_ptr(&place.key).is_some() {
+        let _ = I::opening().remove(&place.key);
         return NO_PORT;
     }
     CLAIMED
@@ -247,10 +248,9 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
 
 /// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken, should the host itself use it.
 #[inline(always)]
-fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>) {
+fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
     // SAFETY: all bytes zero are an empty flow.
     *flow = unsafe { core::mem::zeroed() };
-    let (_, end) = request.outer.key();
     flow.state = end.heard() | state::OUTER;
     prolong(flow, request.outer.protocol, tick());
     let own = half(flow, end);
@@ -278,13 +278,13 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
     out.action = request.out;
 }
 
-/// Stores the entry under the inner tuple of [`Work::request`]. If another CPU was faster with the same flow, its choice stands and ours is given back.
+/// Stores the entry under the inner tuple of [`Work::request`], which is that of the packet in [`Work::head`]. If another CPU was faster with the same flow, its choice stands and ours is given back.
 #[inline(always)]
 pub fn commit<I: Net>() -> u32 {
-    let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
-    let (key, end) = request.inner.key();
+    let Some(Work { place: Place { key, end }, request, partner_place, .. }) = I::work() else { return NO_ROOM };
+    let end = *end;
     if request.owner == 0
-        && let Some((flow, _)) = find::<I>(&key)
+        && let Some((flow, _)) = find::<I>(key)
     {
         // The host's flow has the tuple that is the outer one of a pod's flow: both are in one entry.
         fill_inner::<I>(half(flow, end), request);
@@ -294,19 +294,18 @@ pub fn commit<I: Net>() -> u32 {
     // SAFETY: all bytes zero are an empty flow.
     *flow = unsafe { core::mem::zeroed() };
     flow.state = end.heard();
-    prolong(flow, key.0.protocol, tick());
+    prolong(flow, request.inner.protocol, tick());
     fill_inner::<I>(half(flow, end), request);
-    if I::opening().insert(&key, &*flow, u64::from(BPF_NOEXIST)).is_ok() {
+    if I::opening().insert(&*key, &*flow, u64::from(BPF_NOEXIST)).is_ok() {
         return CLAIMED;
     }
-    let (ours, _) = request.outer.key();
-    remove_one::<I>(&ours);
-    let Some((flow, _)) = find::<I>(&key) else { return NO_ROOM };
+    remove_one::<I>(&partner_place.key);
+    let Some((flow, _)) = find::<I>(key) else { return NO_ROOM };
     let winner = half(flow, end);
     if winner.rewrite & rewrite::SRC == 0 {
         return NO_ROOM;
     }
-    request.outer = outgoing::<I>(winner, key.0.protocol);
+    request.outer = outgoing::<I>(winner, request.inner.protocol);
     CLAIMED
 }
 
@@ -314,17 +313,18 @@ pub fn commit<I: Net>() -> u32 {
 /// [`Work::half`], the other entry's tuple in [`Work::partner`].
 #[inline(always)]
 pub fn restore<I: Net>() -> u32 {
-    let (Some(flow), Some(Work { head, half: survivor, partner, request, .. })) = (I::scratch(), I::work()) else { return NO_ROOM };
-    let tuple = &head.tuple;
-    let (key, end) = partner.key();
+    let (Some(flow), Some(Work { head, half: survivor, partner, partner_place: Place { key, end }, request, .. })) = (I::scratch(), I::work())
+    else {
+        return NO_ROOM;
+    };
     if survivor.rewrite & rewrite::SRC != 0 {
-        request.inner = *tuple;
+        request.inner = head.tuple;
         request.outer = *partner;
         request.owner = survivor.in_ifindex;
         request.back = if survivor.action == action::WIRE { action::PEER } else { action::STACK };
-        write_outer::<I>(flow, request);
+        write_outer::<I>(flow, request, *end);
     } else {
-        request.outer = tuple.reversed();
+        request.outer = head.tuple.reversed();
         request.owner = survivor.out_ifindex;
         request.uplink = 0;
         request.out = action::STACK;
@@ -334,8 +334,8 @@ pub fn restore<I: Net>() -> u32 {
     }
     // The direction of this packet was used before, so its flow was answered; if not, it expires all the same.
     flow.state |= state::ANSWERED;
-    prolong(flow, key.0.protocol, tick());
-    let _ = I::flows().insert(&key, &*flow, u64::from(BPF_NOEXIST));
+    prolong(flow, head.tuple.protocol, tick());
+    let _ = I::flows().insert(&*key, &*flow, u64::from(BPF_NOEXIST));
     CLAIMED
 }
 

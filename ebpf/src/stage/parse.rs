@@ -3,6 +3,7 @@
 use aya_ebpf::bindings::__sk_buff;
 use underpass_ebpf::{error, l4::Depth};
 
+use super::fragment;
 use crate::{
     maps::{Net, Work},
     skb::Skb,
@@ -13,12 +14,15 @@ pub const PARSED: u32 = 0;
 /// The packet is shorter than its headers.
 pub const SHORT: u32 = 1;
 
-/// Parses the packet whose network header is at `l3` into [`Work::head`].
+/// Parses the packet whose network header is at `l3` into [`Work::head`], and finds its [`Work::place`]. A later fragment is given the ports
+/// of its first.
 #[inline(always)]
 pub fn whole<I: Net>(ctx: *mut __sk_buff, l3: u32) -> u32 {
-    let Some(Work { head, .. }) = I::work() else { return SHORT };
+    let Some(Work { head, place, .. }) = I::work() else { return SHORT };
     let Ok(parsed) = I::parse(&Skb::new(ctx), l3, Depth::Whole) else { return SHORT };
     *head = parsed;
+    fragment::complete(head);
+    place.set(&head.tuple);
     PARSED
 }
 

@@ -9,13 +9,13 @@ use underpass_abi::{
 };
 
 use super::{
-    flow::{ABSENT, find, half, outgoing},
+    flow::{ABSENT, find, half},
     parse::PARSED,
 };
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Work, count, device, stamp},
+    maps::{Place, Work, count, device, stamp},
 };
 
 /// What [`settle`] found: the direction is as its half says.
@@ -26,25 +26,20 @@ pub const STALE: u32 = 1;
 /// Checks the direction that the packet belongs to, and brings it up to date. A flow whose ends are gone is removed.
 #[inline(always)]
 pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { head, half: copy, partner, route, .. }) = I::work() else { return STALE };
+    let Some(Work { place: Place { key, end }, half: copy, partner_place, route, .. }) = I::work() else { return STALE };
     if I::parse_whole(ctx, ETHERNET) != PARSED {
         return STALE;
     }
-    let (key, end) = head.tuple.key();
     if I::copy_live() == ABSENT {
         return STALE;
     }
     I::note();
     count(Counter::Revalidated);
-    if copy.rewrite != 0 {
-        *partner = outgoing::<I>(copy, head.tuple.protocol);
-        let (partner_key, _) = partner.key();
-        if find::<I>(&partner_key).is_none() {
-            I::restore();
-        }
+    if copy.rewrite != 0 && !partner_place.is_known() {
+        I::restore();
     }
-    let Some((flow, _)) = find::<I>(&key) else { return STALE };
-    let half = half(flow, end);
+    let Some((flow, _)) = find::<I>(key) else { return STALE };
+    let half = half(flow, *end);
     if half.in_ifindex != 0 && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0) {
         return STALE;
     }

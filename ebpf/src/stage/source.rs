@@ -29,10 +29,10 @@ const DHCPV6_SERVER: u16 = 547u16.to_be();
 /// Drops what a pod has no business to send.
 #[inline(always)]
 pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
+    check_mac(skb, pod)?;
     if pod.flags & device::ANTI_SPOOF == 0 {
         return Ok(());
     }
-    check_mac(skb, pod)?;
     let owned = endpoint(head.tuple.src.wide()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
     if !owned && !I::is_local_scope(head.tuple.src) {
         return Err(Verdict::Drop(Counter::DropSourceAddress));
@@ -59,7 +59,10 @@ pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
 
 /// Drops a frame whose Ethernet source is not the pod's.
 #[inline(always)]
-pub fn check_mac(skb: &Skb, pod: &Device) -> Step<()> {
+fn check_mac(skb: &Skb, pod: &Device) -> Step<()> {
+    if pod.flags & device::CHECK_MAC == 0 {
+        return Ok(());
+    }
     match skb.ethernet_source() {
         Some(source) if same_mac(source, pod.peer_mac) => Ok(()),
         _ => Err(Verdict::Drop(Counter::DropSourceMac)),
@@ -69,16 +72,17 @@ pub fn check_mac(skb: &Skb, pod: &Device) -> Step<()> {
 /// Drops ARP in another's name: sender addresses must be the pod's own (or none yet).
 #[inline(always)]
 pub fn check_arp(skb: &Skb, pod: &Device) -> Step<()> {
+    check_mac(skb, pod)?;
     if pod.flags & device::ANTI_SPOOF == 0 {
         return Ok(());
     }
-    check_mac(skb, pod)?;
     // Sender's hardware and protocol address at bytes 8 and 14 of an Ethernet/IPv4 ARP packet (RFC 826).
     let refused = Verdict::Drop(Counter::DropArp);
     let mac: [u16; 3] = skb.load(ETHERNET + 8).map_err(|_| refused)?;
     let addr = Addr4(skb.load(ETHERNET + 14).map_err(|_| refused)?);
     let owned = addr.0 == 0 || endpoint(addr.widen()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
-    if owned && same_mac(mac, pod.peer_mac) { Ok(()) } else { Err(refused) }
+    let is_own = pod.flags & device::CHECK_MAC == 0 || same_mac(mac, pod.peer_mac);
+    if owned && is_own { Ok(()) } else { Err(refused) }
 }
 
 /// Compares a MAC as read from a packet with one from a map, without a call to `memcmp`.

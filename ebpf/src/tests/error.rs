@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     error::{quoted, translate_error},
-    ip::{Head, Ip as _},
+    ip::{Head, Ip as _, V6},
     l4::{Depth, Kind},
     packet::Packet as _,
 };
@@ -147,7 +147,9 @@ for_both_families! {
     }
 
     #[test]
-    fn a_quoted_udp_checksum_never_becomes_none(message in message::<I>(), outer in any_ends::<I>(), (src, dst, _, dport) in any_ends::<I>()) {
+    fn a_quoted_udp_checksum_never_becomes_none(
+        message in message::<I>(), outer in any_ends::<I>(), (src, dst, _, dport) in any_ends::<I>(),
+    ) {
         let inner = Datagram { body: Body::Udp(UdpSum::Present), ..message.inner };
         let message = Message { inner, ..message };
         // The one source port with which the quoted packet sums up to zero.
@@ -169,5 +171,19 @@ for_both_families! {
         let packet = Bytes::new(message.packet_with(quote));
         let head: Head<I> = I::parse(&packet, message.outer.l3(), Depth::Whole).expect("a whole message");
         prop_assert!(quoted(&packet, &head).is_err());
+    }
+}
+
+proptest! {
+    #[test]
+    fn an_error_for_a_device_that_sums_keeps_the_sum_of_its_pseudo_header(
+        message in message::<V6>(), outer in any_ends::<V6>(), inner in any_ends::<V6>(),
+    ) {
+        let partial = |message: &Message<V6>| Datagram { data: message.quote(), ..message.outer.clone() }.partial();
+        let message = Message { depth: 1000, ..message };
+        let (wanted, _) = message.wanted(outer, inner);
+        let mut packet = partial(&message);
+        translated(&mut packet, &message, &wanted);
+        prop_assert_eq!(packet.bytes, partial(&wanted).bytes);
     }
 }

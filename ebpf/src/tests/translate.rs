@@ -5,13 +5,13 @@ use underpass_abi::flow::Tuple;
 
 use super::{
     bytes::{Bytes, Summed, same, sum},
-    datagram::{Body, Cut, Datagram, UdpSum, any_body, any_ends, any_summed, datagram},
+    datagram::{Body, Cut, Datagram, UdpSum, any_body, any_ends, any_offset, any_summed, datagram},
     family::Model,
     for_both_families,
 };
 use crate::{
     ip::{Head, Ip as _, Piece},
-    l4::Depth,
+    l4::{Depth, Kind},
     packet::{Covers, Packet as _},
     translate::translate,
 };
@@ -46,6 +46,22 @@ for_both_families! {
     }
 
     #[test]
+    fn a_later_piece_that_was_told_its_ports_gets_addresses_only(
+        datagram in datagram::<I>(any_body()), offset in any_offset(), told in any::<[u16; 2]>(), ends in any_ends::<I>(),
+    ) {
+        let datagram = Datagram { cut: Cut::Later(offset, true), ..datagram };
+        let mut packet = Bytes::new(datagram.packet());
+        let mut head: Head<I> = I::parse(&packet, datagram.l3(), Depth::Whole).expect("a whole packet");
+        (head.kind, [head.tuple.sport, head.tuple.dport]) = (Kind::Flow, told);
+        let (src, dst, sport, dport) = ends;
+        let new = Tuple { src, dst, sport, dport, ..head.tuple };
+        translate(&mut packet, &mut head, &new).expect("a whole packet");
+        packet.store(head.l3, &head.header).expect("a whole packet");
+        prop_assert_eq!(packet.bytes, datagram.between(ends).packet());
+        prop_assert_eq!(head.tuple, new);
+    }
+
+    #[test]
     fn there_and_back_is_the_same_packet(datagram in datagram::<I>(any_body()), ends in any_ends::<I>()) {
         let mut packet = Bytes::new(datagram.packet());
         translated::<I>(&mut packet, datagram.l3(), &datagram.between(ends).tuple());
@@ -54,7 +70,9 @@ for_both_families! {
     }
 
     #[test]
-    fn a_packet_for_a_device_that_sums_keeps_the_sum_of_its_pseudo_header(datagram in datagram::<I>(any_summed()), ends in any_ends::<I>()) {
+    fn a_packet_for_a_device_that_sums_keeps_the_sum_of_its_pseudo_header(
+        datagram in datagram::<I>(any_summed()), ends in any_ends::<I>(),
+    ) {
         let datagram = Datagram { cut: Cut::Whole, ..datagram };
         let wanted = datagram.between(ends);
         let mut packet = datagram.partial();

@@ -58,7 +58,8 @@ for_both_families! {
     }
 }
 
-/// A change of the top bit passes a multiplication whatever its factor is. No change of one word may take back what became of another's.
+/// A change of the top bit passes a multiplication, whatever the factor. No change of one word may take back what became of
+/// another's.
 #[test]
 fn no_change_cancels_another_under_every_key() {
     let tuple = Tuple::new(6, Addr6([1, 2]), 3, Addr6([4, 5]), 6);

@@ -1,0 +1,226 @@
+//! `cargo xtask test vm`: the tests that need a kernel, on Debian's kernels, in emulated machines.
+//!
+//! A guest runs on this machine's own root (read-only, with what it writes kept in memory) and on a kernel of Debian, so the same
+//! executables run inside and outside. It reports line by line into a folder that it shares with its host.
+
+use std::collections::VecDeque;
+use std::env::consts::ARCH;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::build;
+use crate::report;
+use crate::setup::{self, Need};
+use crate::workspace::Workspace;
+
+mod archive;
+mod executables;
+mod frames;
+mod guest;
+mod initramfs;
+pub(crate) mod inside;
+mod kernel;
+mod page;
+mod record;
+mod results;
+mod verifier;
+
+use executables::Executables;
+use guest::Guest;
+use kernel::{Kernel, Kernels, NEWEST};
+use record::Record;
+use results::Results;
+
+/// The kernels of Debian's releases, the oldest that is supported first, and the newest of any suite.
+const KERNELS: [&str; 4] = ["5.10", "6.1", "6.12", NEWEST];
+
+/// Time for a guest to start and, at the end, to go down.
+const AROUND: Duration = Duration::from_secs(90);
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Kernels by their version or its beginning, or `newest`; all if none is named.
+    #[arg(value_name = "KERNEL")]
+    kernels: Vec<String>,
+    /// Fetch newer packages of these kernels.
+    #[arg(long)]
+    update: bool,
+    /// Load the programs and measure them, but run no test.
+    #[arg(long, conflicts_with = "only")]
+    programs: bool,
+    /// Run only tests whose name contains this (repeatable).
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// Minutes for the tests of one kernel; those that it does not reach are reported as not run, and count as failed.
+    #[arg(long, default_value_t = 60)]
+    minutes: u64,
+    /// Guests at a time.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    guests: u8,
+}
+
+impl Arguments {
+    /// Whether everything is run that there is.
+    fn everything(&self) -> bool {
+        self.only.is_empty() && !self.programs
+    }
+}
+
+pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
+    if ARCH != "x86_64" {
+        bail!("guests are x86-64 machines that run this machine's executables, which are {ARCH}");
+    }
+    setup::require_root("test vm", "a guest reads all of this machine's root")?;
+    setup::ensure(workspace, Need::Vm)?;
+    build::plugins(workspace)?;
+    let executables = Executables::build(workspace)?;
+    let kernels = kernels(workspace, arguments)?;
+    let folder = workspace.target.join("vm");
+
+    let queue: Mutex<VecDeque<&Kernel>> = Mutex::new(kernels.iter().collect());
+    let next = || {
+        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.pop_front()
+    };
+    let faults: Mutex<Vec<String>> = Mutex::default();
+    thread::scope(|scope| {
+        for _ in 0..arguments.guests {
+            scope.spawn(|| {
+                while let Some(kernel) = next() {
+                    if let Err(error) = one(kernel, &folder, &executables, arguments) {
+                        let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
+                        faults.push(format!("kernel {}: {error:#}", kernel.version));
+                    }
+                }
+            });
+        }
+    });
+
+    let mut faults = faults.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut all = Vec::new();
+    for kernel in kernels {
+        let results = Results::read(&kernel, &results_of(&folder, &kernel))?;
+        report::step(&kernel.version, &results.summary());
+        faults.extend(results.faults());
+        all.push(results);
+    }
+    if arguments.everything() {
+        let others = KERNELS
+            .iter()
+            .filter_map(|name| Kernels::at(&workspace.tools()).cached(name))
+            .filter(|kernel| !all.iter().any(|results| results.version == kernel.version))
+            // Results of an earlier run count if they are those of the same executables.
+            .filter(|kernel| executables.are_those_in(&results_of(&folder, kernel)))
+            .collect::<Vec<_>>();
+        for kernel in others {
+            all.push(Results::read(&kernel, &results_of(&folder, &kernel))?);
+        }
+        page::write(&workspace.root, all)?;
+    }
+    if !faults.is_empty() {
+        bail!(
+            "{}\n(output of failed tests, consoles and kernels' logs: {}/<kernel>)",
+            faults.join("\n"),
+            folder.display()
+        );
+    }
+    Ok(())
+}
+
+fn kernels(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<Vec<Kernel>> {
+    let mut kernels = Kernels::at(&workspace.tools());
+    let named: Vec<&str> = if arguments.kernels.is_empty() {
+        KERNELS.to_vec()
+    } else {
+        arguments.kernels.iter().map(String::as_str).collect()
+    };
+    let mut found: Vec<Kernel> = Vec::new();
+    for name in named {
+        let kernel = if arguments.update {
+            kernels.fetch(name)?
+        } else {
+            kernels.get(name)?
+        };
+        if !found.iter().any(|known| known.version == kernel.version) {
+            found.push(kernel);
+        }
+    }
+    Ok(found)
+}
+
+fn results_of(folder: &Path, kernel: &Kernel) -> PathBuf {
+    folder.join(&kernel.version)
+}
+
+/// Runs everything on one kernel.
+fn one(
+    kernel: &Kernel,
+    folder: &Path,
+    executables: &Executables,
+    arguments: &Arguments,
+) -> anyhow::Result<()> {
+    let folder = results_of(folder, kernel);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot remove the old {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let bin = executables.copy_to(&folder)?;
+
+    let tests = Duration::from_secs(arguments.minutes * 60);
+    let mut job = format!(
+        "'{0}/xtask' vm-guest '{0}' --seconds {1}",
+        bin.display(),
+        tests.as_secs()
+    );
+    let files = if arguments.programs {
+        &[][..]
+    } else {
+        &executables::TESTS[..]
+    };
+    for file in files {
+        job += &format!(" --tests {file}");
+    }
+    for part in &arguments.only {
+        job += &format!(" --only '{}'", part.replace('\'', ""));
+    }
+    job.push('\n');
+
+    report::step("booting", &format!("kernel {}", kernel.version));
+    let guest = Guest {
+        kernel,
+        limit: tests + AROUND,
+        folder: folder.clone(),
+    };
+    let mut reported = 0;
+    let code = guest.run(&job, || reported += progress(kernel, &folder, reported))?;
+    if code != 0 {
+        let output = fs::read_to_string(folder.join("output")).unwrap_or_default();
+        bail!("what ran in the guest failed with {code}: {}", output.trim());
+    }
+    Ok(())
+}
+
+/// Tells of the results that came in since; returns how many.
+fn progress(kernel: &Kernel, folder: &Path, reported: usize) -> usize {
+    let text = fs::read_to_string(folder.join(record::FILE)).unwrap_or_default();
+    let records = record::parse(&text).unwrap_or_default();
+    let news = records.get(reported..).unwrap_or_default();
+    for record in news {
+        if let Record::Test {
+            name,
+            outcome,
+            seconds,
+        } = record
+        {
+            let verb = results::word(outcome);
+            report::step(verb, &format!("{} {name} ({seconds:.1} s)", kernel.name));
+        }
+    }
+    news.len()
+}

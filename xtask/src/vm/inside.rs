@@ -1,0 +1,94 @@
+//! What a guest does: attaches a pod and listens to the verifier, asks for the kernel's features, runs the tests one by one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+
+use super::record::{Record, Writer};
+
+mod attach;
+mod test;
+
+/// Where a guest has the folder that it shares with its host.
+const SHARED: &str = "/guest";
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The folder of executables.
+    bin: PathBuf,
+    /// Seconds after which no test is begun.
+    #[arg(long)]
+    seconds: u64,
+    /// Run only tests whose name has one of these in it.
+    #[arg(long)]
+    only: Vec<String>,
+    /// A file of tests; none, and none is run.
+    #[arg(long)]
+    tests: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let shared = Path::new(SHARED);
+    if !shared.join("boot.sh").exists() {
+        bail!("this is what a guest of `cargo xtask test vm` runs: run that");
+    }
+    let start = Instant::now();
+    let mut results = Writer::create(shared)?;
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")
+        .context("the kernel does not tell its release")?;
+    let release = release.trim().to_owned();
+    results.write(&Record::Kernel { release })?;
+    for record in attach::measure(&arguments.bin.join("underpass"))? {
+        results.write(&record)?;
+    }
+    let end = start + Duration::from_secs(arguments.seconds);
+    let logs = shared.join("logs");
+    fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
+    for file in &arguments.tests {
+        for test in test::list(&arguments.bin, file)? {
+            let name = test.full_name();
+            if arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part)) {
+                results.write(&test.run(end, &logs)?)?;
+            }
+        }
+    }
+    for record in complaints()? {
+        results.write(&record)?;
+    }
+    results.write(&Record::Complete)
+}
+
+/// What the kernel itself found wrong meanwhile.
+fn complaints() -> anyhow::Result<Vec<Record>> {
+    let output = Command::new("dmesg").output().context("cannot start dmesg")?;
+    let log = String::from_utf8_lossy(&output.stdout).into_owned();
+    fs::write(Path::new(SHARED).join("kernel.log"), &log).context("cannot keep the kernel's log")?;
+    Ok(log
+        .lines()
+        .filter(|line| is_complaint(line))
+        .map(|line| Record::Complaint {
+            line: line.to_owned(),
+        })
+        .collect())
+}
+
+fn is_complaint(line: &str) -> bool {
+    ["WARNING: ", "BUG: ", "Oops", "possible recursive locking", "unregister_netdevice: waiting"]
+        .iter()
+        .any(|sign| line.contains(sign))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_wrong_is_a_complaint() {
+        assert!(is_complaint("[ 1.0] WARNING: CPU: 0 PID: 1 at net/core/dev.c:1 f+0x1/0x2"));
+        assert!(is_complaint("[ 1.0] BUG: kernel NULL pointer dereference, address: 0"));
+        assert!(!is_complaint("[ 1.0] IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready"));
+    }
+}

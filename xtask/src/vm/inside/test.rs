@@ -1,0 +1,150 @@
+//! One test in a process of its own, as nextest runs it outside; so one that hangs or crashes takes no other with it.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::vm::record::{Outcome, Record};
+
+/// How long one test may take. Emulation makes everything ten to twenty times slower.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
+const NOT_HERE: &str = "not on this kernel: ";
+
+/// A test of a file of tests.
+pub(super) struct Test {
+    bin: PathBuf,
+    file: String,
+    name: String,
+}
+
+/// The tests of a file.
+pub(super) fn list(bin: &Path, file: &str) -> anyhow::Result<Vec<Test>> {
+    let output = Command::new(bin.join(file))
+        .args(["--list", "--format", "terse"])
+        .output()
+        .with_context(|| format!("cannot start {file}"))?;
+    if !output.status.success() {
+        bail!(
+            "{file} does not list its tests: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    let list = String::from_utf8_lossy(&output.stdout);
+    Ok(list
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(|name| Test {
+            bin: bin.to_path_buf(),
+            file: file.to_owned(),
+            name: name.to_owned(),
+        })
+        .collect())
+}
+
+impl Test {
+    /// With the name of its file in front.
+    pub(super) fn full_name(&self) -> String {
+        format!("{}::{}", self.file, self.name)
+    }
+
+    /// Runs it, if there is time. The output of one that fails is kept in `logs`.
+    pub(super) fn run(&self, end: Instant, logs: &Path) -> anyhow::Result<Record> {
+        let start = Instant::now();
+        let name = self.full_name();
+        let outcome = if start < end {
+            let log = logs.join(format!("{}.log", name.replace("::", ".")));
+            let status = self.execute(&log)?;
+            let printed = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+            let outcome = judge(status, &String::from_utf8_lossy(&printed));
+            if outcome != Outcome::Failed {
+                fs::remove_file(&log).with_context(|| format!("cannot remove {}", log.display()))?;
+            }
+            outcome
+        } else {
+            Outcome::NotRun
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Record::Test {
+            name,
+            outcome,
+            seconds,
+        })
+    }
+
+    /// `None` if it was ended because of its time.
+    fn execute(&self, log: &Path) -> anyhow::Result<Option<ExitStatus>> {
+        let output = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
+        let mut child = Command::new(self.bin.join(&self.file))
+            .args(["--exact", &self.name, "--nocapture"])
+            .env("UNDERPASS_BIN", self.bin.join("underpass"))
+            .env("UNDERPASS_IPAM_BIN", self.bin.join("underpass-ipam"))
+            .env("CI", "true")
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().context("cannot share a log")?)
+            .stderr(output)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.file))?;
+        let start = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait().context("cannot wait for a test")? {
+                return Ok(Some(status));
+            }
+            if start.elapsed() > LIMIT {
+                let group = Pid::from_raw(child.id().try_into().context("no process number")?);
+                // It may have ended in between; either way it is reaped.
+                let _ = killpg(group, Signal::SIGKILL);
+                child.wait().context("cannot wait for a test")?;
+                return Ok(None);
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn judge(status: Option<ExitStatus>, printed: &str) -> Outcome {
+    let reason = printed.lines().find_map(|line| line.strip_prefix(NOT_HERE));
+    match (status, reason) {
+        (Some(status), _) if !status.success() => Outcome::Failed,
+        (None, _) => Outcome::Failed,
+        (_, Some(reason)) => Outcome::NotHere(reason.to_owned()),
+        // An ignored test succeeds without being one that passed.
+        _ if printed.contains("test result: ok. 1 passed") => Outcome::Passed,
+        _ => Outcome::NotRun,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    const PASSED: &str = "test result: ok. 1 passed; 0 failed; 0 ignored;";
+
+    #[test]
+    fn a_reason_given_is_no_pass_and_a_failure_stays_one() {
+        let (success, failure) = (ExitStatus::from_raw(0), ExitStatus::from_raw(101 << 8));
+        let excused = format!("running 1 test\nnot on this kernel: no tcx before 6.6\n{PASSED}");
+        assert_eq!(judge(Some(success), PASSED), Outcome::Passed);
+        assert_eq!(
+            judge(Some(success), &excused),
+            Outcome::NotHere("no tcx before 6.6".to_owned())
+        );
+        assert_eq!(judge(Some(failure), &excused), Outcome::Failed);
+        assert_eq!(judge(None, PASSED), Outcome::Failed);
+        assert_eq!(
+            judge(Some(success), "test result: ok. 0 passed; 0 failed; 1 ignored;"),
+            Outcome::NotRun
+        );
+    }
+}
