@@ -36,6 +36,14 @@ pub(crate) enum Spoofing {
     Allowed,
 }
 
+/// Whether a container may change its MAC. Nobody but the host's end of its veth ever sees it, so that harms nobody.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MacCheck {
+    /// Frames with another MAC are dropped.
+    On,
+    Off,
+}
+
 /// Whether traffic to the world leaves with an address of the node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Masquerade {
@@ -71,6 +79,7 @@ pub(crate) struct Conf {
     pub(crate) uplinks: Option<Vec<Glob>>,
     pub(crate) bypass: Bypass,
     pub(crate) spoofing: Spoofing,
+    pub(crate) mac_check: MacCheck,
     pub(crate) default_gateway: DefaultGateway,
     pub(crate) dad: Dad,
     pub(crate) bpf_root: PathBuf,
@@ -162,6 +171,11 @@ impl Conf {
                 Spoofing::Dropped
             } else {
                 Spoofing::Allowed
+            },
+            mac_check: if keys.macspoofchk {
+                MacCheck::On
+            } else {
+                MacCheck::Off
             },
             default_gateway: if keys.is_default_gateway {
                 DefaultGateway::Add

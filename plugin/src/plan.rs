@@ -8,7 +8,7 @@ use underpass_abi::endpoint::{MAX_ADDRESSES, device};
 use underpass_cni::{CniResult, Dns, Error, Interface, IpConfig, Route as CniRoute};
 
 use crate::{
-    conf::{Bypass, Conf, Dad, DefaultGateway, Masquerade, Spoofing},
+    conf::{Bypass, Conf, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing},
     identity::Identity,
     netlink::{
         link::Mac,
@@ -247,6 +247,9 @@ fn flags(conf: &Conf) -> u32 {
     let mut flags = device::POD;
     if conf.spoofing == Spoofing::Dropped {
         flags |= device::ANTI_SPOOF;
+    }
+    if conf.mac_check == MacCheck::On {
+        flags |= device::CHECK_MAC;
     }
     if conf.masquerade == Masquerade::On {
         flags |= device::MASQUERADE;

@@ -14,6 +14,7 @@ mod report;
 mod setup;
 mod test;
 mod toolchain;
+mod vm;
 mod workspace;
 
 use workspace::Workspace;
@@ -40,6 +41,9 @@ enum Command {
     Dist,
     /// Show two containers talking through the eBPF programs, as root.
     Demo(demo::Arguments),
+    /// What a guest of `test vm` runs.
+    #[command(hide = true)]
+    VmGuest(vm::inside::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -61,5 +65,6 @@ fn run(command: Command, workspace: &Workspace) -> anyhow::Result<()> {
         Command::Lint => lint::run(workspace),
         Command::Dist => dist::run(workspace),
         Command::Demo(arguments) => demo::run(workspace, &arguments),
+        Command::VmGuest(arguments) => vm::inside::run(&arguments),
     }
 }

@@ -19,6 +19,8 @@ pub(crate) enum Need {
     Run,
     /// The programs that tests compare with.
     Test,
+    /// The emulator that runs the tests on other kernels.
+    Vm,
 }
 
 #[derive(clap::Args)]
@@ -66,6 +68,6 @@ mod tests {
 
     #[test]
     fn a_need_includes_the_lesser_ones() {
-        assert!(Need::Build < Need::Run && Need::Run < Need::Test);
+        assert!(Need::Build < Need::Run && Need::Run < Need::Test && Need::Test < Need::Vm);
     }
 }

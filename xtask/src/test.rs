@@ -4,16 +4,29 @@ use std::process::Command;
 
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{build, process, report};
+use crate::{build, process, report, vm};
 
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
+    #[command(subcommand)]
+    place: Option<Place>,
     /// Names of tests, and options of `cargo nextest run`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     filter: Vec<String>,
 }
 
+/// Where else tests run than here.
+#[derive(clap::Subcommand)]
+enum Place {
+    /// Those that need a kernel, on Debian's kernels in emulated machines.
+    Vm(vm::Arguments),
+}
+
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(Place::Vm(arguments)) = &arguments.place {
+        return vm::run(workspace, arguments);
+    }
     setup::require_root(
         "test",
         "the tests make network namespaces and load eBPF programs",

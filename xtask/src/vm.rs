@@ -30,7 +30,7 @@ mod record;
 mod results;
 mod verifier;
 
-use executables::Executables;
+use executables::{Executables, TESTS};
 use guest::Guest;
 use kernel::{Kernel, Kernels, NEWEST};
 use record::Record;
@@ -181,7 +181,7 @@ fn one(
     let files = if arguments.programs {
         &[][..]
     } else {
-        &executables::TESTS[..]
+        &TESTS[..]
     };
     for file in files {
         job += &format!(" --tests {file}");

@@ -46,6 +46,7 @@ fn an_empty_config_has_the_documented_defaults() {
             uplinks: None,
             bypass: Bypass::Learned,
             spoofing: Spoofing::Dropped,
+            mac_check: MacCheck::Off,
             default_gateway: DefaultGateway::FromIpam,
             dad: Dad::Off,
             bpf_root: PathBuf::from(BPF_ROOT),
@@ -96,6 +97,7 @@ fn keys_of_the_bridge_plugin_that_fit_are_accepted() {
     )
     .expect("a valid config");
     assert_eq!(conf.spoofing, Spoofing::Dropped, "macspoofchk asks for it");
+    assert_eq!(conf.mac_check, MacCheck::On);
 }
 
 #[test]

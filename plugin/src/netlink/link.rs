@@ -6,7 +6,7 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     link::{
         AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
-        LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+        LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State,
     },
 };
 
@@ -42,6 +42,8 @@ pub(crate) struct Link {
     /// In bytes, without the Ethernet header.
     pub(crate) mtu: u32,
     pub(crate) up: bool,
+    /// Whether packets can pass: it is up, has a carrier, and the kernel has taken note of both.
+    pub(crate) operational: bool,
     pub(crate) loopback: bool,
     /// Whether its packets carry an Ethernet header.
     pub(crate) ethernet: bool,
@@ -66,6 +68,7 @@ impl Link {
                 LinkAttribute::IfName(name) => link.name = name,
                 LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::OperState(state) => link.operational = state == State::Up,
                 LinkAttribute::Controller(index) => link.controller = Some(index),
                 LinkAttribute::Link(index) => link.peer = Some(index),
                 LinkAttribute::Address(bytes) => {

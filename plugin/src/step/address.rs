@@ -59,13 +59,14 @@ pub(crate) fn verify(
             ));
         }
         let Some(gateway) = ip.gateway else { continue };
-        let knows = neighbours.iter().any(|neighbour| {
-            neighbour.index == there.index && neighbour.addr == gateway && neighbour.mac == here.mac
+        // The kernel forgets neighbours when the interface's MAC changes, and then asks; only a wrong one leads nowhere.
+        let astray = neighbours.iter().find(|neighbour| {
+            neighbour.index == there.index && neighbour.addr == gateway && neighbour.mac != here.mac
         });
-        if !knows {
+        if let Some(neighbour) = astray {
             wrong.push(format!(
-                "the container has no permanent neighbour {gateway} at {} on {}",
-                here.mac, there.name
+                "the container has the permanent neighbour {gateway} at {} on {}, but {} has {}",
+                neighbour.mac, there.name, here.name, here.mac
             ));
         }
     }

@@ -2,7 +2,7 @@
 
 use underpass_abi::{
     addr::Addr,
-    endpoint::{Attachment, Device, Endpoint, MAX_ADDRESSES, Owner},
+    endpoint::{Attachment, Device, Endpoint, MAX_ADDRESSES, Owner, device},
 };
 use underpass_cni::IpConfig;
 
@@ -89,7 +89,8 @@ pub(crate) fn verify(
     match maps.device(here.index)? {
         None => wrong.push(format!("the map DEVICES has no entry for {}", here.name)),
         Some(device) => {
-            if device.mac != here.mac.0 || device.peer_mac != there.mac.0 {
+            let fixed = device.flags & device::CHECK_MAC != 0;
+            if device.mac != here.mac.0 || fixed && device.peer_mac != there.mac.0 {
                 wrong.push(format!(
                     "the map DEVICES has other MACs than {} and {}",
                     here.name, there.name

@@ -1,12 +1,15 @@
 //! Addresses: from the allocator in this process, or from another IPAM plugin by the contract's delegation.
 
-use underpass_cni::{NetConf, NetworkRequest, Request};
+use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request};
 
 use super::Undo;
 use crate::{error::Error, plan::Given};
 
 /// Types that the built-in allocator answers to.
 const BUILT_IN: [&str; 2] = ["host-local", "underpass-ipam"];
+
+/// The one plugin that cannot work before the interface exists.
+const DHCP: &str = "dhcp";
 
 /// Who gives addresses to a network.
 enum Ipam {
@@ -38,6 +41,14 @@ pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Giv
                 routes: allocation.routes,
                 dns: allocation.dns,
             }
+        }
+        // It asks on the interface, which does not exist yet, in a broadcast domain, which a routed interface never has.
+        Ipam::Delegate(name) if name == DHCP => {
+            let details = "a routed interface has no broadcast domain in which a DHCP server could be found: \
+                           use host-local, or static with runtimeConfig.ips";
+            return Err(CniError::unsupported("ipam.type", name)
+                .with_details(details)
+                .into());
         }
         Ipam::Delegate(name) => {
             let result = request.delegation.add(&name)?;

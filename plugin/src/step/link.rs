@@ -1,5 +1,11 @@
 //! The veth pair.
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use tracing::warn;
 use underpass_abi::endpoint::Owner;
 
 use super::{Undo, sysctl};
@@ -70,13 +76,35 @@ pub(crate) fn apply<'a>(
     Ok(pair)
 }
 
+/// How long the kernel may take to notice that the container's end has a carrier.
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often it is asked.
+const CARRIER_POLL: Duration = Duration::from_micros(200);
+
 /// Sets the host's end up, from where on packets pass.
-pub(crate) fn open(node: &Netlink, pair: &Pair) -> Result<(), Error> {
+///
+/// The container's end has been up for a while, without a carrier. It gets one now, but the kernel gives it a queue only when its
+/// deferred work has taken note (`linkwatch`); on a busy node that takes milliseconds, and until then it drops what is sent.
+pub(crate) fn open(node: &Netlink, pod: &Netlink, pair: &Pair) -> Result<(), Error> {
     let up = Change {
         up: true,
         ..Change::default()
     };
-    Ok(node.set_link(&pair.host, up)?)
+    node.set_link(&pair.host, up)?;
+    let start = Instant::now();
+    while start.elapsed() < CARRIER_TIMEOUT {
+        let end = pod.link(By::Index(pair.pod.index))?;
+        if end.is_some_and(|end| end.operational) {
+            return Ok(());
+        }
+        thread::sleep(CARRIER_POLL);
+    }
+    warn!(
+        "{} in the container is up, but the kernel has not noticed its carrier after {} ms: first packets may be lost",
+        pair.pod.name,
+        CARRIER_TIMEOUT.as_millis()
+    );
+    Ok(())
 }
 
 /// The two ends, and what is wrong with them.

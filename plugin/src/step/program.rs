@@ -97,7 +97,7 @@ pub(crate) fn repair_uplinks(
     }
 }
 
-/// Brings the uplinks up to date, then makes every flow validate itself again: the last thing that an ADD changes.
+/// Brings the uplinks up to date, then makes every flow validate itself again: the last change of an ADD to the maps.
 pub(crate) fn finish(node: &Netlink, maps: &mut Maps, uplinks: &[Uplink]) -> Result<(), Error> {
     let lock = Lock::acquire(maps.pins().root())?;
     attach::reconcile_uplinks(&lock, node, maps, uplinks)?;

@@ -29,7 +29,9 @@ pub(crate) fn apply_pod(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), E
     Ok(())
 }
 
-/// The host's side, its end up: the gateways' addresses, and each address of the container as a neighbour and a route. All go with the link.
+/// The host's side, its end up: the gateways' addresses, and a route to each address of the container. All go with the link.
+///
+/// The container's MAC is left to ARP and neighbour discovery: a later plugin of the chain may change it.
 pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
     for gateway in &plan.gateways {
         let scope = if is_link_local(*gateway) {
@@ -44,7 +46,6 @@ pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(),
     }
     for net in &plan.addresses {
         let addr = net.addr();
-        node.add_neighbour(&pair.host, addr, plan.pod.mac)?;
         let route = Route {
             scope: SCOPE_LINK,
             ..Route::new(addr.into())
@@ -78,16 +79,14 @@ pub(crate) fn verify_pod(
     Ok(())
 }
 
-/// The host's routes and neighbours.
+/// The host's routes.
 pub(crate) fn verify_host(
     node: &Netlink,
     here: &Link,
-    there: &Link,
     ips: &[&IpConfig],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
     let installed = node.routes(MAIN)?;
-    let neighbours = node.neighbours()?;
     for ip in ips {
         let addr = ip.address.addr();
         let dst = addr.into();
@@ -96,15 +95,6 @@ pub(crate) fn verify_host(
             .any(|one| one.index == here.index && one.route.dst == dst)
         {
             wrong.push(format!("the host has no route to {addr} by {}", here.name));
-        }
-        let knows = neighbours.iter().any(|neighbour| {
-            neighbour.index == here.index && neighbour.addr == addr && neighbour.mac == there.mac
-        });
-        if !knows {
-            wrong.push(format!(
-                "the host has no permanent neighbour {addr} at {} on {}",
-                there.mac, here.name
-            ));
         }
     }
     Ok(())

@@ -66,11 +66,12 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
     time.lap("maps");
     program::apply(&node, &pins, &pair)?;
     time.lap("filters");
-    link::open(&node, &pair)?;
-    route::apply_host(&node, &plan, &pair)?;
-    time.lap("host side");
+    // Before the first packet: one that left by an uplink without programs would show the container's address.
     program::finish(&node, &mut maps, &uplinks)?;
     time.lap("uplink programs");
+    link::open(&node, &pod, &pair)?;
+    route::apply_host(&node, &plan, &pair)?;
+    time.lap("host side");
 
     undo.keep();
     Ok(plan.result)

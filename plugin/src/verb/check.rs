@@ -45,7 +45,7 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
         let ips = &container.ips;
         address::verify(&pod, &here, &there, ips, &mut wrong)?;
         route::verify_pod(&pod, &there, &remembered.routes, &mut wrong)?;
-        route::verify_host(&node, &here, &there, ips, &mut wrong)?;
+        route::verify_host(&node, &here, ips, &mut wrong)?;
         match del::open(&Pins::at(&conf.bpf_root))? {
             None => wrong.push(format!(
                 "no programs are loaded at {}",

@@ -27,7 +27,7 @@ struct Package {
     evidence: Evidence,
 }
 
-const PACKAGES: [Package; 8] = [
+const PACKAGES: [Package; 12] = [
     Package {
         name: "gcc",
         why: "links the executables",
@@ -75,6 +75,30 @@ const PACKAGES: [Package; 8] = [
         why: "the plugins that tests chain and compare with",
         need: Need::Test,
         evidence: Evidence::File("/usr/lib/cni/host-local"),
+    },
+    Package {
+        name: "qemu-system-x86",
+        why: "emulates machines for other kernels",
+        need: Need::Vm,
+        evidence: Evidence::Program("qemu-system-x86_64"),
+    },
+    Package {
+        name: "busybox-static",
+        why: "starts them",
+        need: Need::Vm,
+        evidence: Evidence::File("/bin/busybox"),
+    },
+    Package {
+        name: "kmod",
+        why: "finds and loads the modules of those kernels",
+        need: Need::Vm,
+        evidence: Evidence::Program("depmod"),
+    },
+    Package {
+        name: "xz-utils",
+        why: "unpacks them",
+        need: Need::Vm,
+        evidence: Evidence::Program("xz"),
     },
 ];
 

@@ -1,7 +1,6 @@
 //! What a guest's kernel unpacks into memory: busybox, the modules that reach the host's root, and a script.
 
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context as _, bail};
 

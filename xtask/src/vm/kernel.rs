@@ -88,14 +88,16 @@ impl Kernels {
 
     /// A kernel by its name, fetched where it is not there yet.
     pub(super) fn get(&mut self, name: &str) -> anyhow::Result<Kernel> {
-        let known = self.folder.join("names").join(name);
-        if let Ok(version) = fs::read_to_string(&known) {
-            let folder = self.folder.join(version.trim());
-            if folder.is_dir() {
-                return Kernel::open(name, version.trim(), folder);
-            }
+        match self.cached(name) {
+            Some(kernel) => Ok(kernel),
+            None => self.fetch(name),
         }
-        self.fetch(name)
+    }
+
+    /// A kernel by its name, if it is there.
+    pub(super) fn cached(&self, name: &str) -> Option<Kernel> {
+        let version = fs::read_to_string(self.folder.join("names").join(name)).ok()?;
+        Kernel::open(name, version.trim(), self.folder.join(version.trim())).ok()
     }
 
     /// The same, but a newer package of it is fetched.
