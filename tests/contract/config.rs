@@ -1,1 +1,174 @@
-//! config
+//! Configs as runtimes and operators write them: lenient where Go is, strict where a wrong value would be obeyed.
+
+use anyhow::{Result, ensure};
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_tests::{
+    Family::{V4, V6},
+    Lab, Pod,
+    leak::Traces,
+    needs_root,
+    runtime::{Call, CniError, Conf, Reply},
+};
+
+fn add(lab: &Lab, conf: &Conf, args: &str) -> Result<Reply> {
+    let netns = lab.node.netns().sibling("a")?;
+    Call::new("ADD")
+        .attachment("a", &netns.path().display().to_string(), Pod::IFNAME)
+        .env("CNI_ARGS", args)
+        .conf(conf)
+        .run(&lab.node)
+}
+
+fn with(lab: &Lab, keys: &Value) -> Conf {
+    keys.as_object()
+        .into_iter()
+        .flatten()
+        .fold(lab.conf(), |conf, (key, value)| conf.with(key, value.clone()))
+}
+
+/// The error of an ADD that must leave nothing behind.
+fn refused(keys: &Value, args: &str) -> Result<CniError> {
+    let lab = Lab::new()?;
+    lab.pod("warm")?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let error = add(&lab, &with(&lab, keys), args)?.error()?;
+    before.expect_same(&lab.node)?;
+    Ok(error)
+}
+
+#[test]
+fn what_runtimes_leave_in_a_config_is_no_obstacle() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = with(
+        &lab,
+        &json!({
+            "capabilities": { "mac": true, "portMappings": true, "bandwidth": true, "ips": true },
+            "cniVersions": ["0.4.0", "1.0.0", "1.1.0"],
+            "disableCheck": true,
+            "disableGC": true,
+            "loadOnlyInlinedPlugins": true,
+            "cni.dev/something": { "a": 1 },
+            "nobodyKnows": ["this", { "key": null }],
+            "dns": null,
+            "mtu": null,
+            "IPMASQ": false,
+            "prevResult": null,
+            "runtimeConfig": {
+                "portMappings": [],
+                "bandwidth": { "ingressRate": 0, "ingressBurst": 0 },
+                "aliases": ["web"],
+                "infinibandGUID": "c2:11:22:33:44:55:66:77",
+                "deviceID": "0000:04:00.5",
+                "cgroupPath": "/kubelet",
+                "MAC": "02:00:00:00:00:09",
+                "ips": null
+            },
+            "args": { "cni": { "labels": [{ "key": "app", "value": "web" }], "aliases": { "lab": ["web"] } }, "other": 7 }
+        }),
+    );
+    let kubelet = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=1-2";
+    let result = add(&lab, &conf, kubelet)?.result()?;
+    ensure!(result["interfaces"][1]["mac"] == "02:00:00:00:00:09", "keys have no case: {result}");
+    Ok(())
+}
+
+#[rstest]
+// Requested addresses, from the weakest source to the strongest, which are merged.
+#[case(json!({}), "IP=10.88.0.40", &["10.88.0.40/24"])]
+#[case(json!({ "args": { "cni": { "ips": ["10.88.0.41/16"] } } }), "", &["10.88.0.41/24"])]
+#[case(json!({ "runtimeConfig": { "ips": ["10.88.0.42", "fd00:88::42/64"] } }), "", &["10.88.0.42/24", "fd00:88::42/64"])]
+#[case(json!({ "runtimeConfig": { "ipRanges": [[{ "subnet": "10.99.0.0/24" }]] } }), "", &["10.99.0.2/24"])]
+fn addresses_that_the_runtime_asks_for(
+    #[case] keys: Value,
+    #[case] args: &str,
+    #[case] expected: &[&str],
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let result = add(&lab, &with(&lab, &keys), args)?.result()?;
+    let ips = result["ips"].as_array().into_iter().flatten();
+    let addresses: Vec<_> = ips.filter_map(|ip| ip["address"].as_str()).collect();
+    for address in expected {
+        ensure!(addresses.contains(address), "{address} is missing: {result}");
+    }
+    Ok(())
+}
+
+#[rstest]
+#[case(json!({ "runtimeConfig": { "ips": ["10.88.0.1"] } }), 7, "failed to allocate for range 0: requested ip 10.88.0.1 is subnet's gateway")]
+#[case(json!({ "runtimeConfig": { "ips": ["192.0.2.9"] } }), 7, "failed to allocate all requested IPs: 192.0.2.9")]
+#[case(json!({ "runtimeConfig": { "ips": ["nonsense"] } }), 7, "cannot understand ip: nonsense")]
+#[case(json!({ "vlan": 7 }), 2, "key \"vlan\", value 7")]
+#[case(json!({ "promiscMode": true }), 2, "key \"promiscMode\", value true")]
+#[case(json!({ "forceAddress": true }), 2, "key \"forceAddress\", value true")]
+#[case(json!({ "vlanTrunk": [{ "id": 3 }] }), 2, "key \"vlanTrunk\"")]
+#[case(json!({ "ipMasqBackend": "pf" }), 7, "unknown ipmasq backend \"pf\"")]
+#[case(json!({ "mtu": "1500" }), 6, "key \"mtu\" cannot be \"1500\"")]
+#[case(json!({ "ipMasq": "true" }), 6, "key \"ipMasq\" cannot be \"true\"")]
+#[case(json!({ "mtu": 12 }), 7, "invalid mtu 12")]
+#[case(json!({ "runtimeConfig": { "mac": "02:00:00" } }), 7, "runtimeConfig.mac \"02:00:00\"")]
+#[case(json!({ "dns": { "nameservers": "10.0.0.1" } }), 6, "nameservers")]
+#[case(json!({ "ipam": "host-local" }), 6, "ipam")]
+#[case(json!({ "ipam": { "type": "host-local" } }), 7, "no IP ranges specified")]
+#[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/31" }]] } }), 7, "invalid range set 0: Network 10.0.0.0/31 too small to allocate from")]
+#[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/400" }]] } }), 6, "10.0.0.0/400")]
+fn wrong_values_are_named_and_nothing_is_done(#[case] keys: Value, #[case] code: u64, #[case] words: &str) -> Result<()> {
+    needs_root!();
+    let error = refused(&keys, "")?;
+    ensure!(error.code == code && error.to_string().contains(words), "expected code {code} and {words:?}: {error}");
+    Ok(())
+}
+
+#[rstest]
+#[case("IP=10.88.0.40;", 4, "ARGS: invalid pair \"\"")]
+#[case("A=b=c", 4, "ARGS: invalid pair \"A=b=c\"")]
+#[case("K8S_POD_NAME=web-0", 4, "ARGS: unknown args [\"K8S_POD_NAME=web-0\"]")]
+#[case("IgnoreUnknown=perhaps", 4, "IgnoreUnknown=perhaps")]
+#[case("MAC=zz", 7, "MAC of CNI_ARGS \"zz\"")]
+fn arguments_are_parsed_as_by_the_reference(#[case] args: &str, #[case] code: u64, #[case] words: &str) -> Result<()> {
+    needs_root!();
+    let error = refused(&json!({}), args)?;
+    ensure!(error.code == code && error.msg.contains(words), "expected code {code} and {words:?}: {error}");
+    Ok(())
+}
+
+#[rstest]
+#[case(Value::Null, Value::Null, json!({ "nameservers": ["192.0.2.53"], "search": ["ipam.example"] }))]
+#[case(json!({ "domain": "conf.example" }), Value::Null, json!({ "domain": "conf.example" }))]
+#[case(json!({ "nameservers": ["10.0.0.10"] }), Value::Null, json!({ "nameservers": ["10.0.0.10"] }))]
+#[case(json!({ "options": ["ndots:5"] }), Value::Null, json!({ "options": ["ndots:5"] }))]
+#[case(json!({ "search": [] }), Value::Null, Value::Null)]
+#[case(json!({}), Value::Null, json!({ "nameservers": ["192.0.2.53"], "search": ["ipam.example"] }))]
+#[case(json!({ "nameservers": ["10.0.0.10"] }), json!({ "servers": ["10.0.0.11"], "searches": ["run.example"], "options": ["debug"] }),
+    json!({ "nameservers": ["10.0.0.11"], "search": ["run.example"], "options": ["debug"] }))]
+fn name_servers(#[case] conf: Value, #[case] runtime: Value, #[case] expected: Value) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.node.netns().run(|| {
+        std::fs::write("/run/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n")
+    })?;
+    let conf = lab
+        .conf()
+        .with_ipam("resolvConf", "/run/resolv.conf")
+        .with("dns", conf)
+        .with("runtimeConfig", json!({ "dns": runtime }));
+    let result = add(&lab, &conf, "")?.result()?;
+    let dns = result.get("dns").cloned().unwrap_or_default();
+    ensure!(dns == expected, "expected {expected}: {result}");
+    Ok(())
+}
+
+#[test]
+fn a_gateway_without_being_asked_for_is_the_first_address() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("b", &with(&lab, &json!({ "isGateway": false, "hairpinMode": false, "enabledad": true })))?;
+    let gateways: Vec<_> = pod.result()["ips"].as_array().into_iter().flatten().map(|ip| &ip["gateway"]).collect();
+    ensure!(gateways == ["10.88.0.1", "fd00:88::1"], "{}", pod.result());
+    for family in [V4, V6] {
+        underpass_tests::traffic::ping::ping(pod.netns(), family.remote())?;
+    }
+    Ok(())
+}

@@ -201,7 +201,10 @@ fn one(
     let code = guest.run(&job, || reported += progress(kernel, &folder, reported))?;
     if code != 0 {
         let output = fs::read_to_string(folder.join("output")).unwrap_or_default();
-        bail!("what ran in the guest failed with {code}: {}", output.trim());
+        bail!(
+            "what ran in the guest failed with {code}: {}",
+            output.trim()
+        );
     }
     Ok(())
 }

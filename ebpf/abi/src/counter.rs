@@ -50,6 +50,7 @@ counters! {
     Expired "expired" Event "flows found idle for longer than their timeout",
     Masqueraded "masqueraded" Event "flows given a source address and port of an uplink",
     PortChanged "port_changed" Event "masqueraded flows that could not keep their source port",
+    HostPort "host_port" Event "flows to a host port sent to the container that serves it",
     HostPortMoved "host_tuple_moved" Event "connections of the host given another port because a pod's flow holds the tuple",
     DropSourceAddress "drop_source_address" Drop "a pod sent from an address that is not its own",
     DropSourceMac "drop_source_mac" Drop "a pod sent from a MAC that is not its own",

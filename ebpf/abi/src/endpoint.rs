@@ -68,8 +68,8 @@ pub struct Attachment {
     pub network: u32,
     /// Addresses in use, the first of [`Self::addresses`]: keys in `ENDPOINTS`.
     pub address_count: u32,
-    /// Unused.
-    pub reserved: u32,
+    /// Entries in `PORTS` and `SHADOWED_PORTS`.
+    pub port_count: u32,
     /// The pod's addresses.
     pub addresses: [Addr; MAX_ADDRESSES],
 }

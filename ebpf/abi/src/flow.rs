@@ -178,6 +178,8 @@ pub mod rewrite {
     pub const SRC: u8 = 1;
     /// Destination address and port are replaced.
     pub const DST: u8 = 2;
+    /// Not by the uplink's programs, but as soon as the pod sends it: both ends are pods of this node.
+    pub const EARLY: u8 = 4;
 }
 
 /// A flow: both directions, and the little state they share.
@@ -210,6 +212,8 @@ pub mod state {
     pub const RST: u32 = 1 << 4;
     /// The entry of the translated side: its other entry is under the tuple that the halves rewrite to.
     pub const OUTER: u32 = 1 << 5;
+    /// The flow came to a host port: it ends when the port is mapped to somebody else.
+    pub const PORT: u32 = 1 << 6;
 }
 
 /// Key of `FRAGMENTS4` and `FRAGMENTS6`: one datagram that was cut to pieces.

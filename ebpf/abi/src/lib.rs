@@ -10,6 +10,7 @@ pub mod endpoint;
 pub mod flow;
 pub mod map;
 pub mod node;
+pub mod port;
 
 /// Version of all layouts in this crate; part of the pins' path (`<bpfRoot>/v<ABI>/`).
 pub const ABI: u32 = 1;

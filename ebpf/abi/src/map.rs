@@ -11,6 +11,11 @@ pub const MAPS: &[&str] = &[
     FLOWS6,
     OPENING4,
     OPENING6,
+    FRAGMENTS4,
+    FRAGMENTS6,
+    PORTS,
+    SHADOWED_PORTS,
+    SERVICE_ADDRESSES,
     COUNTERS,
     AYA_LOGS,
 ];
@@ -37,6 +42,13 @@ pub const OPENING6: &str = "OPENING6";
 pub const FRAGMENTS4: &str = "FRAGMENTS4";
 /// The same for IPv6.
 pub const FRAGMENTS6: &str = "FRAGMENTS6";
+/// Hash: [`HostPort`](crate::port::HostPort) to [`PortTarget`](crate::port::PortTarget).
+pub const PORTS: &str = "PORTS";
+/// Hash: [`ShadowedPort`](crate::port::ShadowedPort) to [`PortTarget`](crate::port::PortTarget). Used by user space alone.
+pub const SHADOWED_PORTS: &str = "SHADOWED_PORTS";
+/// Hash: [`Addr`](crate::addr::Addr) to `u32` (1): local addresses that no host port is served on, because they are those of Services (IPVS
+/// holds them on a dummy device).
+pub const SERVICE_ADDRESSES: &str = "SERVICE_ADDRESSES";
 /// Per-CPU array of `u64`, by [`Counter`](crate::counter::Counter).
 pub const COUNTERS: &str = "COUNTERS";
 /// Ring buffer of aya-log.

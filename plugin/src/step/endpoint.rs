@@ -62,7 +62,7 @@ fn attachment(plan: &Plan, pair: &Pair) -> Attachment {
         ifindex: pair.host.index,
         network: plan.identity.network_id(),
         address_count,
-        reserved: 0,
+        port_count: 0,
         addresses,
     }
 }

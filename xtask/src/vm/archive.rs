@@ -101,8 +101,7 @@ impl Archive {
                 .arg(file.path())
                 .arg(into),
         )?;
-        fs::remove_dir_all(&fetched)
-            .with_context(|| format!("cannot remove {}", fetched.display()))
+        fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))
     }
 
     fn apt(&self, program: &str) -> Command {

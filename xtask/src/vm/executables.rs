@@ -71,12 +71,12 @@ impl Executables {
         self.0
             .iter()
             .filter(|(name, _)| name != "xtask")
-            .all(|(name, path)| {
-                match (fs::read(path), fs::read(folder.join(BIN).join(name))) {
+            .all(
+                |(name, path)| match (fs::read(path), fs::read(folder.join(BIN).join(name))) {
                     (Ok(here), Ok(there)) => here == there,
                     _ => false,
-                }
-            })
+                },
+            )
     }
 }
 
@@ -98,12 +98,14 @@ mod tests {
 
     #[test]
     fn cargo_names_the_executables() {
-        let message = r#"{"reason":"compiler-artifact","target":{"name":"netns"},"executable":"/t/netns-1"}"#;
+        let message =
+            r#"{"reason":"compiler-artifact","target":{"name":"netns"},"executable":"/t/netns-1"}"#;
         assert_eq!(
             test_executable(message),
             Some(("netns".to_owned(), PathBuf::from("/t/netns-1")))
         );
-        let library = r#"{"reason":"compiler-artifact","target":{"name":"netns"},"executable":null}"#;
+        let library =
+            r#"{"reason":"compiler-artifact","target":{"name":"netns"},"executable":null}"#;
         assert_eq!(test_executable(library), None);
         assert_eq!(test_executable("not JSON"), None);
     }

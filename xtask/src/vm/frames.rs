@@ -95,17 +95,7 @@ mod tests {
     #[test]
     fn the_deepest_chain_counts_not_the_sum() {
         // 0: calls 1 and 2; 1: a helper; 2: calls 3; 3: nothing.
-        let program = [
-            call(2),
-            call(3),
-            EXIT,
-            HELPER,
-            EXIT,
-            call(1),
-            EXIT,
-            EXIT,
-        ]
-        .concat();
+        let program = [call(2), call(3), EXIT, HELPER, EXIT, call(1), EXIT, EXIT].concat();
         assert_eq!(deepest(&program, &[8, 200, 33, 0]), Some(32 + 224));
         assert_eq!(deepest(&program, &[8, 100, 33, 70]), Some(32 + 64 + 96));
         assert_eq!(deepest(&program, &[8, 100]), None);

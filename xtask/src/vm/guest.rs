@@ -45,7 +45,11 @@ impl Guest<'_> {
         let mut machine = Machine(
             self.command()
                 .stdin(Stdio::null())
-                .stderr(console.try_clone().context("cannot share the console's log")?)
+                .stderr(
+                    console
+                        .try_clone()
+                        .context("cannot share the console's log")?,
+                )
                 .stdout(console)
                 .spawn()
                 .with_context(|| format!("cannot start {EMULATOR}"))?,
@@ -81,20 +85,39 @@ impl Guest<'_> {
     fn command(&self) -> Command {
         let mut command = Command::new("nice");
         command.args(["-n", "10", EMULATOR]);
-        command.args(["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]);
+        command.args([
+            "-nodefaults",
+            "-no-reboot",
+            "-display",
+            "none",
+            "-serial",
+            "stdio",
+        ]);
         // Two processors, but one thread that runs them in turn: with a thread for each, a processor may go on with the stale
         // translation of code that another one is patching, and the kernel dies of an unexpected breakpoint.
         command.args(["-machine", "pc", "-accel", "tcg,thread=single", "-smp", "2"]);
         // A fifth level of page tables is one more to walk in software.
         command.args(["-cpu", "max,la57=off", "-m", MEMORY]);
         command.arg("-kernel").arg(self.kernel.image());
-        command.arg("-initrd").arg(self.folder.join("initramfs.cpio"));
+        command
+            .arg("-initrd")
+            .arg(self.folder.join("initramfs.cpio"));
         command.args([
             "-append",
             "console=ttyS0 quiet mitigations=off oops=panic panic=-1",
         ]);
-        share(&mut command, "host", Path::new("/"), ",readonly=on,multidevs=remap");
-        share(&mut command, "modules", &self.kernel.modules(), ",readonly=on");
+        share(
+            &mut command,
+            "host",
+            Path::new("/"),
+            ",readonly=on,multidevs=remap",
+        );
+        share(
+            &mut command,
+            "modules",
+            &self.kernel.modules(),
+            ",readonly=on",
+        );
         share(&mut command, "guest", &self.folder, "");
         command
     }

@@ -16,8 +16,8 @@ const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 pub(super) fn build(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
     let folder = kernel.modules();
     let table = folder.join("modules.dep");
-    let table = fs::read_to_string(&table)
-        .with_context(|| format!("cannot read {}", table.display()))?;
+    let table =
+        fs::read_to_string(&table).with_context(|| format!("cannot read {}", table.display()))?;
     let modules = order(&table, &MODULES);
     if !modules.iter().any(|path| file_name(path) == "9p.ko") {
         bail!(
@@ -39,7 +39,11 @@ pub(super) fn build(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
         let module = folder.join(path);
         let content =
             fs::read(&module).with_context(|| format!("cannot read {}", module.display()))?;
-        archive.add(&format!("modules/{}", file_name(path)), FILE | 0o644, &content);
+        archive.add(
+            &format!("modules/{}", file_name(path)),
+            FILE | 0o644,
+            &content,
+        );
         names += file_name(path);
         names.push('\n');
     }

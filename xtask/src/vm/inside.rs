@@ -63,9 +63,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// What the kernel itself found wrong meanwhile.
 fn complaints() -> anyhow::Result<Vec<Record>> {
-    let output = Command::new("dmesg").output().context("cannot start dmesg")?;
+    let output = Command::new("dmesg")
+        .output()
+        .context("cannot start dmesg")?;
     let log = String::from_utf8_lossy(&output.stdout).into_owned();
-    fs::write(Path::new(SHARED).join("kernel.log"), &log).context("cannot keep the kernel's log")?;
+    fs::write(Path::new(SHARED).join("kernel.log"), &log)
+        .context("cannot keep the kernel's log")?;
     Ok(log
         .lines()
         .filter(|line| is_complaint(line))
@@ -76,9 +79,15 @@ fn complaints() -> anyhow::Result<Vec<Record>> {
 }
 
 fn is_complaint(line: &str) -> bool {
-    ["WARNING: ", "BUG: ", "Oops", "possible recursive locking", "unregister_netdevice: waiting"]
-        .iter()
-        .any(|sign| line.contains(sign))
+    [
+        "WARNING: ",
+        "BUG: ",
+        "Oops",
+        "possible recursive locking",
+        "unregister_netdevice: waiting",
+    ]
+    .iter()
+    .any(|sign| line.contains(sign))
 }
 
 #[cfg(test)]
@@ -87,8 +96,14 @@ mod tests {
 
     #[test]
     fn only_what_is_wrong_is_a_complaint() {
-        assert!(is_complaint("[ 1.0] WARNING: CPU: 0 PID: 1 at net/core/dev.c:1 f+0x1/0x2"));
-        assert!(is_complaint("[ 1.0] BUG: kernel NULL pointer dereference, address: 0"));
-        assert!(!is_complaint("[ 1.0] IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready"));
+        assert!(is_complaint(
+            "[ 1.0] WARNING: CPU: 0 PID: 1 at net/core/dev.c:1 f+0x1/0x2"
+        ));
+        assert!(is_complaint(
+            "[ 1.0] BUG: kernel NULL pointer dereference, address: 0"
+        ));
+        assert!(!is_complaint(
+            "[ 1.0] IPv6: ADDRCONF(NETDEV_CHANGE): eth0: link becomes ready"
+        ));
     }
 }

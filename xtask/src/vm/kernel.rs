@@ -136,15 +136,12 @@ impl Kernels {
 
 /// The newest version that a name stands for.
 fn choose<'a>(name: &str, versions: &'a [String]) -> Option<&'a str> {
-    versions
-        .iter()
-        .map(String::as_str)
-        .find(|version| {
-            name == NEWEST
-                || version.strip_prefix(name).is_some_and(|rest| {
-                    rest.is_empty() || rest.starts_with(['.', '~', '-', '+'])
-                })
-        })
+    versions.iter().map(String::as_str).find(|version| {
+        name == NEWEST
+            || version
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '~', '-', '+']))
+    })
 }
 
 /// Fetches the packages of a kernel and keeps of them what a guest needs.
@@ -181,11 +178,15 @@ fn unpack(archive: &Archive, version: &str, folder: &Path) -> anyhow::Result<()>
     }
     fs::remove_dir_all(&whole).with_context(|| format!("cannot remove {}", whole.display()))?;
     // The first modules are loaded by a program that can't decompress them.
-    process::run(
-        Command::new("find")
-            .arg(&kept)
-            .args(["-name", "*.ko.xz", "-exec", "xz", "--decompress", "{}", "+"]),
-    )?;
+    process::run(Command::new("find").arg(&kept).args([
+        "-name",
+        "*.ko.xz",
+        "-exec",
+        "xz",
+        "--decompress",
+        "{}",
+        "+",
+    ]))?;
     let mut depmod = Command::new("depmod");
     depmod.arg("--basedir").arg(folder).arg(&release);
     // It misses lists of built-in modules that newer packages leave out; nobody here needs them.
@@ -215,8 +216,8 @@ mod tests {
 
     #[test]
     fn a_name_stands_for_the_newest_of_its_line() {
-        let versions = ["7.3~rc7-1~exp1", "6.12.107-1", "6.1.192-2", "6.1.176-1"]
-            .map(str::to_owned);
+        let versions =
+            ["7.3~rc7-1~exp1", "6.12.107-1", "6.1.192-2", "6.1.176-1"].map(str::to_owned);
         assert_eq!(choose("6.1", &versions), Some("6.1.192-2"));
         assert_eq!(choose("6.12", &versions), Some("6.12.107-1"));
         assert_eq!(choose("6.1.176-1", &versions), Some("6.1.176-1"));

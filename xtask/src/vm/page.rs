@@ -17,7 +17,8 @@ const END: &str = "<!-- /measured -->";
 /// Replaces the page's measured part.
 pub(super) fn write(root: &Path, mut results: Vec<Results>) -> anyhow::Result<()> {
     let path = root.join("docs/kernels.md");
-    let page = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let page =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let (before, rest) = page
         .split_once(BEGIN)
         .with_context(|| format!("{} lacks the line {BEGIN}", path.display()))?;
@@ -43,7 +44,12 @@ fn numbers(version: &str) -> Vec<u64> {
 fn measured(results: &[Results]) -> String {
     let mut text = String::from("## Kernels\n\n| kernel | package | result |\n|---|---|---|\n");
     for kernel in results {
-        text += &format!("| {} | {} | {} |\n", kernel.release(), kernel.version, kernel.summary());
+        text += &format!(
+            "| {} | {} | {} |\n",
+            kernel.release(),
+            kernel.version,
+            kernel.summary()
+        );
     }
     text += "\n## Programs\n\nInstructions the verifier went through; bytes of stack of the deepest chain of calls, as the oldest kernels \
              reckon;\nmilliseconds to load, in emulation, where everything takes ten to twenty times as long.\n\n";
@@ -63,12 +69,17 @@ fn measured(results: &[Results]) -> String {
         let features = kernel.features();
         features
             .map(|(name, present, purpose)| {
-                (row(name, purpose), if present { "yes" } else { "no" }.to_owned())
+                (
+                    row(name, purpose),
+                    if present { "yes" } else { "no" }.to_owned(),
+                )
             })
             .collect()
     });
     text += "\n## Tests\n\nHow many cases of each test passed; what did not is named.\n\n";
-    text += &table("test", results, |kernel| tests(kernel).into_iter().collect());
+    text += &table("test", results, |kernel| {
+        tests(kernel).into_iter().collect()
+    });
     text.push('\n');
     text
 }
@@ -113,7 +124,10 @@ fn tests(kernel: &Results) -> BTreeMap<String, String> {
     let mut groups: BTreeMap<String, Vec<(&str, &Outcome)>> = BTreeMap::new();
     for (name, outcome) in kernel.tests() {
         let (test, case) = split(name);
-        groups.entry(format!("`{test}`")).or_default().push((case, outcome));
+        groups
+            .entry(format!("`{test}`"))
+            .or_default()
+            .push((case, outcome));
     }
     groups
         .into_iter()
@@ -122,7 +136,9 @@ fn tests(kernel: &Results) -> BTreeMap<String, String> {
 }
 
 fn cell(cases: &[(&str, &Outcome)]) -> String {
-    let passed = cases.iter().filter(|(_, outcome)| **outcome == Outcome::Passed);
+    let passed = cases
+        .iter()
+        .filter(|(_, outcome)| **outcome == Outcome::Passed);
     let passed = passed.count();
     if passed == cases.len() {
         return passed.to_string();
@@ -159,7 +175,10 @@ mod tests {
     #[test]
     fn cases_are_one_cell_that_hides_no_failure() {
         let excused = Outcome::NotHere("no tcx before 6.6".to_owned());
-        assert_eq!(cell(&[("v4", &Outcome::Passed), ("v6", &Outcome::Passed)]), "2");
+        assert_eq!(
+            cell(&[("v4", &Outcome::Passed), ("v6", &Outcome::Passed)]),
+            "2"
+        );
         assert_eq!(
             cell(&[("v4", &Outcome::Passed), ("v6", &Outcome::Failed)]),
             "1 of 2 (**failed** v6)"
@@ -172,7 +191,10 @@ mod tests {
 
     #[test]
     fn a_case_is_what_follows_the_test() {
-        assert_eq!(split("netns::hops::one::family_1_V4"), ("netns::hops::one", "family_1_V4"));
+        assert_eq!(
+            split("netns::hops::one::family_1_V4"),
+            ("netns::hops::one", "family_1_V4")
+        );
         assert_eq!(split("netns::hops::one"), ("netns::hops::one", ""));
     }
 

@@ -110,10 +110,15 @@ mod tests {
         };
         let mut writer = Writer::create(folder.path()).expect("the file can be made");
         writer.write(&test).expect("the record can be written");
-        writer.write(&Record::Complete).expect("the record can be written");
+        writer
+            .write(&Record::Complete)
+            .expect("the record can be written");
         let mut text =
             std::fs::read_to_string(folder.path().join(FILE)).expect("the file can be read");
         text.push_str("{\"test\":{\"na");
-        assert_eq!(parse(&text).expect("all lines are records"), [test, Record::Complete]);
+        assert_eq!(
+            parse(&text).expect("all lines are records"),
+            [test, Record::Complete]
+        );
     }
 }

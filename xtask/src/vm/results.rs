@@ -81,9 +81,7 @@ impl Results {
     /// In one line.
     pub(super) fn summary(&self) -> String {
         let count = |wanted: fn(&Outcome) -> bool| {
-            self.tests()
-                .filter(|(_, outcome)| wanted(outcome))
-                .count()
+            self.tests().filter(|(_, outcome)| wanted(outcome)).count()
         };
         format!(
             "{} programs, {} tests passed, {} failed, {} not on this kernel, {} not run",

@@ -64,7 +64,9 @@ pub(super) fn trace(command: &mut Command) -> anyhow::Result<(i32, Vec<Program>)
     let mut loads = HashMap::new();
     let mut programs = Vec::new();
     loop {
-        match waitpid(None::<Pid>, Some(WaitPidFlag::__WALL)).context("the traced plugin is lost")? {
+        match waitpid(None::<Pid>, Some(WaitPidFlag::__WALL))
+            .context("the traced plugin is lost")?
+        {
             WaitStatus::Exited(pid, code) if pid == leader => return Ok((code, programs)),
             WaitStatus::Signaled(pid, signal, _) if pid == leader => {
                 bail!("the plugin was killed by {signal}")
@@ -108,8 +110,12 @@ fn at_system_call(pid: Pid, loads: &mut HashMap<Pid, Load>) -> anyhow::Result<Op
     }
     let mut before = [0; attribute::NAME_END];
     read(pid, registers.rsi, &mut before)?;
-    // A load without a name is a question to the kernel; one with a log is the repetition of one that failed.
-    if before[attribute::NAME] == 0 || field(&before, attribute::LOG_LEVEL) != 0 {
+    // The loader's questions to the kernel have no name or one of its own; a load with a log is the repetition of one that failed.
+    let name = &before[attribute::NAME..];
+    if name.starts_with(&[0])
+        || name.starts_with(b"aya_")
+        || field(&before, attribute::LOG_LEVEL) != 0
+    {
         return Ok(None);
     }
     let log = registers.rsp - LOG_BELOW;
@@ -141,7 +147,10 @@ fn program(pid: Pid, load: &Load, took: Duration) -> anyhow::Result<Program> {
     read(pid, u64::from_ne_bytes(*address), &mut instructions)?;
 
     let name = &load.before[attribute::NAME..];
-    let length = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    let length = name
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(name.len());
     let name = String::from_utf8_lossy(&name[..length]).into_owned();
     let figures = frames::figures(&log)
         .with_context(|| format!("the verifier's figures for {name} are not understood: {log}"))?;

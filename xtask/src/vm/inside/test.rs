@@ -63,10 +63,12 @@ impl Test {
         let outcome = if start < end {
             let log = logs.join(format!("{}.log", name.replace("::", ".")));
             let status = self.execute(&log)?;
-            let printed = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+            let printed =
+                fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
             let outcome = judge(status, &String::from_utf8_lossy(&printed));
             if outcome != Outcome::Failed {
-                fs::remove_file(&log).with_context(|| format!("cannot remove {}", log.display()))?;
+                fs::remove_file(&log)
+                    .with_context(|| format!("cannot remove {}", log.display()))?;
             }
             outcome
         } else {
@@ -82,7 +84,8 @@ impl Test {
 
     /// `None` if it was ended because of its time.
     fn execute(&self, log: &Path) -> anyhow::Result<Option<ExitStatus>> {
-        let output = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
+        let output =
+            File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let mut child = Command::new(self.bin.join(&self.file))
             .args(["--exact", &self.name, "--nocapture"])
             .env("UNDERPASS_BIN", self.bin.join("underpass"))
@@ -143,7 +146,10 @@ mod tests {
         assert_eq!(judge(Some(failure), &excused), Outcome::Failed);
         assert_eq!(judge(None, PASSED), Outcome::Failed);
         assert_eq!(
-            judge(Some(success), "test result: ok. 0 passed; 0 failed; 1 ignored;"),
+            judge(
+                Some(success),
+                "test result: ok. 0 passed; 0 failed; 1 ignored;"
+            ),
             Outcome::NotRun
         );
     }
