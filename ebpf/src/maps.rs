@@ -44,6 +44,9 @@ impl<I: Ip> Place<I> {
 }
 
 /// Room for what is too large for the stack, one per CPU and family. The slow path alone uses it.
+///
+/// Functions of [`Call`](crate::call::Call) change it too. A reference into it that was passed as an argument must not be read after such a
+/// call has changed what it refers to: ask for the work again.
 pub struct Work<I: Ip> {
     /// The packet.
     pub head: Head<I>,

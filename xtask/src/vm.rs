@@ -172,7 +172,7 @@ fn one(
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let bin = executables.copy_to(&folder)?;
 
-    let tests = Duration::from_secs(arguments.minutes * 60);
+    let tests = Duration::from_mins(arguments.minutes);
     let mut job = format!(
         "'{0}/xtask' vm-guest '{0}' --seconds {1}",
         bin.display(),
@@ -184,10 +184,10 @@ fn one(
         &TESTS[..]
     };
     for file in files {
-        job += &format!(" --tests {file}");
+        job.extend([" --tests ", file]);
     }
     for part in &arguments.only {
-        job += &format!(" --only '{}'", part.replace('\'', ""));
+        job.extend([" --only '", &part.replace('\'', ""), "'"]);
     }
     job.push('\n');
 

@@ -17,7 +17,7 @@ use crate::{
         bypass::{self, Side},
         flow, learn,
         parse::PARSED,
-        translate::translate,
+        translate,
     },
     verdict::{NEXT, PASS, code},
 };
@@ -45,7 +45,7 @@ pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
 #[inline(always)]
 pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);
-    let Some(Work { head, place, half, partner, .. }) = I::work() else { return PASS };
+    let Some(Work { head, place, half, .. }) = I::work() else { return PASS };
     if I::parse_whole(ctx, l3) != PARSED || !skb.is_for_host() {
         return PASS;
     }
@@ -57,8 +57,7 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     }
     if I::copy_live() == flow::PRESENT && half.rewrite & rewrite::DST != 0 {
         I::note();
-        *partner = flow::outgoing::<I>(half, head.tuple.protocol);
-        if let Err(verdict) = translate::<I>(&skb) {
+        if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));
         }
     } else if l3 == ETHERNET && head.plain && learn_eagerly(&skb, head, place) {

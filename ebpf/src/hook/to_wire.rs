@@ -6,7 +6,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::Device,
-    flow::{Half, Tuple, action, rewrite},
+    flow::{Half, action, rewrite},
 };
 use underpass_ebpf::{ip::Head, l4::Kind};
 
@@ -19,7 +19,7 @@ use crate::{
         flow, learn,
         masquerade::{self, Way},
         parse::PARSED,
-        translate::translate,
+        translate,
     },
     verdict::{PASS, Step, Verdict, code},
 };
@@ -47,7 +47,7 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         skb.clear_bypassed();
         return PASS;
     }
-    let Some(Work { head, half, partner, .. }) = I::work() else { return PASS };
+    let Some(Work { head, half, .. }) = I::work() else { return PASS };
     if I::parse_whole(ctx, l3) != PARSED {
         return PASS;
     }
@@ -58,13 +58,13 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         return UNKNOWN;
     }
     match endpoint(head.tuple.src.wide()).and_then(|owner| device(owner.ifindex)) {
-        Some(pod) => code(known_of_pod(&skb, head, half, partner, pod)),
-        None => code(known_of_host(&skb, head, half, partner)),
+        Some(pod) => code(known_of_pod(&skb, head, half, pod)),
+        None => code(known_of_host::<I>(&skb, half)),
     }
 }
 
 #[inline(always)]
-fn known_of_pod<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partner: &mut Tuple<I::Addr>, pod: &Device) -> Step<Verdict> {
+fn known_of_pod<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, pod: &Device) -> Step<Verdict> {
     if half.action == action::NONE {
         return Err(Verdict::Sent(UNKNOWN));
     }
@@ -75,18 +75,16 @@ fn known_of_pod<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partne
     }
     I::note();
     if half.rewrite & rewrite::SRC != 0 {
-        *partner = flow::outgoing::<I>(half, head.tuple.protocol);
-        translate::<I>(skb)?;
+        translate::as_known::<I>(skb)?;
     }
     Ok(Verdict::Stack)
 }
 
 /// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this uplink, it must take another.
 #[inline(always)]
-fn known_of_host<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partner: &mut Tuple<I::Addr>) -> Step<Verdict> {
+fn known_of_host<I: Call>(skb: &Skb, half: &Half<I::Addr>) -> Step<Verdict> {
     if half.rewrite & rewrite::SRC != 0 {
-        *partner = flow::outgoing::<I>(half, head.tuple.protocol);
-        translate::<I>(skb)?;
+        translate::as_known::<I>(skb)?;
     } else if half.action == action::TAKEN {
         return Err(Verdict::Sent(UNKNOWN));
     }
@@ -96,11 +94,11 @@ fn known_of_host<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, partn
 /// A packet of a flow that is not known yet, of a pod or of the host on a tuple that is taken, in [`Work::head`].
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let Some(Work { head, half, .. }) = I::work() else { return PASS };
+    let Some(Work { head, .. }) = I::work() else { return PASS };
     let skb = Skb::new(ctx);
     code(match endpoint(head.tuple.src.wide()) {
         Some(owner) => open_of_pod(&skb, head, owner.ifindex),
-        None => open_of_host(&skb, head, half),
+        None => open_of_host(&skb, head),
     })
 }
 
@@ -123,15 +121,16 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
         return Err(Verdict::Drop(Counter::DropNoFlow));
     }
     masquerade::assign(skb, head, owner, skb.ifindex(), if may_learn { Way::Bypass } else { Way::Stack })?;
-    translate::<I>(skb)?;
+    translate::translate::<I>(skb)?;
     Ok(Verdict::Stack)
 }
 
 #[inline(always)]
-fn open_of_host<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> Step<Verdict> {
-    if head.kind == Kind::Flow && I::copy_live() == flow::PRESENT && half.action == action::TAKEN {
+fn open_of_host<I: Call>(skb: &Skb, head: &Head<I>) -> Step<Verdict> {
+    let is_known = head.kind == Kind::Flow && I::copy_live() == flow::PRESENT;
+    if is_known && I::work().is_some_and(|work| work.half.action == action::TAKEN) {
         masquerade::assign(skb, head, 0, skb.ifindex(), Way::Stack)?;
-        translate::<I>(skb)?;
+        translate::translate::<I>(skb)?;
     }
     Ok(Verdict::Stack)
 }

@@ -73,7 +73,7 @@ pub enum Way {
 /// tuple to leave with is in [`Work::partner`].
 #[inline(always)]
 pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
-    let Work { request, partner, route, .. } = I::work().ok_or(Verdict::Stack)?;
+    let Work { request, route, .. } = I::work().ok_or(Verdict::Stack)?;
     // The bypass has just asked for the route. Where the stack chose another uplink than the routing table says, that one's address counts.
     let is_routed = way == Way::Bypass || node().features & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
     let addr = route
@@ -90,15 +90,12 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
         Way::Bypass => (action::WIRE, action::PEER),
         Way::Stack => (action::STACK, action::STACK),
     };
-    let result = claim(skb.raw(), request);
+    let result = claim::<I>(skb.raw());
     if trace_level() != 0 {
         I::trace_claim(result);
     }
     match result {
-        CLAIMED => {
-            *partner = request.outer;
-            Ok(())
-        }
+        CLAIMED => Ok(()),
         NO_PORT => Err(Verdict::Drop(Counter::DropNoPort)),
         _ => Err(Verdict::Drop(Counter::DropMapFull)),
     }
@@ -125,12 +122,13 @@ const NO_ROOM: u32 = 2;
 
 /// Finds a free outer tuple for the request, takes it, and stores both entries.
 #[inline(always)]
-fn claim<I: Call>(ctx: *mut __sk_buff, request: &Request<I>) -> u32 {
-    let wanted = request.outer.sport;
+fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
+    let (wanted, protocol) = (request.outer.sport, request.inner.protocol);
     let mut result = try_claim::<I>(ctx);
     for _ in 0..ROUNDS {
         // SCTP's checksum covers the port, not the addresses: a kept port needs no new one.
-        if result == CLAIMED || request.inner.protocol == protocol::SCTP || !search::<I>() {
+        if result == CLAIMED || protocol == protocol::SCTP || !search::<I>() {
             break;
         }
         result = try_claim::<I>(ctx);
@@ -138,11 +136,15 @@ fn claim<I: Call>(ctx: *mut __sk_buff, request: &Request<I>) -> u32 {
     if result != CLAIMED {
         return result;
     }
+    // Looked up again: the port was chosen, and the tuple may have been replaced, behind the back of the reference above.
+    let result = I::commit();
+    let Some(Work { request, partner, .. }) = I::work() else { return NO_ROOM };
+    *partner = request.outer;
     count(Counter::Masqueraded);
     if request.outer.sport != wanted {
         count(if request.owner == 0 { Counter::HostPortMoved } else { Counter::PortChanged });
     }
-    I::commit()
+    result
 }
 
 #[inline(always)]

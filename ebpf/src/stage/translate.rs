@@ -4,7 +4,7 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::counter::Counter;
 use underpass_ebpf::{packet::Packet, translate};
 
-use super::fragment;
+use super::{flow::outgoing, fragment};
 use crate::{
     call::Call,
     maps::{Net, Work},
@@ -14,6 +14,14 @@ use crate::{
 
 const DONE: u32 = 0;
 const FAILED: u32 = 1;
+
+/// Gives the packet in [`Work::head`] the tuple that its flow's direction in [`Work::half`] leaves with.
+#[inline(always)]
+pub fn as_known<I: Call>(skb: &Skb) -> Step<()> {
+    let Some(Work { head, half, partner, .. }) = I::work() else { return Err(Verdict::Stack) };
+    *partner = outgoing::<I>(half, head.tuple.protocol);
+    translate::<I>(skb)
+}
 
 /// Gives the packet in [`Work::head`] the tuple in [`Work::partner`].
 #[inline(always)]

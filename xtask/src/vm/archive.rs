@@ -146,7 +146,7 @@ fn sources(repositories: &BTreeMap<String, String>) -> anyhow::Result<String> {
             continue;
         };
         for suite in suites {
-            text += &format!("deb [arch=amd64] {address} {suite} main\n");
+            text.extend(["deb [arch=amd64] ", address, " ", suite, " main\n"]);
         }
     }
     if text.is_empty() {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::iter;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -44,12 +45,7 @@ fn numbers(version: &str) -> Vec<u64> {
 fn measured(results: &[Results]) -> String {
     let mut text = String::from("## Kernels\n\n| kernel | package | result |\n|---|---|---|\n");
     for kernel in results {
-        text += &format!(
-            "| {} | {} | {} |\n",
-            kernel.release(),
-            kernel.version,
-            kernel.summary()
-        );
+        text.push_str(&row([kernel.release(), &kernel.version, &kernel.summary()]));
     }
     text += "\n## Programs\n\nInstructions the verifier went through; bytes of stack of the deepest chain of calls, as the oldest kernels \
              reckon;\nmilliseconds to load, in emulation, where everything takes ten to twenty times as long.\n\n";
@@ -65,12 +61,12 @@ fn measured(results: &[Results]) -> String {
     });
     text += "\n## Features\n\nWhat the programs use where it is there.\n\n";
     text += &table("feature", results, |kernel| {
-        let row = |name, purpose| format!("`{name}`: {purpose}");
+        let title = |name, purpose| format!("`{name}`: {purpose}");
         let features = kernel.features();
         features
             .map(|(name, present, purpose)| {
                 (
-                    row(name, purpose),
+                    title(name, purpose),
                     if present { "yes" } else { "no" }.to_owned(),
                 )
             })
@@ -92,25 +88,31 @@ fn table(
 ) -> String {
     let columns: Vec<Vec<(String, String)>> = results.iter().map(cells).collect();
     let mut rows: Vec<&str> = Vec::new();
-    for (row, _) in columns.iter().flatten() {
-        if !rows.contains(&row.as_str()) {
-            rows.push(row);
+    for (name, _) in columns.iter().flatten() {
+        if !rows.contains(&name.as_str()) {
+            rows.push(name);
         }
     }
-    let mut text = format!("| {what} |");
-    for kernel in results {
-        text += &format!(" {} |", short(&kernel.version));
-    }
-    text += &format!("\n|---|{}\n", "---|".repeat(results.len()));
-    for row in rows {
-        text += &format!("| {row} |");
-        for column in &columns {
-            let cell = column.iter().find(|(name, _)| name == row);
-            text += &format!(" {} |", cell.map_or("", |(_, cell)| cell));
-        }
-        text.push('\n');
+    let kernels: Vec<String> = results
+        .iter()
+        .map(|kernel| short(&kernel.version))
+        .collect();
+    let mut text = row(iter::once(what).chain(kernels.iter().map(String::as_str)));
+    text.push_str(&row(iter::repeat_n("---", results.len() + 1)));
+    for name in rows {
+        let cells = columns.iter().map(|column| {
+            let cell = column.iter().find(|(known, _)| known == name);
+            cell.map_or("", |(_, cell)| cell)
+        });
+        text.push_str(&row(iter::once(name).chain(cells)));
     }
     text
+}
+
+/// A row of a table.
+fn row<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
+    let cells: Vec<&str> = cells.into_iter().collect();
+    format!("| {} |\n", cells.join(" | "))
 }
 
 /// `6.12.107-1` as `6.12`.
@@ -143,7 +145,7 @@ fn cell(cases: &[(&str, &Outcome)]) -> String {
     if passed == cases.len() {
         return passed.to_string();
     }
-    let mut text = format!("{passed} of {}", cases.len());
+    let text = format!("{passed} of {}", cases.len());
     let mut reasons: Vec<String> = Vec::new();
     for (case, outcome) in cases {
         let reason = match outcome {
@@ -156,8 +158,7 @@ fn cell(cases: &[(&str, &Outcome)]) -> String {
             reasons.push(reason);
         }
     }
-    text += &format!(" ({})", reasons.join("; "));
-    text
+    text + " (" + &reasons.join("; ") + ")"
 }
 
 /// `file::module::test` and the case, which may be empty.

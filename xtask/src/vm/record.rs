@@ -103,13 +103,13 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again_up_to_the_last_whole_line() {
         let folder = tempfile::tempdir().expect("a folder for the file");
-        let test = Record::Test {
+        let known = Record::Test {
             name: "netns::hops::one".to_owned(),
             outcome: Outcome::NotHere("no tcx".to_owned()),
             seconds: 1.5,
         };
         let mut writer = Writer::create(folder.path()).expect("the file can be made");
-        writer.write(&test).expect("the record can be written");
+        writer.write(&known).expect("the record can be written");
         writer
             .write(&Record::Complete)
             .expect("the record can be written");
@@ -118,7 +118,7 @@ mod tests {
         text.push_str("{\"test\":{\"na");
         assert_eq!(
             parse(&text).expect("all lines are records"),
-            [test, Record::Complete]
+            [known, Record::Complete]
         );
     }
 }

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use crate::vm::record::{Outcome, Record};
 
 /// How long one test may take. Emulation makes everything ten to twenty times slower.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_mins(4);
 
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
 const NOT_HERE: &str = "not on this kernel: ";

@@ -1,0 +1,31 @@
+//! One core for each end of a connection.
+
+use std::thread;
+
+use anyhow::{Context as _, Result};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+
+/// Which end of a connection a thread is.
+#[derive(Clone, Copy)]
+pub(crate) enum End {
+    /// Sends requests, on core 0. On a veth path its core also does the work of everything in between.
+    Client,
+    /// Answers, on core 1 where there is one.
+    Server,
+}
+
+/// Keeps the calling thread on the core of its end.
+pub(crate) fn pin(end: End) -> Result<()> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let core = match end {
+        End::Client => 0,
+        End::Server => 1.min(cores - 1),
+    };
+    let mut set = CpuSet::new();
+    set.set(core)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .with_context(|| format!("pin a thread to core {core}"))
+}

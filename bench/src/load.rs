@@ -1,0 +1,194 @@
+//! Traffic between two network namespaces, from one thread on its own core to one on another.
+
+use std::{
+    io::{self, ErrorKind},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    sys::socket::{setsockopt, sockopt::ReceiveTimeout},
+    sys::time::{TimeVal, TimeValLike as _},
+};
+use serde::Serialize;
+use underpass_tests::netns::Netns;
+
+mod connections;
+mod packets;
+mod requests;
+mod stream;
+
+/// How long an end waits for the other before it gives up.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// The server's port.
+const PORT: u16 = 5001;
+
+/// A kind of traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) enum Load {
+    /// One connection, as many bytes as it carries.
+    #[serde(rename = "TCP_STREAM")]
+    Stream,
+    /// One connection, one byte there and one byte back.
+    #[serde(rename = "TCP_RR")]
+    Requests,
+    /// A connection for each byte there and back; the server closes first.
+    #[serde(rename = "TCP_CRR")]
+    Connections,
+    /// One flow of datagrams of 64 bytes, one system call for each; what arrives counts.
+    #[serde(rename = "UDP_64")]
+    Packets,
+}
+
+impl Load {
+    /// All, in the order of tables.
+    pub(crate) const ALL: [Self; 4] = [
+        Self::Stream,
+        Self::Requests,
+        Self::Connections,
+        Self::Packets,
+    ];
+
+    /// Its name in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "TCP_STREAM",
+            Self::Requests => "TCP_RR",
+            Self::Connections => "TCP_CRR",
+            Self::Packets => "UDP 64 B",
+        }
+    }
+
+    /// What it is counted in, as printed.
+    pub(crate) const fn unit(self) -> &'static str {
+        match self {
+            Self::Stream => "Gb/s",
+            Self::Requests | Self::Connections => "k/s",
+            Self::Packets => "kpps",
+        }
+    }
+
+    /// How many of the JSON's bits, transactions or packets per second make one unit.
+    pub(crate) const fn scale(self) -> f64 {
+        match self {
+            Self::Stream => 1e9,
+            Self::Requests | Self::Connections | Self::Packets => 1e3,
+        }
+    }
+
+    /// Bits, transactions or packets per second from a client to a server.
+    pub(crate) fn measure(self, ends: &Ends<'_>, timing: Timing) -> Result<f64> {
+        let counted = match self {
+            Self::Stream => stream::measure(ends, timing),
+            Self::Requests => requests::measure(ends, timing),
+            Self::Connections => connections::measure(ends, timing),
+            Self::Packets => packets::measure(ends, timing),
+        };
+        Ok(counted? / timing.window.as_secs_f64())
+    }
+}
+
+/// Where traffic starts, and where it goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Ends<'a> {
+    pub(crate) client: &'a Netns,
+    pub(crate) server: &'a Netns,
+    /// An address of the server.
+    pub(crate) target: IpAddr,
+}
+
+impl Ends<'_> {
+    fn target(&self) -> SocketAddr {
+        SocketAddr::new(self.target, PORT)
+    }
+
+    fn listen(&self) -> Result<TcpListener> {
+        let target = self.target();
+        let listener = self
+            .server
+            .run(|| TcpListener::bind(target))
+            .with_context(|| format!("listen at {target}"))?;
+        let seconds = i64::try_from(SILENCE.as_secs()).unwrap_or(i64::MAX);
+        setsockopt(&listener, ReceiveTimeout, &TimeVal::seconds(seconds))
+            .context("limit the wait for a connection")?;
+        Ok(listener)
+    }
+
+    /// Both ends of a new connection, the client's first.
+    fn connection(&self) -> Result<(TcpStream, TcpStream)> {
+        let target = self.target();
+        let listener = self.listen()?;
+        let client = self
+            .client
+            .run(|| TcpStream::connect_timeout(&target, SILENCE))
+            .with_context(|| format!("connect to {target}"))?;
+        let (server, _) = listener
+            .accept()
+            .with_context(|| format!("accept a connection at {target}"))?;
+        for end in [&client, &server] {
+            end.set_nodelay(true)
+                .and_then(|()| end.set_read_timeout(Some(SILENCE)))
+                .and_then(|()| end.set_write_timeout(Some(SILENCE)))
+                .context("set up a connection")?;
+        }
+        Ok((client, server))
+    }
+}
+
+/// How long to send before counting, and how long to count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    pub(crate) warm_up: Duration,
+    pub(crate) window: Duration,
+}
+
+impl Timing {
+    fn begin(self) -> Window {
+        let start = Instant::now() + self.warm_up;
+        Window {
+            start,
+            end: start + self.window,
+        }
+    }
+}
+
+/// The time in which things count.
+#[derive(Clone, Copy)]
+struct Window {
+    start: Instant,
+    end: Instant,
+}
+
+impl Window {
+    /// What a thing is worth that happened just now, or `None` after the end.
+    fn count(self, worth: u64) -> Option<u64> {
+        let now = Instant::now();
+        if now >= self.end {
+            return None;
+        }
+        Some(if now >= self.start { worth } else { 0 })
+    }
+
+    fn is_over(self) -> bool {
+        Instant::now() >= self.end
+    }
+}
+
+/// Whether the other end closed first, which is how measurements end.
+fn closed(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+    )
+}
+
+/// A count as a number to calculate with; counts stay far below the 2^53 from which on that loses anything.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "no measurement counts to 2^53"
+)]
+const fn number(count: u64) -> f64 {
+    count as f64
+}
