@@ -10,7 +10,7 @@ use underpass_ebpf::ip::{V4, V6};
 use crate::{
     hook::{from_pod, from_wire, to_pod, to_wire},
     maps::Net,
-    stage::{bypass, error, flow, learn, masquerade, parse, route, settle, translate},
+    stage::{bypass, error, flow, learn, masquerade, parse, port, route, settle, translate},
 };
 
 macro_rules! functions {
@@ -48,6 +48,7 @@ functions! {
     send(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 = bypass::send;
     settle(ctx: *mut __sk_buff) -> u32 = settle::settle;
     check(ctx: *mut __sk_buff) -> i32 = from_pod::check;
+    enter_stack(ctx: *mut __sk_buff) -> i32 = from_pod::enter_stack;
     deliver(ctx: *mut __sk_buff) -> i32 = to_pod::deliver;
     translate_back(ctx: *mut __sk_buff, l3: u32) -> i32 = from_wire::translate_back;
     known(ctx: *mut __sk_buff, l3: u32) -> i32 = to_wire::known;
@@ -64,6 +65,8 @@ functions! {
     learn_pod(ctx: *mut __sk_buff, from: u32, to: u32) -> u32 = learn::to_pod;
     learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;
     route(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::lookup;
+    is_local(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::is_local;
+    host_port(ctx: *mut __sk_buff, client: u32) -> u32 = port::open;
     host_uses(ctx: *mut __sk_buff) -> u32 = masquerade::host_uses;
     insert() -> u32 = masquerade::insert;
     trace_claim(result: u32) -> u32 = masquerade::trace;

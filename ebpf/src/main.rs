@@ -37,6 +37,7 @@ mod stage {
     pub mod learn;
     pub mod masquerade;
     pub mod parse;
+    pub mod port;
     pub mod route;
     pub mod settle;
     pub mod source;

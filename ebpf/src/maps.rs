@@ -13,6 +13,7 @@ use underpass_abi::{
     endpoint::{Attachment, Destination, Device, Endpoint, Owner},
     flow::{End, Flow, FragmentKey, FragmentPorts, Half, Key, Tuple},
     node::{Node, State},
+    port::{HostPort, PortTarget, ShadowedPort},
 };
 use underpass_ebpf::ip::{Head, Ip, V4, V6};
 
@@ -54,8 +55,10 @@ pub struct Work<I: Ip> {
     pub inner: Head<I>,
     /// Where its flow's entry is.
     pub place: Place<I>,
-    /// What is known of its flow.
+    /// What is known of its flow's direction.
     pub half: Half<I::Addr>,
+    /// What is known of its flow's state.
+    pub state: u32,
     /// The translation that is wanted for it.
     pub request: Request<I>,
     /// The tuple that it leaves with, if it is translated.
@@ -95,6 +98,12 @@ static OPENING6: LruHashMap<Key<Addr6>, Flow<Addr6>> = LruHashMap::with_max_entr
 static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> = LruHashMap::with_max_entries(1 << 12, 0);
 #[map]
 static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> = LruHashMap::with_max_entries(1 << 12, 0);
+#[map]
+static PORTS: HashMap<HostPort, PortTarget> = HashMap::with_max_entries(1 << 17, BPF_F_NO_PREALLOC);
+#[map]
+static SHADOWED_PORTS: HashMap<ShadowedPort, PortTarget> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+#[map]
+static SERVICE_ADDRESSES: HashMap<Addr, u32> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_SLOTS, 0);
 // A flow is too large to be built on a program's stack of 512 bytes.
@@ -160,6 +169,19 @@ pub fn device(ifindex: u32) -> Option<&'static Device> {
     unsafe { DEVICES.get(ifindex) }
 }
 
+/// Who serves a port of the host.
+#[inline(always)]
+pub fn port(key: &HostPort) -> Option<&'static PortTarget> {
+    // SAFETY: entries are replaced whole, by user space; freed ones stay readable until the program ends (RCU).
+    unsafe { PORTS.get(key) }
+}
+
+/// Whether a local address is one of a Service, see [`SERVICE_ADDRESSES`](underpass_abi::map::SERVICE_ADDRESSES).
+#[inline(always)]
+pub fn is_service_address(addr: Addr) -> bool {
+    SERVICE_ADDRESSES.get_ptr(&addr).is_some()
+}
+
 /// Whether packets of `network` to `dst` keep their source address.
 #[inline(always)]
 pub fn keeps_source(network: u32, dst: Addr) -> bool {
@@ -190,6 +212,8 @@ pub trait Net: Ip {
     fn scratch() -> Option<&'static mut Flow<Self::Addr>>;
     /// Room for the slow path; holds what the last packet left there.
     fn work() -> Option<&'static mut Work<Self>>;
+    /// The address of this family that an entry for both holds.
+    fn narrow(addr: Addr) -> Self::Addr;
     /// The address that packets are masqueraded with on an uplink, if it has one.
     fn masquerade_address(uplink: &Device) -> Option<Self::Addr>;
     /// Arguments of a FIB lookup.
@@ -241,11 +265,15 @@ impl Net for V4 {
     }
 
     #[inline(always)]
+    fn narrow(addr: Addr) -> Addr4 {
+        let [_, _, _, _, a, b, c, d] = addr.0[1].to_ne_bytes();
+        Addr4(u32::from_ne_bytes([a, b, c, d]))
+    }
+
+    #[inline(always)]
     fn masquerade_address(uplink: &Device) -> Option<Addr4> {
-        let [_, low] = uplink.masquerade4.0;
-        let [_, _, _, _, a, b, c, d] = low.to_ne_bytes();
-        let addr = u32::from_ne_bytes([a, b, c, d]);
-        (addr != 0).then_some(Addr4(addr))
+        let addr = Self::narrow(uplink.masquerade4);
+        (addr.0 != 0).then_some(addr)
     }
 
     #[inline(always)]
@@ -306,6 +334,11 @@ impl Net for V6 {
     fn work() -> Option<&'static mut Work<V6>> {
         // SAFETY: as above; all bytes zero, as the kernel leaves them at first, are valid.
         WORK6.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    }
+
+    #[inline(always)]
+    fn narrow(addr: Addr) -> Addr6 {
+        Addr6(addr.0)
     }
 
     #[inline(always)]

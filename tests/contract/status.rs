@@ -1,1 +1,153 @@
-//! status
+//! STATUS: cheap, without side effects, and with a reason.
+
+use std::{fs, process::Command};
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+use underpass_tests::{
+    Family::V4,
+    Lab,
+    leak::Traces,
+    needs_root,
+    runtime::{Call, CniError, Conf},
+};
+
+use crate::delegated::Witness;
+
+fn refused(lab: &Lab, conf: &Conf) -> Result<CniError> {
+    Call::new("STATUS").conf(conf).run(&lab.node)?.error()
+}
+
+#[test]
+fn it_changes_nothing() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let files = || {
+        lab.node.netns().run(|| {
+            let mut listed = Vec::new();
+            for folder in ["/run", "/run/cni/networks", "/sys/fs/bpf"] {
+                for entry in fs::read_dir(folder)? {
+                    listed.push(entry?.path());
+                }
+            }
+            listed.sort();
+            anyhow::Ok(listed)
+        })
+    };
+    let status = Call::new("STATUS").conf(&lab.conf());
+    // Before the first ADD, nothing is loaded, made or locked by it.
+    let (before, traces) = (files()?, Traces::of(&lab.node)?);
+    status.run(&lab.node)?.silence()?;
+    ensure!(files()? == before, "{:?} was {before:?}", files()?);
+    traces.expect_same(&lab.node)?;
+    // The same with a container.
+    let _pod = lab.pod("a")?;
+    let (before, traces) = (files()?, Traces::of(&lab.node)?);
+    status.run(&lab.node)?.silence()?;
+    ensure!(files()? == before, "{:?} was {before:?}", files()?);
+    traces.expect_same(&lab.node)
+}
+
+#[test]
+fn an_exhausted_pool_is_50() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with_ipam(
+        "ranges",
+        json!([[{ "subnet": "10.88.0.0/24" }], [{ "subnet": "10.89.0.0/30" }]]),
+    );
+    Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()?;
+    let pod = lab.pod_with("a", &conf)?;
+    let error = refused(&lab, &conf)?;
+    ensure!(
+        error.code == 50 && error.msg.contains("no IP addresses available in range set: 10.89.0.1-10.89.0.2"),
+        "{error}"
+    );
+    pod.del()?;
+    Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()
+}
+
+#[test]
+fn leases_that_cannot_be_written_are_50() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.node.netns().run(|| fs::write("/run/file", ""))?;
+    let error = refused(&lab, &lab.conf().with_ipam("dataDir", "/run/file/networks"))?;
+    ensure!(error.code == 50 && error.to_string().contains("/run/file"), "{error}");
+    // A file system that cannot be written to, even by root.
+    let error = refused(&lab, &lab.conf().with_ipam("dataDir", "/proc/sys/networks"))?;
+    ensure!(error.code == 50 && error.to_string().contains("/proc/sys"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn no_bpffs_is_50_and_says_where() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let error = refused(&lab, &lab.conf().with("bpfRoot", "/run/underpass"))?;
+    ensure!(error.code == 50 && error.to_string().contains("/run/underpass"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_config_that_no_add_can_serve_is_an_error() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let error = refused(&lab, &lab.conf().with("vlan", 5))?;
+    ensure!(error.code == 2 && error.msg.contains("vlan"), "{error}");
+    let error = refused(&lab, &lab.conf().with_ipam("ranges", json!([[{ "subnet": "10.0.0.0/31" }]])))?;
+    ensure!(error.code == 7 && error.msg.contains("too small"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn detached_programs_are_51_and_named() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf();
+    let pod = lab.pod("a")?;
+    let tc = |arguments: &[&str]| {
+        lab.node
+            .netns()
+            .expect(Command::new("tc").args(arguments), &[])
+            .map(drop)
+    };
+    tc(&["filter", "del", "dev", pod.host_veth(), "ingress"])?;
+    let error = refused(&lab, &conf)?;
+    ensure!(error.code == 51 && error.to_string().contains(pod.host_veth()), "{error}");
+    pod.del()?;
+    Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()?;
+    // An uplink that lost all of its filters; the next ADD puts it right.
+    let _pod = lab.pod("b")?;
+    tc(&["qdisc", "del", "dev", underpass_tests::Node::UPLINK, "clsact"])?;
+    let error = refused(&lab, &conf)?;
+    ensure!(error.code == 51 && error.to_string().contains("of eth0"), "{error}");
+    let _other = lab.pod("c")?;
+    Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()
+}
+
+#[test]
+fn the_word_of_another_ipam_is_handed_on() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let witness = Witness::new()?;
+    let netns = lab.node.netns().sibling("a")?;
+    let status = witness.call("STATUS", &netns, &witness.conf(&lab));
+    status.run(&lab.node)?.silence()?;
+    witness.fails("STATUS", 50, "the database is away")?;
+    let error = status.run(&lab.node)?.error()?;
+    ensure!(error.code == 50 && error.msg.contains("the database is away"), "{error}");
+    ensure!(witness.calls()?.len() == 2);
+    Ok(())
+}
+
+#[test]
+fn ours_says_so_too_where_it_stands_alone() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let ipam = crate::plugins::Name::new("underpass-ipam", crate::plugins::Program::Ipam).install()?;
+    let conf = lab.conf().with_ipam("ranges", json!([[{ "subnet": V4.pods(), "rangeStart": "10.88.0.1", "rangeEnd": "10.88.0.1" }]]));
+    let error = crate::plugins::run(&lab.node, &ipam.path, &Call::new("STATUS").conf(&conf))?.error()?;
+    ensure!(error.code == 50, "no address is left but the gateway's: {error}");
+    Ok(())
+}

@@ -31,7 +31,7 @@ pub(super) fn measure(ends: &Ends<'_>, timing: Timing) -> Result<f64> {
     let (client, server) = introduce(ends)?;
     let window = timing.begin();
     let packets = thread::scope(|scope| {
-        let sender = scope.spawn(move || {
+        let sender = scope.spawn(|| {
             cpu::pin(End::Client)?;
             let payload = [0; PAYLOAD];
             while !window.is_over() {
@@ -41,7 +41,7 @@ pub(super) fn measure(ends: &Ends<'_>, timing: Timing) -> Result<f64> {
             }
             anyhow::Ok(())
         });
-        let receiver = scope.spawn(move || {
+        let receiver = scope.spawn(|| {
             cpu::pin(End::Server)?;
             server
                 .set_nonblocking(true)

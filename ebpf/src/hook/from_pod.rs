@@ -5,6 +5,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
+    flow::rewrite,
 };
 use underpass_ebpf::{
     ip::Head,
@@ -18,9 +19,9 @@ use crate::{
     skb::Skb,
     stage::{
         bypass::{self, Side},
-        learn, masquerade,
+        flow, learn, masquerade,
         parse::PARSED,
-        route, source,
+        route, source, translate,
     },
     verdict::{NEXT, PASS, Step, Verdict, code},
 };
@@ -32,14 +33,18 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if sent != NEXT {
         return sent;
     }
-    let checked = I::check(ctx);
-    if checked != NEXT {
-        return checked;
+    match I::check(ctx) {
+        NEXT => {}
+        LEARNED => match bypass::settled::<I>(ctx, Side::Pod) {
+            NEXT => return PASS,
+            sent => return sent,
+        },
+        verdict => return verdict,
     }
-    match bypass::settled::<I>(ctx, Side::Pod) {
-        NEXT => PASS,
-        sent => sent,
+    if I::copy_live() == flow::ABSENT {
+        I::host_port(ctx, Skb::new(ctx).ifindex());
     }
+    I::enter_stack(ctx)
 }
 
 /// Everything else: ARP, and what has no business here.
@@ -60,7 +65,11 @@ fn other_step(skb: &Skb) -> Step<Verdict> {
     Ok(Verdict::Stack)
 }
 
-/// A packet that no bypass took: [`NEXT`] if it has one now (`eager`), else its verdict.
+/// What [`check`] returns for a packet that has a bypass now; no return code of tc.
+const LEARNED: i32 = -6;
+
+/// Whether the pod may send the packet, which no bypass took: its verdict, or [`NEXT`], or [`LEARNED`] where the stack is not asked
+/// (`eager`).
 #[inline(always)]
 pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
@@ -75,13 +84,29 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     }
     if pod.flags & flags::EAGER != 0 && work.head.kind == Kind::Flow && work.head.plain {
         match learn_eagerly(&skb, &work.head, &work.place, pod) {
-            Ok(Eager::Learned) => return NEXT,
+            Ok(Eager::Learned) => return LEARNED,
             Ok(Eager::Unknown) => {}
             Err(verdict) => return code(Err(verdict)),
         }
     }
-    learn::sign(&mut skb, &work.head);
-    code(Ok(Verdict::Stack))
+    NEXT
+}
+
+/// Hands the packet in [`Work::head`](crate::maps::Work::head) to the stack, with its fingerprint. One to a host port that another pod of this node serves, or back
+/// from there, is translated before the stack routes it.
+#[inline(always)]
+pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    let mut skb = Skb::new(ctx);
+    if I::copy_live() == flow::PRESENT && I::work().is_some_and(|work| work.half.rewrite & rewrite::EARLY != 0) {
+        I::note();
+        if let Err(verdict) = translate::as_known::<I>(&skb) {
+            return code(Err(verdict));
+        }
+    }
+    if let Some(work) = I::work() {
+        learn::sign(&mut skb, &work.head);
+    }
+    PASS
 }
 
 /// What the eager mode made of a packet.

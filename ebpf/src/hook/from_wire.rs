@@ -55,7 +55,8 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     if head.kind != Kind::Flow {
         return PASS;
     }
-    if I::copy_live() == flow::PRESENT && half.rewrite & rewrite::DST != 0 {
+    let known = I::copy_live() == flow::PRESENT || I::host_port(ctx, 0) == flow::PRESENT;
+    if known && half.rewrite & rewrite::DST != 0 {
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));

@@ -8,7 +8,7 @@ use underpass_abi::{
 };
 use underpass_ebpf::l4::tcp;
 
-use super::learn::leave_to_wire;
+use super::{learn::leave_to_wire, port};
 use crate::maps::{Net, Place, Work, count, endpoint, node, tick};
 
 /// Which table an entry is in.
@@ -102,15 +102,16 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
 }
 
 /// Copies what is known of the direction of the packet in [`Work::head`] to [`Work::half`]: [`PRESENT`] if its flow lives. One that was
-/// idle for too long is removed, and one whose pod is gone.
+/// idle for too long is removed, and one whose pod is gone, or whose host port leads elsewhere.
 ///
 /// The two entries of a translated flow live as long as the livelier of them.
 #[inline(always)]
 pub fn copy_live<I: Net>() -> u32 {
-    let Some(Work { head, place: Place { key, end }, half: copy, partner_place, .. }) = I::work() else { return ABSENT };
+    let Some(Work { head, place: Place { key, end }, half: copy, state, partner_place, .. }) = I::work() else { return ABSENT };
     let Some((flow, _)) = find::<I>(key) else { return ABSENT };
     *copy = *half(flow, *end);
-    if !is_owned::<I>(copy, head.tuple.src) {
+    *state = flow.state;
+    if !is_owned::<I>(copy, head.tuple.src) || !port::is_current::<I>(&head.tuple, copy, *state) {
         remove::<I>(key, copy, partner_place);
         return ABSENT;
     }
@@ -156,26 +157,41 @@ pub fn note<I: Net>() -> u32 {
     let protocol = head.tuple.protocol;
     let tick = tick();
     flow.state = after(flow.state, *end, head.tcp_flags);
-    prolong(flow, protocol, tick);
-    let answered = flow.state & state::ANSWERED == state::ANSWERED;
     let half = half(flow, *end);
-    let rewrite = half.rewrite;
     *partner = outgoing::<I>(half, protocol);
-    if table == Table::Opening && answered {
-        promote::<I>(key, flow);
-    }
-    if rewrite == 0 {
+    if half.rewrite == 0 {
+        prolong(flow, protocol, tick);
+        settle_in::<I>(key, flow, table);
         return PRESENT;
     }
-    partner_place.set(partner);
-    let Some((flow, table)) = find::<I>(&partner_place.key) else { return ABSENT };
-    let heard = if answered { state::ANSWERED } else { 0 };
-    flow.state = after(flow.state, partner_place.end, head.tcp_flags) | heard;
+    // Each entry hears one end only; together they know whether the flow was answered.
     prolong(flow, protocol, tick);
-    if table == Table::Opening && answered {
-        promote::<I>(&partner_place.key, flow);
+    partner_place.set(partner);
+    let Some((other, other_table)) = find::<I>(&partner_place.key) else { return ABSENT };
+    other.state = after(other.state, partner_place.end, head.tcp_flags);
+    if is_answered(flow, other) {
+        flow.state |= state::ANSWERED;
+        other.state |= state::ANSWERED;
     }
+    prolong(flow, protocol, tick);
+    prolong(other, protocol, tick);
+    settle_in::<I>(key, flow, table);
+    settle_in::<I>(&partner_place.key, other, other_table);
     PRESENT
+}
+
+/// Whether either entry of a translated flow heard both ends.
+#[inline(always)]
+const fn is_answered<A>(one: &Flow<A>, other: &Flow<A>) -> bool {
+    one.state & state::ANSWERED == state::ANSWERED || other.state & state::ANSWERED == state::ANSWERED
+}
+
+/// Moves an entry to the table where it belongs.
+#[inline(always)]
+fn settle_in<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, table: Table) {
+    if table == Table::Opening && flow.state & state::ANSWERED == state::ANSWERED {
+        promote::<I>(key, flow);
+    }
 }
 
 /// The bypass takes over the flow of the packet in [`Work::head`]: its pod's packets leave by this uplink, replies to a translated flow go

@@ -7,12 +7,12 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{End, Flow, Half, Key, action},
+    flow::{End, Flow, Half, Key, action, rewrite},
 };
 use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind, packet::Packet};
 
 use super::{
-    flow::{find, half, prolong, set_outgoing},
+    flow::{find, half, outgoing, prolong, set_outgoing},
     source::same_mac,
 };
 use crate::{
@@ -49,7 +49,7 @@ pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
 /// Learns a flow from the packet in [`Work::head`], which the stack carried from the device `from_ifindex` to the pod behind `to_ifindex`.
 #[inline(always)]
 pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -> u32 {
-    let Some(Work { head, place: Place { key, end }, .. }) = I::work() else { return IGNORED };
+    let Some(Work { head, place: Place { key, end }, partner_place, .. }) = I::work() else { return IGNORED };
     let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else { return IGNORED };
     let tuple = &head.tuple;
     let from_pod = from.flags & flags::POD != 0;
@@ -69,7 +69,20 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
     }
     let end = *end;
     let Some(flow) = open::<I>(key, end) else { return IGNORED };
-    if half(flow, end.other()).rewrite != 0 {
+    let back = half(flow, end.other());
+    if back.rewrite & rewrite::EARLY != 0 && bypass {
+        // A flow to a host port, from a pod of this node, that the stack let through: both directions are known from the port.
+        leave_to_pod(back, from_ifindex, from);
+        back.action = action::PEER;
+        partner_place.set(&outgoing::<I>(back, tuple.protocol));
+        if let Some((partner, _)) = find::<I>(&partner_place.key) {
+            let forward = half(partner, partner_place.end.other());
+            leave_to_pod(forward, to_ifindex, to);
+            forward.action = action::PEER;
+        }
+        return close::<I>(ctx, key);
+    }
+    if back.rewrite != 0 {
         // The reply of a masqueraded flow, translated back by `from_wire` and left to the stack: nothing new.
         return IGNORED;
     }

@@ -10,7 +10,7 @@ use aya_ebpf::{
 };
 use aya_log_ebpf::{debug, warn};
 use underpass_abi::{
-    addr::Family as _,
+    addr::{Addr, Family as _},
     counter::Counter,
     endpoint::{Device, device as flags},
     flow::{End, Flow, Half, Tuple, action, protocol, rewrite, state},
@@ -22,12 +22,13 @@ use underpass_ebpf::{
 };
 
 use super::{
+    port,
     flow::{find, half, is_alive, outgoing, prolong, remove_one, set_outgoing},
     learn::{DEBUG, enter, leave_to_pod, leave_to_wire},
 };
 use crate::{
     call::Call,
-    maps::{Net, Place, Work, count, device, keeps_source, node, tick, trace_level},
+    maps::{Net, Place, Work, count, device, endpoint, keeps_source, node, tick, trace_level},
     skb::Skb,
     verdict::{Step, Verdict},
 };
@@ -52,12 +53,25 @@ pub struct Request<I: Ip> {
     pub outer: Tuple<I::Addr>,
     /// Host veth of the pod; 0 if the flow is the host's own.
     pub owner: u32,
-    /// The uplink.
+    /// Host veth of the other end; 0 if that is the world, or the host.
+    pub client: u32,
+    /// The uplink; 0 while it is not known.
     pub uplink: u32,
+    /// Who sent the first packet.
+    pub opener: Opener,
     /// Action for the owner's packets: `WIRE` or `STACK`.
     pub out: u8,
     /// Action for replies: `PEER` or `STACK`.
     pub back: u8,
+}
+
+/// Who sends the first packet of a translated flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Opener {
+    /// The owner of the inner tuple.
+    Owner,
+    /// The other end, to a host port.
+    Other,
 }
 
 /// Who carries a masqueraded flow's packets.
@@ -85,7 +99,9 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
     request.inner = inner;
     request.outer = Tuple::new(inner.protocol, addr, inner.sport, inner.dst, inner.dport);
     request.owner = owner;
+    request.client = 0;
     request.uplink = uplink;
+    request.opener = Opener::Owner;
     (request.out, request.back) = match way {
         Way::Bypass => (action::WIRE, action::PEER),
         Way::Stack => (action::STACK, action::STACK),
@@ -116,7 +132,8 @@ pub fn trace<I: Net>(result: u32) -> u32 {
     result
 }
 
-const CLAIMED: u32 = 0;
+/// The request was granted.
+pub const CLAIMED: u32 = 0;
 const NO_PORT: u32 = 1;
 const NO_ROOM: u32 = 2;
 
@@ -225,10 +242,13 @@ pub fn insert<I: Net>() -> u32 {
 }
 
 /// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`]: a connection, or a listener that one may yet
-/// be made to.
+/// be made to; or a host port.
 #[inline(always)]
 pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { request: Request { outer, .. }, .. }) = I::work() else { return USED };
+    let Some(Work { request: Request { outer, opener, .. }, .. }) = I::work() else { return USED };
+    if *opener == Opener::Owner && port::is_mapped::<I>(outer) {
+        return USED;
+    }
     if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
         return FREE;
     }
@@ -253,20 +273,38 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
 fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
     // SAFETY: all bytes zero are an empty flow.
     *flow = unsafe { core::mem::zeroed() };
-    flow.state = end.heard() | state::OUTER;
+    flow.state = opened(request, end) | state::OUTER;
     prolong(flow, request.outer.protocol, tick());
     let own = half(flow, end);
     set_outgoing::<I>(own, &request.outer);
     own.action = action::TAKEN;
     let back = half(flow, end.other());
     set_outgoing::<I>(back, &request.inner.reversed());
-    back.rewrite = rewrite::DST;
+    back.rewrite = rewrite::DST | early(request);
     back.action = action::STACK;
     back.out_ifindex = request.owner;
+    if let Some(client) = device(request.client) {
+        enter::<I>(back, request.client, client);
+    }
     if let Some(pod) = device(request.owner) {
         leave_to_pod(back, request.owner, pod);
         back.action = request.back;
     }
+}
+
+/// The state of a new flow's entry, of which the owner has `end`.
+#[inline(always)]
+fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
+    match request.opener {
+        Opener::Owner => end.heard(),
+        Opener::Other => state::PORT,
+    }
+}
+
+/// Packets between two pods of this node are translated where they enter: no uplink does it for them.
+#[inline(always)]
+const fn early<I: Ip>(request: &Request<I>) -> u8 {
+    if request.client == 0 { 0 } else { rewrite::EARLY }
 }
 
 #[inline(always)]
@@ -276,7 +314,7 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
         enter::<I>(out, request.owner, pod);
     }
     leave_to_wire(out, request.uplink);
-    out.rewrite = rewrite::SRC;
+    out.rewrite = rewrite::SRC | early(request);
     out.action = request.out;
 }
 
@@ -295,7 +333,7 @@ pub fn commit<I: Net>() -> u32 {
     let Some(flow) = I::scratch() else { return NO_ROOM };
     // SAFETY: all bytes zero are an empty flow.
     *flow = unsafe { core::mem::zeroed() };
-    flow.state = end.heard();
+    flow.state = opened(request, end);
     prolong(flow, request.inner.protocol, tick());
     fill_inner::<I>(half(flow, end), request);
     if I::opening().insert(&*key, &*flow, u64::from(BPF_NOEXIST)).is_ok() {
@@ -315,7 +353,7 @@ pub fn commit<I: Net>() -> u32 {
 /// [`Work::half`], the other entry's tuple in [`Work::partner`].
 #[inline(always)]
 pub fn restore<I: Net>() -> u32 {
-    let (Some(flow), Some(Work { head, half: survivor, partner, partner_place: Place { key, end }, request, .. })) = (I::scratch(), I::work())
+    let (Some(flow), Some(Work { head, half: survivor, partner, partner_place: Place { key, end }, request, state: known, .. })) = (I::scratch(), I::work())
     else {
         return NO_ROOM;
     };
@@ -323,13 +361,17 @@ pub fn restore<I: Net>() -> u32 {
         request.inner = head.tuple;
         request.outer = *partner;
         request.owner = survivor.in_ifindex;
-        request.back = if survivor.action == action::WIRE { action::PEER } else { action::STACK };
+        request.back = if survivor.action == action::STACK { action::STACK } else { action::PEER };
+        request.client = if survivor.rewrite & rewrite::EARLY == 0 { 0 } else { owner_of(partner.dst.wide()) };
+        request.opener = opener(*known);
         write_outer::<I>(flow, request, *end);
     } else {
         request.outer = head.tuple.reversed();
         request.owner = survivor.out_ifindex;
+        request.client = survivor.in_ifindex;
         request.uplink = 0;
         request.out = action::STACK;
+        request.opener = opener(*known);
         // SAFETY: all bytes zero are an empty flow.
         *flow = unsafe { core::mem::zeroed() };
         fill_inner::<I>(half(flow, end.other()), request);
@@ -339,6 +381,17 @@ pub fn restore<I: Net>() -> u32 {
     prolong(flow, head.tuple.protocol, tick());
     let _ = I::flows().insert(&*key, &*flow, u64::from(BPF_NOEXIST));
     CLAIMED
+}
+
+/// The host veth of a pod's address; 0 if it is none.
+#[inline(always)]
+fn owner_of(addr: Addr) -> u32 {
+    endpoint(addr).map_or(0, |endpoint| endpoint.ifindex)
+}
+
+#[inline(always)]
+const fn opener(flow_state: u32) -> Opener {
+    if flow_state & state::PORT == 0 { Opener::Owner } else { Opener::Other }
 }
 
 /// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it can't be given an address.

@@ -4,7 +4,7 @@ use aya_ebpf::{
     bindings::{__sk_buff, bpf_fib_lookup},
     helpers::generated,
 };
-use underpass_abi::node::feature;
+use underpass_abi::{flow::Tuple, node::feature};
 
 use crate::{
     maps::{Net, Work, device, node},
@@ -15,6 +15,40 @@ use crate::{
 const FIB_LOOKUP_SRC: u32 = 1 << 4;
 const RET_SUCCESS: i64 = 0;
 const RET_NO_NEIGHBOUR: i64 = 7;
+
+const RET_NOT_FORWARDED: i64 = 4;
+
+/// The destination is an address of this host.
+pub const LOCAL: u32 = 1;
+/// It is not.
+pub const FOREIGN: u32 = 0;
+
+/// Whether the destination of the packet in [`Work::head`], which came in by `in_ifindex`, is an address of this host.
+///
+/// Seen from the input side, with forwarding on, the kernel answers `NOT_FWDED` for what it delivers locally (and for what it has no route
+/// for).
+#[inline(always)]
+pub fn is_local<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
+    let Some(Work { head, .. }) = I::work() else { return FOREIGN };
+    let mut params = ask::<I>(&head.tuple, in_ifindex);
+    // SAFETY: the context is valid, the arguments have the size that is passed.
+    let result = unsafe { generated::bpf_fib_lookup(ctx.cast(), &raw mut params, size::<bpf_fib_lookup>().cast_signed(), 0) };
+    if result == RET_NOT_FORWARDED { LOCAL } else { FOREIGN }
+}
+
+#[inline(always)]
+fn ask<I: Net>(tuple: &Tuple<I::Addr>, in_ifindex: u32) -> bpf_fib_lookup {
+    // SAFETY: all bytes zero are valid arguments.
+    let mut params: bpf_fib_lookup = unsafe { core::mem::zeroed() };
+    params.family = I::FAMILY;
+    params.l4_protocol = tuple.protocol;
+    params.sport = tuple.sport;
+    params.dport = tuple.dport;
+    params.ifindex = in_ifindex;
+    params.__bindgen_anon_1.tot_len = 1;
+    I::set_fib(&mut params, tuple.src, tuple.dst);
+    params
+}
 
 /// Where the kernel forwards a packet to.
 #[derive(Clone, Copy)]
@@ -38,16 +72,7 @@ pub const NONE: u32 = 0;
 #[inline(always)]
 pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
     let Some(Work { head, route, next_hop, .. }) = I::work() else { return NONE };
-    let tuple = &head.tuple;
-    // SAFETY: all bytes zero are valid arguments.
-    let mut params: bpf_fib_lookup = unsafe { core::mem::zeroed() };
-    params.family = I::FAMILY;
-    params.l4_protocol = tuple.protocol;
-    params.sport = tuple.sport;
-    params.dport = tuple.dport;
-    params.ifindex = in_ifindex;
-    params.__bindgen_anon_1.tot_len = 1;
-    I::set_fib(&mut params, tuple.src, tuple.dst);
+    let mut params = ask::<I>(&head.tuple, in_ifindex);
     let tells_source = node().features & feature::FIB_SRC != 0;
     let flags = if tells_source { FIB_LOOKUP_SRC } else { 0 };
     // SAFETY: the context is valid, the arguments have the size that is passed.

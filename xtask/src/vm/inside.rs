@@ -41,13 +41,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the kernel does not tell its release")?;
     let release = release.trim().to_owned();
     results.write(&Record::Kernel { release })?;
-    for record in attach::measure(&arguments.bin.join("underpass"))? {
-        results.write(&record)?;
+    let measured = attach::measure(&arguments.bin.join("underpass"))?;
+    for record in &measured {
+        results.write(record)?;
     }
+    // Every test would say it again.
+    let loaded = !measured
+        .iter()
+        .any(|record| matches!(record, Record::NoAttachment { .. }));
+    let files = if loaded { &arguments.tests[..] } else { &[] };
     let end = start + Duration::from_secs(arguments.seconds);
     let logs = shared.join("logs");
     fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
-    for file in &arguments.tests {
+    for file in files {
         for test in test::list(&arguments.bin, file)? {
             let name = test.full_name();
             if arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part)) {

@@ -1,0 +1,119 @@
+//! Nodes that fill up, and calls on them in turn.
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use underpass_tests::{Node, netns::Netns};
+
+use super::{Call, Site, floor};
+use crate::plugin::Plugin;
+
+/// A node of one plugin with the containers that were attached so far.
+pub(super) struct Crowd {
+    plugin: Plugin,
+    site: Site,
+    containers: Vec<(Netns, Value)>,
+}
+
+/// A node without containers for each plugin.
+pub(super) fn empty() -> Result<Vec<Crowd>> {
+    [
+        Plugin::Learned,
+        Plugin::Ptp,
+        Plugin::PtpMasquerade,
+        Plugin::BridgeMasquerade,
+    ]
+    .into_iter()
+    .map(|plugin| {
+        Ok(Crowd {
+            plugin,
+            site: Site::new(plugin)?,
+            containers: Vec::new(),
+        })
+    })
+    .collect()
+}
+
+impl Crowd {
+    pub(super) const fn is_ours(&self) -> bool {
+        self.plugin.is_ours()
+    }
+
+    pub(super) fn node(&self) -> &Node {
+        &self.site.node
+    }
+
+    /// Attaches containers until there are so many.
+    pub(super) fn fill(&mut self, containers: usize) -> Result<()> {
+        for number in self.containers.len()..containers {
+            let container = self.site.container(&format!("resident{number}"))?;
+            let (_, result) = self.site.add(&container)?;
+            self.containers.push((container, result));
+        }
+        Ok(())
+    }
+
+    /// CHECK of one container, STATUS and VERSION.
+    pub(super) fn look(&self, containers: usize, calls: usize) -> Result<Vec<Call>> {
+        let Site { node, network, .. } = &self.site;
+        let (container, result) = self
+            .containers
+            .last()
+            .context("CHECK needs a container on the node")?;
+        let checked = network.after(result);
+        let [mut check, mut status, mut version] = [const { Vec::new() }; 3];
+        for _ in 0..calls {
+            for (times, done) in [
+                (&mut check, checked.call(node, "CHECK", Some(container))?),
+                (&mut status, network.call(node, "STATUS", None)?),
+                (&mut version, network.call(node, "VERSION", None)?),
+            ] {
+                times.push(done.elapsed.as_secs_f64() * 1e3);
+            }
+        }
+        let name = self.plugin.name();
+        Ok(vec![
+            Call::new(name, "CHECK", containers, check)?,
+            Call::new(name, "STATUS", containers, status)?,
+            Call::new(name, "VERSION", containers, version)?,
+        ])
+    }
+}
+
+/// ADD and DEL of one more container, on one node after the other, again and again; and what `ip` needs to make and delete a veth pair.
+pub(super) fn attach_and_detach(
+    crowds: &[Crowd],
+    containers: usize,
+    calls: usize,
+) -> Result<Vec<Call>> {
+    let mut times = vec![(Vec::new(), Vec::new()); crowds.len()];
+    let (mut made, mut deleted) = (Vec::new(), Vec::new());
+    for round in 0..calls {
+        for (crowd, (adds, dels)) in crowds.iter().zip(&mut times) {
+            let site = &crowd.site;
+            let container = site.container(&format!("guest{containers}x{round}"))?;
+            let (add, result) = site
+                .add(&container)
+                .with_context(|| format!("with {}", crowd.plugin.name()))?;
+            adds.push(add);
+            dels.push(site.del(&container, &result)?);
+            container.unlink()?;
+        }
+        if let Some(own) = crowds.iter().find(|crowd| crowd.is_ours()) {
+            let container = own.site.container(&format!("bare{containers}x{round}"))?;
+            let (make, delete) = floor::veth(own.node(), &container)?;
+            made.push(make);
+            deleted.push(delete);
+            container.unlink()?;
+        }
+    }
+    let mut all = vec![
+        Call::new(floor::NAME, "ADD", containers, made)?,
+        Call::new(floor::NAME, "DEL", containers, deleted)?,
+    ];
+    for (crowd, (adds, dels)) in crowds.iter().zip(times) {
+        let name = crowd.plugin.name();
+        all.push(Call::new(name, "ADD", containers, adds)?);
+        all.push(Call::new(name, "DEL", containers, dels)?);
+    }
+    Ok(all)
+}

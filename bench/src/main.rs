@@ -1,0 +1,227 @@
+//! Measures this project's plugin against the kernel's limits and the reference plugins. Needs root.
+//!
+//! Everything happens in namespaces that only this process holds: however it ends, nothing is left. It ends in time, too.
+
+use std::{
+    fs,
+    panic::resume_unwind,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    thread::ScopedJoinHandle,
+    time::{Duration, Instant},
+};
+
+use anstream::{eprintln, println};
+use anyhow::{Context as _, Result, bail};
+use clap::{Parser, ValueEnum};
+use nix::unistd::alarm;
+use serde::Serialize;
+use underpass_tests::{node::find_plugin, privilege};
+
+mod control;
+mod cpu;
+mod load;
+mod machine;
+mod path;
+mod plugin;
+mod program;
+mod redirect;
+mod report;
+mod sample;
+mod traffic;
+
+use load::Timing;
+use machine::Machine;
+use path::Paths;
+
+/// Measures underpass against the kernel's limits and the reference plugins.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
+struct Arguments {
+    /// Fewer and shorter rounds, and no crowded nodes: a few minutes instead of half an hour.
+    #[arg(long)]
+    quick: bool,
+    /// Measure only this; may be given several times. The result is printed, but not kept.
+    #[arg(long, value_enum)]
+    only: Vec<Part>,
+    /// What version of the sources this is, for the record.
+    #[arg(long, default_value = "unknown")]
+    revision: String,
+    /// Rounds of traffic.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Milliseconds that each load is counted for in a round.
+    #[arg(long)]
+    window: Option<u64>,
+}
+
+/// A part of the measurement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Part {
+    /// Packets on all paths.
+    Traffic,
+    /// The time of calls.
+    Control,
+    /// The time that programs take for a packet.
+    Program,
+}
+
+/// How much is measured.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Settings {
+    quick: bool,
+    /// Rounds of traffic on all paths.
+    rounds: usize,
+    /// Milliseconds of traffic before it counts.
+    warm_up_ms: u64,
+    /// Milliseconds of traffic that count.
+    window_ms: u64,
+    /// Containers on the node while calls are timed.
+    containers: Vec<usize>,
+    /// Timed ADDs and DELs for each plugin and number of containers.
+    calls: usize,
+    /// Series of many ADDs at once.
+    series: usize,
+    /// Single runs of each program.
+    runs: usize,
+    /// The longest time that all of it may take, in seconds.
+    #[serde(skip)]
+    limit_s: u32,
+}
+
+impl Settings {
+    fn of(arguments: &Arguments) -> Self {
+        let mut settings = if arguments.quick {
+            Self {
+                quick: true,
+                rounds: 5,
+                warm_up_ms: 60,
+                window_ms: 300,
+                containers: vec![30],
+                calls: 21,
+                series: 3,
+                runs: 4_000,
+                limit_s: 8 * 60,
+            }
+        } else {
+            Self {
+                quick: false,
+                rounds: 9,
+                warm_up_ms: 200,
+                window_ms: 1_000,
+                containers: vec![30, 250, 1_000],
+                calls: 31,
+                series: 7,
+                runs: 20_000,
+                limit_s: 40 * 60,
+            }
+        };
+        settings.rounds = arguments.rounds.unwrap_or(settings.rounds);
+        settings.window_ms = arguments.window.unwrap_or(settings.window_ms);
+        settings
+    }
+
+    const fn timing(&self) -> Timing {
+        Timing {
+            warm_up: Duration::from_millis(self.warm_up_ms),
+            window: Duration::from_millis(self.window_ms),
+        }
+    }
+}
+
+/// Everything that was measured, as it is kept.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Outcome {
+    revision: String,
+    machine: Machine,
+    settings: Settings,
+    /// Seconds that it took.
+    duration_s: u64,
+    traffic: Vec<traffic::Series>,
+    bypassed: Vec<path::Bypassed>,
+    control: Option<control::Outcome>,
+    programs: Vec<program::Cost>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(reason) = privilege::missing().or_else(|| find_plugin().err().map(str::to_owned)) {
+        bail!("{reason}");
+    }
+    let begin = Instant::now();
+    let settings = Settings::of(arguments);
+    // The namespaces go with the process, so the bluntest of clocks is good enough.
+    alarm::set(settings.limit_s);
+    let wanted = |part| arguments.only.is_empty() || arguments.only.contains(&part);
+
+    let mut outcome = Outcome {
+        revision: arguments.revision.clone(),
+        machine: Machine::here()?,
+        settings,
+        duration_s: 0,
+        traffic: Vec::new(),
+        bypassed: Vec::new(),
+        control: None,
+        programs: Vec::new(),
+    };
+    if wanted(Part::Traffic) {
+        eprintln!("traffic: building the paths");
+        let paths = Paths::build()?;
+        outcome.traffic = traffic::measure(&paths.paths, &outcome.settings)?;
+        outcome.bypassed = paths.bypassed()?;
+    }
+    if wanted(Part::Program) {
+        eprintln!("programs: single runs");
+        outcome.programs = program::measure(outcome.settings.runs)?;
+    }
+    if wanted(Part::Control) {
+        outcome.control = Some(control::measure(&outcome.settings)?);
+    }
+    outcome.duration_s = begin.elapsed().as_secs();
+
+    println!("{}", report::table(&outcome));
+    if arguments.only.is_empty() {
+        keep(&outcome)?;
+    }
+    Ok(())
+}
+
+/// Writes table, JSON and plot, each complete or not at all.
+fn keep(outcome: &Outcome) -> Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+    fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    let kind = if outcome.settings.quick {
+        "quick"
+    } else {
+        "full"
+    };
+    let name = format!("{}-{kind}", outcome.machine.slug());
+    let json = serde_json::to_string_pretty(outcome).context("write the result as JSON")?;
+    for (extension, text) in [
+        ("json", json),
+        ("txt", report::table(outcome)),
+        ("svg", report::plot(outcome)),
+    ] {
+        let file: PathBuf = folder.join(format!("{name}.{extension}"));
+        let draft = file.with_extension(format!("{extension}.new"));
+        fs::write(&draft, text.trim_end().to_owned() + "\n")
+            .and_then(|()| fs::rename(&draft, &file))
+            .with_context(|| format!("write {}", file.display()))?;
+        eprintln!("wrote {}", file.display());
+    }
+    Ok(())
+}
+
+/// What a thread found out; its panic goes on here.
+pub(crate) fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}

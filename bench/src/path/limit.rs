@@ -1,0 +1,76 @@
+//! The kernel's limits: what no plugin with veth pairs can beat.
+
+use std::{path::Path as File, process::Command};
+
+use anyhow::{Context as _, Result};
+use nix::net::if_::if_nametoindex;
+use underpass_tests::{Family, netns::Netns};
+
+use super::{Carrier, Path, Route};
+use crate::redirect;
+
+/// L1: one veth pair between two namespaces.
+pub(super) fn one_pair() -> Result<Path> {
+    let root = Netns::isolated("limit1")?;
+    let (client, server) = (root.sibling("client")?, root.sibling("server")?);
+    root.ip(&[
+        "link add near netns client mtu 1500 type veth peer name far netns server mtu 1500"
+            .to_owned(),
+    ])?;
+    finish(Route::PodToPod, client, server)
+}
+
+/// L2: two veth pairs, joined on a node without addresses by tc programs that redirect everything.
+pub(super) fn two_pairs() -> Result<Path> {
+    let node = Netns::isolated("limit2")?;
+    let (client, server) = (node.sibling("client")?, node.sibling("server")?);
+    node.ip(&[
+        "link add left mtu 1500 type veth peer name near netns client mtu 1500".to_owned(),
+        "link add right mtu 1500 type veth peer name far netns server mtu 1500".to_owned(),
+        "link set left up".to_owned(),
+        "link set right up".to_owned(),
+    ])?;
+    join(&node, "left", "right")?;
+    join(&node, "right", "left")?;
+    finish(Route::PodToWorld, client, server)
+}
+
+/// Sends all that comes in by one device out of another.
+fn join(node: &Netns, from: &str, to: &str) -> Result<()> {
+    let pin = File::new("/sys/fs/bpf").join(from);
+    node.run(|| {
+        let ifindex = if_nametoindex(to).with_context(|| format!("find the device {to}"))?;
+        redirect::pin_redirect(ifindex, &pin)
+    })?;
+    node.expect(
+        Command::new("tc").args(["qdisc", "add", "dev", from, "clsact"]),
+        &[],
+    )?;
+    node.expect(
+        Command::new("tc")
+            .args(["filter", "add", "dev", from, "ingress"])
+            .args(["bpf", "direct-action", "object-pinned"])
+            .arg(&pin),
+        &[],
+    )?;
+    Ok(())
+}
+
+fn finish(route: Route, client: Netns, server: Netns) -> Result<Path> {
+    for (netns, device, host) in [(&client, "near", 1), (&server, "far", 2)] {
+        netns.ip(&[
+            format!("link set {device} up"),
+            format!("address add 10.99.0.{host}/24 dev {device}"),
+            format!("address add fd00:99::{host}/64 dev {device} nodad"),
+        ])?;
+    }
+    Ok(Path {
+        route,
+        carrier: Carrier::Limit,
+        client,
+        server,
+        v4: "10.99.0.2".parse().context("parse an IPv4 address")?,
+        v6: "fd00:99::2".parse().context("parse an IPv6 address")?,
+    })
+}
+

@@ -1,0 +1,220 @@
+//! Plugins under measurement: ours and the reference ones, called the same way and timed as whole processes.
+
+use std::{
+    io::Write as _,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+use serde_json::{Value, json};
+use underpass_tests::{Family, Node, netns::Netns, node};
+
+/// Where Debian installs the reference plugins.
+const REFERENCE: &str = "/usr/lib/cni";
+
+/// The container's interface.
+const IFNAME: &str = "eth0";
+
+/// A plugin with the keys that matter for speed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Plugin {
+    /// `bridge`, without masquerade.
+    Bridge,
+    /// `bridge` with `ipMasq`, which is iptables.
+    BridgeMasquerade,
+    /// `ptp`, without masquerade.
+    Ptp,
+    /// `ptp` with `ipMasq`.
+    PtpMasquerade,
+    /// Ours with `ipMasq`, flows learned.
+    Learned,
+    /// Ours with `ipMasq`, flows decided by ourselves.
+    Eager,
+    /// Ours with `ipMasq`, the stack forwards everything.
+    Off,
+}
+
+impl Plugin {
+    /// Its name in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bridge => "bridge",
+            Self::BridgeMasquerade => "bridge ipMasq",
+            Self::Ptp => "ptp",
+            Self::PtpMasquerade => "ptp ipMasq",
+            Self::Learned => "learned",
+            Self::Eager => "eager",
+            Self::Off => "off",
+        }
+    }
+
+    /// Whether it is this project's.
+    pub(crate) const fn is_ours(self) -> bool {
+        matches!(self, Self::Learned | Self::Eager | Self::Off)
+    }
+
+    fn executable(self) -> PathBuf {
+        match self {
+            Self::Bridge | Self::BridgeMasquerade => Path::new(REFERENCE).join("bridge"),
+            Self::Ptp | Self::PtpMasquerade => Path::new(REFERENCE).join("ptp"),
+            Self::Learned | Self::Eager | Self::Off => node::plugin().to_owned(),
+        }
+    }
+
+    /// A network of it on a node, with ranges large enough for a thousand containers.
+    pub(crate) fn network(self, node: &Node, families: &[Family]) -> Network {
+        let ipam = json!({
+            "type": "host-local",
+            "dataDir": node.data_dir(),
+            "ranges": families.iter().map(|&family| json!([{ "subnet": range(family) }])).collect::<Vec<_>>(),
+            "routes": families.iter().map(|family| json!({ "dst": family.everywhere() })).collect::<Vec<_>>(),
+        });
+        let mut conf = json!({ "cniVersion": "1.0.0", "name": "bench", "ipam": ipam });
+        let keys = match self {
+            Self::Bridge => json!({ "type": "bridge", "bridge": "cni0", "isGateway": true }),
+            Self::BridgeMasquerade => {
+                json!({ "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true })
+            }
+            Self::Ptp => json!({ "type": "ptp" }),
+            Self::PtpMasquerade => json!({ "type": "ptp", "ipMasq": true }),
+            Self::Learned => own("learned", node),
+            Self::Eager => own("eager", node),
+            Self::Off => own("off", node),
+        };
+        for (key, value) in keys.as_object().into_iter().flatten() {
+            conf[key] = value.clone();
+        }
+        Network {
+            executable: self.executable(),
+            conf,
+        }
+    }
+}
+
+fn own(bypass: &str, node: &Node) -> Value {
+    json!({ "type": "underpass", "cniVersion": "1.1.0", "ipMasq": true, "bypass": bypass, "bpfRoot": node.bpf_root() })
+}
+
+const fn range(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "10.88.0.0/16",
+        Family::V6 => "fd00:88::/64",
+    }
+}
+
+/// A plugin with its network configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    executable: PathBuf,
+    conf: Value,
+}
+
+/// What a call gave, and how long the process lived: from the moment before it was started to the moment after it was reaped.
+pub(crate) struct Done {
+    pub(crate) elapsed: Duration,
+    pub(crate) stdout: Value,
+}
+
+/// A call that is under way.
+pub(crate) struct Running {
+    child: Child,
+    what: String,
+}
+
+impl Network {
+    /// The same with a result to check or to delete.
+    pub(crate) fn after(&self, result: &Value) -> Self {
+        let mut after = self.clone();
+        after.conf["prevResult"] = result.clone();
+        after
+    }
+
+    /// ADDs a container on a node.
+    pub(crate) fn add(&self, node: &Node, container: &Netns) -> Result<Done> {
+        self.call(node, "ADD", Some(container))
+    }
+
+    /// DELs a container from a node.
+    pub(crate) fn del(&self, node: &Node, container: &Netns) -> Result<Done> {
+        self.call(node, "DEL", Some(container))
+    }
+
+    /// Makes a call in a node's namespaces.
+    pub(crate) fn call(&self, node: &Node, verb: &str, container: Option<&Netns>) -> Result<Done> {
+        node.netns().run(|| {
+            let start = Instant::now();
+            let output = self.start(verb, container)?.finish()?;
+            let elapsed = start.elapsed();
+            Ok(Done {
+                elapsed,
+                stdout: parse(&output)?,
+            })
+        })
+    }
+
+    /// Starts a call in the namespaces of the calling thread.
+    pub(crate) fn start(&self, verb: &str, container: Option<&Netns>) -> Result<Running> {
+        let mut command = Command::new(&self.executable);
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("CNI_COMMAND", verb)
+            .env("CNI_PATH", REFERENCE)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        if let Some(container) = container {
+            command
+                .env("CNI_CONTAINERID", container.name())
+                .env("CNI_NETNS", container.path())
+                .env("CNI_IFNAME", IFNAME);
+        }
+        let what = format!("{verb} of {}", self.executable.display());
+        let mut child = command.spawn().with_context(|| format!("start {what}"))?;
+        if let Some(mut pipe) = child.stdin.take() {
+            // A verb that does not read its input closes the pipe; its exit status says whether that was right.
+            let _ = pipe.write_all(self.conf.to_string().as_bytes());
+        }
+        Ok(Running { child, what })
+    }
+}
+
+impl Running {
+    /// Waits for success: its standard output.
+    pub(crate) fn finish(self) -> Result<Vec<u8>> {
+        let output = self
+            .child
+            .wait_with_output()
+            .with_context(|| format!("wait for {}", self.what))?;
+        ensure!(
+            output.status.success(),
+            "{} failed ({}): {}",
+            self.what,
+            output.status,
+            String::from_utf8_lossy(&output.stdout).trim()
+        );
+        Ok(output.stdout)
+    }
+}
+
+fn parse(stdout: &[u8]) -> Result<Value> {
+    if stdout.trim_ascii().is_empty() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_slice(stdout).context("read the result of a plugin")
+}
+
+/// The address of a family in the result of an ADD.
+pub(crate) fn address(result: &Value, family: Family) -> Result<IpAddr> {
+    let ips = result["ips"].as_array();
+    ips.into_iter()
+        .flatten()
+        .filter_map(|ip| ip["address"].as_str()?.split('/').next()?.parse().ok())
+        .find(|&ip| Family::of(ip) == family)
+        .with_context(|| format!("a result without an address of {family:?}: {result}"))
+}

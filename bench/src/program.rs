@@ -1,0 +1,195 @@
+//! What a program costs for one packet of a flow that it knows, by `BPF_PROG_TEST_RUN`.
+//!
+//! A program changes the packet that it sends on, so a run can't be repeated on the same one: each is a run of its own, timed by the kernel.
+//! The same is done with a program that does nothing; the difference is what the program costs.
+
+use std::{net::SocketAddr, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::{
+    TestRunOptions,
+    programs::{SchedClassifier, TestRun as _},
+};
+use nix::net::if_::if_nametoindex;
+use serde::Serialize;
+use underpass_tests::{
+    Family, Lab, Node, Pod, counter::pins, frame::Ends, netns::Netns, runtime::Conf,
+};
+
+use crate::{
+    cpu::{self, End},
+    redirect,
+    sample::Summary,
+};
+
+/// `TC_ACT_REDIRECT`: the packet was sent on past the stack.
+const REDIRECT: u32 = 7;
+
+/// Offset of `ifindex` in the kernel's `struct __sk_buff`, and the size of the struct up to `gso_size` and more.
+const SK_BUFF_IFINDEX: usize = 40;
+const SK_BUFF: usize = 192;
+
+/// Bytes of payload, as in the load of datagrams.
+const PAYLOAD: [u8; 64] = [0; 64];
+
+const CLIENT_PORT: u16 = 40_000;
+const SERVER_PORT: u16 = 50_000;
+
+/// One program on one kind of packet.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Cost {
+    pub(crate) program: &'static str,
+    pub(crate) packet: String,
+    /// Whether every run sent the packet past the stack; otherwise the figure is of something else.
+    pub(crate) bypassed: bool,
+    /// Nanoseconds of a run, as the kernel timed it.
+    pub(crate) ns: Summary,
+    /// The same less the median of a program that does nothing.
+    pub(crate) net_ns: f64,
+}
+
+/// Runs each program of the fast path on packets of flows that were learned just before.
+pub(crate) fn measure(runs: usize) -> Result<Vec<Cost>> {
+    let lab = Lab::new()?;
+    let node = &lab.node;
+    let conf: Conf = lab.conf();
+    let client = lab.pod_with("client", &conf)?;
+    let server = lab.pod_with("server", &conf)?;
+    let nothing = Path::new("/sys/fs/bpf/nothing");
+    node.netns().run(|| redirect::pin_nothing(nothing))?;
+
+    let mut costs = Vec::new();
+    for family in Family::BOTH {
+        let to_pod = client
+            .ends(server.ip(family))?
+            .udp(CLIENT_PORT, SERVER_PORT, &PAYLOAD);
+        let to_world = client
+            .ends(family.remote())?
+            .udp(CLIENT_PORT, SERVER_PORT, &PAYLOAD);
+        let reply = Ends {
+            src_mac: mac(lab.world.netns(), "eth0")?,
+            dst_mac: mac(node.netns(), Node::UPLINK)?,
+            src: family.remote(),
+            dst: family.node(),
+        }
+        .udp(SERVER_PORT, CLIENT_PORT, &PAYLOAD);
+
+        teach(client.netns(), server.netns(), server.ip(family))?;
+        teach(client.netns(), lab.world.netns(), family.remote())?;
+        let from_pod = pins(node).join("programs/from_pod");
+        let from_wire = pins(node).join("programs/from_wire");
+        let veth = client.host_veth();
+        for (name, pin, device, what, frame) in [
+            ("nothing", nothing, veth, "pod to pod", &to_pod),
+            ("from_pod", &from_pod, veth, "pod to pod", &to_pod),
+            ("from_pod", &from_pod, veth, "pod to world", &to_world),
+            ("from_wire", &from_wire, Node::UPLINK, "reply from world", &reply),
+        ] {
+            let (ns, bypassed) = time(node, pin, device, frame, runs)
+                .with_context(|| format!("run {name} on a packet {what}"))?;
+            costs.push(Cost {
+                program: name,
+                packet: format!("{what}, {family:?}"),
+                bypassed,
+                ns,
+                net_ns: 0.0,
+            });
+        }
+    }
+    let floor: Vec<f64> = costs
+        .iter()
+        .filter(|cost| cost.program == "nothing")
+        .map(|cost| cost.ns.median)
+        .collect();
+    let floor = Summary::of(&floor).context("the empty program was not run")?;
+    for cost in &mut costs {
+        cost.net_ns = cost.ns.median - floor.median;
+    }
+    release(client, server)?;
+    Ok(costs)
+}
+
+fn release(client: Pod, server: Pod) -> Result<()> {
+    client.del()?;
+    server.del()
+}
+
+/// A flow with several packets in both directions.
+fn teach(client: &Netns, server: &Netns, target: std::net::IpAddr) -> Result<()> {
+    let target = SocketAddr::new(target, SERVER_PORT);
+    let source = Family::of(target.ip()).port(CLIENT_PORT);
+    let bind = |netns: &Netns, at: SocketAddr| {
+        netns
+            .run(|| std::net::UdpSocket::bind(at))
+            .with_context(|| format!("receive datagrams at {at}"))
+    };
+    let (here, there) = (bind(client, source)?, bind(server, target)?);
+    for socket in [&here, &there] {
+        socket.set_read_timeout(Some(Duration::from_millis(300)))?;
+    }
+    let mut answered = 0;
+    for _ in 0..20 {
+        let mut buffer = PAYLOAD;
+        here.send_to(&PAYLOAD, target)
+            .context("send a datagram")?;
+        let Ok((_, from)) = there.recv_from(&mut buffer) else {
+            continue;
+        };
+        there
+            .send_to(&buffer, from)
+            .context("answer a datagram")?;
+        answered += usize::from(here.recv(&mut buffer).is_ok());
+    }
+    ensure!(answered > 10, "only {answered} of 20 datagrams to {target} were answered");
+    Ok(())
+}
+
+/// Nanoseconds of single runs of a pinned program, and whether all of them redirected.
+fn time(
+    node: &Node,
+    pin: &Path,
+    device: &str,
+    frame: &[u8],
+    runs: usize,
+) -> Result<(Summary, bool)> {
+    let mut context = [0; SK_BUFF];
+    let (times, bypassed) = node.netns().run(|| {
+        cpu::pin(End::Client)?;
+        let program =
+            SchedClassifier::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
+        let ifindex =
+            if_nametoindex(device).with_context(|| format!("find the device {device}"))?;
+        context[SK_BUFF_IFINDEX..SK_BUFF_IFINDEX + 4].copy_from_slice(&ifindex.to_ne_bytes());
+        let mut times = Vec::with_capacity(runs);
+        let mut bypassed = true;
+        for _ in 0..runs {
+            let result = program
+                .test_run(TestRunOptions {
+                    data_in: Some(frame),
+                    ctx_in: Some(&context),
+                    ..TestRunOptions::new()
+                })
+                .context("BPF_PROG_TEST_RUN")?;
+            times.push(result.duration.as_secs_f64() * 1e9);
+            bypassed &= result.return_value == REDIRECT;
+        }
+        anyhow::Ok((times, bypassed))
+    })?;
+    let summary = Summary::of(&times).context("no runs were asked for")?;
+    Ok((summary, bypassed))
+}
+
+fn mac(netns: &Netns, device: &str) -> Result<[u8; 6]> {
+    let links = netns.ip_json(&["link", "show", "dev", device])?;
+    let text = links[0]["address"]
+        .as_str()
+        .with_context(|| format!("the device {device} has no MAC"))?;
+    let bytes: Vec<u8> = text
+        .split(':')
+        .map(|part| u8::from_str_radix(part, 16))
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{text} is no MAC"))?;
+    <[u8; 6]>::try_from(bytes)
+        .ok()
+        .with_context(|| format!("{text} is no MAC"))
+}

@@ -1,0 +1,118 @@
+//! Host ports: a flow to a port of the host goes to the container that serves it.
+//!
+//! The container sees the client's own address. What comes back must leave with the address and port that the client asked for, so both
+//! entries are stored with the first packet, as for a masqueraded flow whose replies come first.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    addr::{Addr, Family as _},
+    counter::Counter,
+    flow::{Half, Tuple, action, protocol, rewrite, state},
+    port::{HostPort, PortTarget},
+};
+use underpass_ebpf::{
+    ip::Head,
+    l4::{Kind, tcp},
+};
+
+use super::{
+    flow::{ABSENT, PRESENT},
+    masquerade::{CLAIMED, FREE, Opener, may_open},
+    route,
+};
+use crate::{
+    call::Call,
+    maps::{Net, Work, count, endpoint, is_service_address, port},
+    skb::Skb,
+};
+
+/// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves its destination: [`PRESENT`], and its
+/// direction is in [`Work::half`]. `client` is the host veth that the packet came from, 0 if it came from the world.
+#[inline(always)]
+pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
+    let Some(Work { head, request, .. }) = I::work() else { return ABSENT };
+    if head.kind != Kind::Flow || !may_open(head) {
+        return ABSENT;
+    }
+    let Some(target) = serving::<I>(&head.tuple) else { return ABSENT };
+    // A container that connects to its own host port: not by this way.
+    if target.ifindex == client || endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
+        return ABSENT;
+    }
+    let asked = head.tuple.reversed();
+    request.outer = asked;
+    request.inner = Tuple::new(asked.protocol, I::narrow(target.addr), target.port, asked.dst, asked.dport);
+    request.owner = target.ifindex;
+    request.client = client;
+    request.uplink = 0;
+    request.opener = Opener::Other;
+    (request.out, request.back) = (action::STACK, action::STACK);
+    if !is_local::<I>(ctx) || belongs_to_host::<I>(ctx, head) {
+        return ABSENT;
+    }
+    if I::insert() != CLAIMED || I::commit() != CLAIMED {
+        return ABSENT;
+    }
+    count(Counter::HostPort);
+    I::copy_live()
+}
+
+/// Who serves the destination of a packet: the entry of the address itself counts before that of every address.
+#[inline(always)]
+fn serving<I: Net>(tuple: &Tuple<I::Addr>) -> Option<&'static PortTarget> {
+    let mut key = HostPort {
+        addr: tuple.dst.wide(),
+        port: tuple.dport,
+        protocol: tuple.protocol,
+        family: I::FAMILY,
+        reserved: 0,
+    };
+    port(&key).or_else(|| {
+        key.addr = Addr::default();
+        port(&key)
+    })
+}
+
+/// Whether any host port has this port number: masquerade must not use it.
+#[inline(always)]
+pub fn is_mapped<I: Net>(outer: &Tuple<I::Addr>) -> bool {
+    serving::<I>(&outer.reversed()).is_some()
+}
+
+/// Whether a flow to a host port still goes where the port leads, as told by its half for packets with `tuple`.
+#[inline(always)]
+pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_state: u32) -> bool {
+    if flow_state & state::PORT == 0 {
+        return true;
+    }
+    if half.rewrite & rewrite::DST != 0 {
+        return serving::<I>(tuple).is_some_and(|target| target.addr == half.dst.wide() && target.port == half.dport);
+    }
+    if half.rewrite & rewrite::SRC != 0 {
+        let asked = Tuple::new(tuple.protocol, half.dst, half.dport, half.src, half.sport);
+        return serving::<I>(&asked).is_some_and(|target| target.addr == tuple.src.wide() && target.port == tuple.sport);
+    }
+    true
+}
+
+/// Whether the destination is an address of this host now, and not one of a Service.
+///
+/// The routing table tells: a local address is not forwarded. Neither is one without a route, but such a packet would not be for us by its
+/// Ethernet destination.
+#[inline(always)]
+fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
+    let Some(Work { head, .. }) = I::work() else { return false };
+    if is_service_address(head.tuple.dst.wide()) {
+        return false;
+    }
+    let skb = Skb::new(ctx);
+    skb.is_for_host() && I::is_local(ctx, skb.ifindex()) == route::LOCAL
+}
+
+/// Whether the packet is in the middle of a connection of the host's own, made before the port was mapped.
+#[inline(always)]
+fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
+    head.tuple.protocol == protocol::TCP && head.tcp_flags & tcp::SYN == 0 && I::host_uses(ctx) != FREE
+}
+
+const _: () = assert!(PRESENT != ABSENT);
