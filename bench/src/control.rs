@@ -67,10 +67,7 @@ pub(crate) fn measure(settings: &Settings) -> Result<Outcome> {
             memory.push(memory::Memory::of(own.node(), containers)?);
         }
     }
-    eprintln!(
-        "calls: many at once, after {} s",
-        begin.elapsed().as_secs()
-    );
+    eprintln!("calls: many at once, after {} s", begin.elapsed().as_secs());
     Ok(Outcome {
         calls,
         series: series::measure(settings.series)?,

@@ -185,10 +185,7 @@ fn closed(error: &io::Error) -> bool {
 }
 
 /// A count as a number to calculate with; counts stay far below the 2^53 from which on that loses anything.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "no measurement counts to 2^53"
-)]
+#[expect(clippy::cast_precision_loss, reason = "no measurement counts to 2^53")]
 const fn number(count: u64) -> f64 {
     count as f64
 }

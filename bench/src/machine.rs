@@ -15,7 +15,7 @@ pub(crate) struct Machine {
     cores: usize,
     memory_mib: u64,
     /// Whether the processor says that it is a virtual one.
-    virtual_machine: bool,
+    virtualized: bool,
     /// Runnable processes in the minute before the first measurement: well above 0, and the figures are not to be trusted.
     load_average: f64,
     iptables: String,
@@ -41,7 +41,7 @@ impl Machine {
                 .to_owned(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             memory_mib: kib / 1024,
-            virtual_machine: field(&cpuinfo, "flags")
+            virtualized: field(&cpuinfo, "flags")
                 .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),
             load_average: load
                 .split(' ')
@@ -59,10 +59,7 @@ impl Machine {
 
     /// A name for files: kernel, architecture, number of cores.
     pub(crate) fn slug(&self) -> String {
-        format!(
-            "{}-{}-{}cpu",
-            self.kernel, self.architecture, self.cores
-        )
+        format!("{}-{}-{}cpu", self.kernel, self.architecture, self.cores)
     }
 
     /// One line for people.
@@ -71,11 +68,7 @@ impl Machine {
             "{} ({} cores{}), {} MiB, kernel {} {}; load average before: {}",
             self.cpu,
             self.cores,
-            if self.virtual_machine {
-                ", virtual"
-            } else {
-                ""
-            },
+            if self.virtualized { ", virtual" } else { "" },
             self.memory_mib,
             self.kernel,
             self.architecture,

@@ -20,6 +20,7 @@ use underpass_tests::{node::find_plugin, privilege};
 
 mod control;
 mod cpu;
+mod fdinfo;
 mod load;
 mod machine;
 mod path;
@@ -28,6 +29,7 @@ mod program;
 mod redirect;
 mod report;
 mod sample;
+mod target;
 mod traffic;
 
 use load::Timing;
@@ -140,7 +142,8 @@ pub(crate) struct Outcome {
     traffic: Vec<traffic::Series>,
     bypassed: Vec<path::Bypassed>,
     control: Option<control::Outcome>,
-    programs: Vec<program::Cost>,
+    programs: Option<program::Outcome>,
+    targets: Vec<target::Target>,
 }
 
 fn main() -> ExitCode {
@@ -171,7 +174,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         traffic: Vec::new(),
         bypassed: Vec::new(),
         control: None,
-        programs: Vec::new(),
+        programs: None,
+        targets: Vec::new(),
     };
     if wanted(Part::Traffic) {
         eprintln!("traffic: building the paths");
@@ -180,12 +184,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         outcome.bypassed = paths.bypassed()?;
     }
     if wanted(Part::Program) {
-        eprintln!("programs: single runs");
-        outcome.programs = program::measure(outcome.settings.runs)?;
+        eprintln!("programs: single runs, then under traffic");
+        outcome.programs = Some(program::measure(outcome.settings.runs)?);
     }
     if wanted(Part::Control) {
         outcome.control = Some(control::measure(&outcome.settings)?);
     }
+    outcome.targets = target::judge(&outcome);
     outcome.duration_s = begin.elapsed().as_secs();
 
     println!("{}", report::table(&outcome));

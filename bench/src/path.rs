@@ -1,10 +1,11 @@
 //! Ways for packets, all of them standing side by side: each has namespaces of its own and shares nothing but the machine.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use underpass_tests::{Family, Lab, Node, counter::Counters, netns::Netns};
+use underpass_abi::counter::Counter;
+use underpass_tests::{Family, Lab, counter::Counters, netns::Netns};
 
 use crate::{
     load::Ends,
@@ -69,6 +70,8 @@ pub(crate) struct Path {
     pub(crate) carrier: Carrier,
     client: Netns,
     server: Netns,
+    /// What lies between: it lives as long as a handle of it does.
+    _node: Netns,
     v4: IpAddr,
     v6: IpAddr,
 }
@@ -102,9 +105,10 @@ struct Site {
 /// How many packets of a node took the bypass in all.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Bypassed {
-    plugin: Plugin,
-    packets: u64,
-    learned: u64,
+    pub(crate) plugin: Plugin,
+    pub(crate) packets: u64,
+    /// Directions of flows that were learned.
+    pub(crate) learned: u64,
 }
 
 impl Paths {
@@ -148,16 +152,10 @@ impl Paths {
             Ok(Bypassed {
                 plugin: site.plugin,
                 packets: counters.bypassed(),
-                learned: counters.get(underpass_abi::counter::Counter::Learned),
+                learned: counters.get(Counter::Learned),
             })
         })
         .collect()
-    }
-
-    /// The node of a plugin.
-    pub(crate) fn node(&self, plugin: Plugin) -> Option<&Arc<Node>> {
-        let site = self.sites.iter().find(|site| site.plugin == plugin)?;
-        Some(&site.lab.node)
     }
 }
 
@@ -176,6 +174,7 @@ fn site(plugin: Plugin) -> Result<(Lab, [Path; 2])> {
         carrier,
         client: client.clone(),
         server,
+        _node: node.netns().clone(),
         v4: plugin::address(&result, Family::V4)?,
         v6: plugin::address(&result, Family::V6)?,
     };
@@ -184,6 +183,7 @@ fn site(plugin: Plugin) -> Result<(Lab, [Path; 2])> {
         carrier,
         client,
         server: lab.world.netns().clone(),
+        _node: node.netns().clone(),
         v4: Family::V4.remote(),
         v6: Family::V6.remote(),
     };

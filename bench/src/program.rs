@@ -12,9 +12,7 @@ use aya::{
 };
 use nix::net::if_::if_nametoindex;
 use serde::Serialize;
-use underpass_tests::{
-    Family, Lab, Node, Pod, counter::pins, frame::Ends, netns::Netns, runtime::Conf,
-};
+use underpass_tests::{Family, Lab, Node, counter::pins, frame::Ends, netns::Netns, runtime::Conf};
 
 use crate::{
     cpu::{self, End},
@@ -35,6 +33,15 @@ const PAYLOAD: [u8; 64] = [0; 64];
 const CLIENT_PORT: u16 = 40_000;
 const SERVER_PORT: u16 = 50_000;
 
+mod live;
+
+/// Everything about programs.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Outcome {
+    pub(crate) single: Vec<Cost>,
+    pub(crate) live: Vec<live::Live>,
+}
+
 /// One program on one kind of packet.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cost {
@@ -49,7 +56,7 @@ pub(crate) struct Cost {
 }
 
 /// Runs each program of the fast path on packets of flows that were learned just before.
-pub(crate) fn measure(runs: usize) -> Result<Vec<Cost>> {
+pub(crate) fn measure(runs: usize) -> Result<Outcome> {
     let lab = Lab::new()?;
     let node = &lab.node;
     let conf: Conf = lab.conf();
@@ -83,7 +90,13 @@ pub(crate) fn measure(runs: usize) -> Result<Vec<Cost>> {
             ("nothing", nothing, veth, "pod to pod", &to_pod),
             ("from_pod", &from_pod, veth, "pod to pod", &to_pod),
             ("from_pod", &from_pod, veth, "pod to world", &to_world),
-            ("from_wire", &from_wire, Node::UPLINK, "reply from world", &reply),
+            (
+                "from_wire",
+                &from_wire,
+                Node::UPLINK,
+                "reply from world",
+                &reply,
+            ),
         ] {
             let (ns, bypassed) = time(node, pin, device, frame, runs)
                 .with_context(|| format!("run {name} on a packet {what}"))?;
@@ -105,13 +118,13 @@ pub(crate) fn measure(runs: usize) -> Result<Vec<Cost>> {
     for cost in &mut costs {
         cost.net_ns = cost.ns.median - floor.median;
     }
-    release(client, server)?;
-    Ok(costs)
-}
-
-fn release(client: Pod, server: Pod) -> Result<()> {
+    let live = live::measure(&lab, &client, &server)?;
     client.del()?;
-    server.del()
+    server.del()?;
+    Ok(Outcome {
+        single: costs,
+        live,
+    })
 }
 
 /// A flow with several packets in both directions.
@@ -130,17 +143,17 @@ fn teach(client: &Netns, server: &Netns, target: std::net::IpAddr) -> Result<()>
     let mut answered = 0;
     for _ in 0..20 {
         let mut buffer = PAYLOAD;
-        here.send_to(&PAYLOAD, target)
-            .context("send a datagram")?;
+        here.send_to(&PAYLOAD, target).context("send a datagram")?;
         let Ok((_, from)) = there.recv_from(&mut buffer) else {
             continue;
         };
-        there
-            .send_to(&buffer, from)
-            .context("answer a datagram")?;
+        there.send_to(&buffer, from).context("answer a datagram")?;
         answered += usize::from(here.recv(&mut buffer).is_ok());
     }
-    ensure!(answered > 10, "only {answered} of 20 datagrams to {target} were answered");
+    ensure!(
+        answered > 10,
+        "only {answered} of 20 datagrams to {target} were answered"
+    );
     Ok(())
 }
 

@@ -1,6 +1,11 @@
 //! The two smallest programs there are, made by hand so that no compiler adds anything to them.
 
-use std::{ffi::CString, io, os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd}, path::Path};
+use std::{
+    ffi::CString,
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    path::Path,
+};
 
 use anyhow::{Context as _, Result};
 

@@ -9,6 +9,8 @@ use underpass_cni::{Dns, Error, NetConf, Request, address, args::CniArgs};
 
 use crate::{glob::Glob, netlink::link::Mac};
 
+pub(crate) mod port;
+
 /// Where pins are unless the config says otherwise.
 pub(crate) const BPF_ROOT: &str = "/sys/fs/bpf/underpass";
 /// Smallest MTU that IPv4 works with, in bytes.
@@ -87,6 +89,8 @@ pub(crate) struct Conf {
     pub(crate) dns: Option<Dns>,
     /// None: derived from the attachment.
     pub(crate) mac: Option<Mac>,
+    /// Host ports that lead to the container.
+    pub(crate) ports: Vec<port::PortMapping>,
 }
 
 #[derive(Default, Deserialize)]
@@ -104,7 +108,7 @@ struct Keys {
     uplinks: Option<Vec<String>>,
     bypass: Option<Bypass>,
     anti_spoof: Option<bool>,
-    macspoofchk: bool,
+    macspoofchk: Option<bool>,
     is_default_gateway: bool,
     // A routed interface is a gateway, and sends packets back to where they came from, without being told.
     #[serde(rename = "isGateway")]
@@ -128,7 +132,7 @@ struct Keys {
 struct RuntimeKeys {
     mac: String,
     dns: RuntimeDns,
-    port_mappings: Vec<Value>,
+    port_mappings: Vec<port::Entry>,
     bandwidth: Option<Value>,
 }
 
@@ -151,6 +155,7 @@ impl Conf {
     pub(crate) fn of_network(conf: &NetConf) -> Result<Self, Error> {
         let keys: Keys = conf.plugin()?;
         keys.refuse_unsupported()?;
+        let anti_spoof = keys.anti_spoof.unwrap_or(true);
         Ok(Self {
             mtu: mtu(keys.mtu)?,
             masquerade: if keys.ip_masq {
@@ -166,13 +171,12 @@ impl Conf {
                 .uplinks
                 .map(|list| list.into_iter().map(Glob::new).collect()),
             bypass: keys.bypass.unwrap_or_default(),
-            // `macspoofchk` asks for a part of it, so it may not turn the rest off.
-            spoofing: if keys.anti_spoof.unwrap_or(true) || keys.macspoofchk {
+            spoofing: if anti_spoof {
                 Spoofing::Dropped
             } else {
                 Spoofing::Allowed
             },
-            mac_check: if keys.macspoofchk {
+            mac_check: if keys.macspoofchk.unwrap_or(anti_spoof) {
                 MacCheck::On
             } else {
                 MacCheck::Off
@@ -186,6 +190,7 @@ impl Conf {
             bpf_root: root(keys.bpf_root)?,
             dns: conf.dns()?,
             mac: None,
+            ports: Vec::new(),
         })
     }
 
@@ -193,10 +198,7 @@ impl Conf {
     pub(crate) fn of_attachment(request: &Request) -> Result<Self, Error> {
         let mut decoded = Self::of_network(&request.conf)?;
         let runtime: RuntimeKeys = request.conf.runtime()?;
-        if !runtime.port_mappings.is_empty() {
-            let value = Value::Array(runtime.port_mappings);
-            return Err(Error::unsupported("runtimeConfig.portMappings", value));
-        }
+        decoded.ports = port::mappings(&runtime.port_mappings)?;
         if let Some(value) = runtime.bandwidth.filter(limits_something) {
             return Err(Error::unsupported("runtimeConfig.bandwidth", value));
         }

@@ -11,6 +11,7 @@ pub(crate) mod lock;
 pub(crate) mod map;
 pub(crate) mod object;
 pub(crate) mod pin;
+pub(crate) mod port;
 
 pub(crate) use map::Maps;
 pub(crate) use pin::Pins;

@@ -8,7 +8,10 @@ use underpass_abi::endpoint::{MAX_ADDRESSES, device};
 use underpass_cni::{CniResult, Dns, Error, Interface, IpConfig, Route as CniRoute};
 
 use crate::{
-    conf::{Bypass, Conf, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing},
+    conf::{
+        Bypass, Conf, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing,
+        port::{Binding, bindings},
+    },
     identity::Identity,
     netlink::{
         link::Mac,
@@ -58,6 +61,8 @@ pub(crate) struct Plan {
     pub(crate) flags: u32,
     /// Destinations that see the container's own address.
     pub(crate) no_masquerade: Vec<IpNet>,
+    /// Host ports that lead to the container.
+    pub(crate) ports: Vec<Binding>,
     /// The answer to the runtime.
     pub(crate) result: CniResult,
 }
@@ -113,6 +118,7 @@ impl Plan {
             dad: conf.dad,
             flags: flags(conf),
             no_masquerade: no_masquerade(conf, &addresses),
+            ports: host_ports(conf, &addresses),
             gateways,
             addresses,
             result: CniResult {
@@ -260,6 +266,11 @@ fn flags(conf: &Conf) -> u32 {
             Bypass::Eager => device::BYPASS | device::EAGER,
             Bypass::Off => 0,
         }
+}
+
+fn host_ports(conf: &Conf, addresses: &[IpNet]) -> Vec<Binding> {
+    let addresses: Vec<_> = addresses.iter().map(IpNet::addr).collect();
+    bindings(&conf.ports, &addresses)
 }
 
 /// Multicast and link-local destinations are never masqueraded; else what the config says, else the container's own networks.

@@ -7,6 +7,7 @@ pub(crate) mod address;
 pub(crate) mod endpoint;
 pub(crate) mod lease;
 pub(crate) mod link;
+pub(crate) mod port;
 pub(crate) mod program;
 pub(crate) mod route;
 pub(crate) mod sysctl;

@@ -31,7 +31,11 @@ pub(crate) struct Chain<'a> {
 
 impl<'a> Chain<'a> {
     /// Ours with the config of a test, then others, in a version that Debian's plugins speak.
-    pub(crate) fn new(node: &'a Node, first: &Conf, others: impl IntoIterator<Item = Value>) -> Self {
+    pub(crate) fn new(
+        node: &'a Node,
+        first: &Conf,
+        others: impl IntoIterator<Item = Value>,
+    ) -> Self {
         Self {
             node,
             version: "1.0.0".to_owned(),

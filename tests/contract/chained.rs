@@ -49,14 +49,21 @@ fn reaches_everything(
             (netns, neighbour.ip(family)),
             (netns, family.remote()),
         ] {
-            ping::ping(from, to).with_context(|| format!("{} to {to}, round {round}", from.name()))?;
+            ping::ping(from, to)
+                .with_context(|| format!("{} to {to}, round {round}", from.name()))?;
         }
     }
     Ok(())
 }
 
 /// ADD, schema, CHECK, traffic, CHECK, DEL, and nothing left.
-fn round_trip(chain: &Chain<'_>, version: &str, lab: &Lab, neighbour: &Pod, netns: &Netns) -> Result<Value> {
+fn round_trip(
+    chain: &Chain<'_>,
+    version: &str,
+    lab: &Lab,
+    neighbour: &Pod,
+    netns: &Netns,
+) -> Result<Value> {
     let before = Traces::of(&lab.node)?;
     let result = chain.add(netns)?;
     schema::validate(version, &result)?;
@@ -85,9 +92,14 @@ fn tuning(#[values("0.4.0", "1.0.0")] version: &str) -> Result<()> {
         "sysctl": { "net.ipv4.conf.eth0.arp_filter": "1" },
         "dataDir": "/run/cni/tuning",
     });
-    let chain = Chain::new(&lab.node, &lab.conf(), [tuning]).version(version);
+    // A pod whose MAC is checked keeps the one that it was given.
+    let conf = lab.conf().with("macspoofchk", false);
+    let chain = Chain::new(&lab.node, &conf, [tuning]).version(version);
     let result = round_trip(&chain, version, &lab, &neighbour, &netns)?;
-    ensure!(result["interfaces"][1]["mac"] == "0a:00:00:00:00:42", "{result}");
+    ensure!(
+        result["interfaces"][1]["mac"] == "0a:00:00:00:00:42",
+        "{result}"
+    );
     Ok(())
 }
 
@@ -110,11 +122,20 @@ fn bandwidth_towards_the_container() -> Result<()> {
 fn bandwidth_out_of_the_container_is_refused_by_the_kernel() -> Result<()> {
     needs_root!();
     let (lab, _, netns) = lab()?;
-    let bandwidth = json!({ "type": "bandwidth", "egressRate": 100_000_000, "egressBurst": 10_000_000 });
+    let bandwidth =
+        json!({ "type": "bandwidth", "egressRate": 100_000_000, "egressBurst": 10_000_000 });
     let chain = Chain::new(&lab.node, &lab.conf(), [bandwidth]);
     let before = Traces::of(&lab.node)?;
-    let error = format!("{:#}", chain.add(&netns).expect_err("the two qdiscs exclude each other"));
-    ensure!(error.contains("create ingress qdisc: file exists"), "{error}");
+    let error = format!(
+        "{:#}",
+        chain
+            .add(&netns)
+            .expect_err("the two qdiscs exclude each other")
+    );
+    ensure!(
+        error.contains("create ingress qdisc: file exists"),
+        "{error}"
+    );
     chain.del(&netns, &json!({ "cniVersion": "1.0.0" }))?;
     before.expect_same(&lab.node)
 }
@@ -125,9 +146,10 @@ fn firewall_on_a_host_that_drops_what_it_forwards() -> Result<()> {
     let (lab, _, netns) = lab()?;
     let rules = "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; };
         add table ip6 filter; add chain ip6 filter FORWARD { type filter hook forward priority 0; policy drop; };";
-    lab.node
-        .netns()
-        .expect(std::process::Command::new("nft").args(["-f", "-"]), rules.as_bytes())?;
+    lab.node.netns().expect(
+        std::process::Command::new("nft").args(["-f", "-"]),
+        rules.as_bytes(),
+    )?;
     let firewall = json!({ "type": "firewall", "backend": "iptables" });
     let chain = Chain::new(&lab.node, &lab.conf(), [firewall]);
     let before = Traces::of(&lab.node)?;
@@ -216,11 +238,17 @@ fn all_of_them() -> Result<()> {
     ];
     let chain = Chain::new(&lab.node, &lab.conf(), others)
         .version("0.4.0")
-        .runtime("portMappings", json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "udp" }]));
+        .runtime(
+            "portMappings",
+            json!([{ "hostPort": 8080, "containerPort": 80, "protocol": "udp" }]),
+        );
     let result = round_trip(&chain, "0.4.0", &lab, &neighbour, &netns)?;
     ensure!(result["interfaces"][1]["name"] == IFNAME, "{result}");
     for family in Family::BOTH {
-        ensure!(address(&result, family)? != neighbour.ip(family), "{result}");
+        ensure!(
+            address(&result, family)? != neighbour.ip(family),
+            "{result}"
+        );
     }
     Ok(())
 }

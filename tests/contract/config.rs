@@ -24,7 +24,9 @@ fn with(lab: &Lab, keys: &Value) -> Conf {
     keys.as_object()
         .into_iter()
         .flatten()
-        .fold(lab.conf(), |conf, (key, value)| conf.with(key, value.clone()))
+        .fold(lab.conf(), |conf, (key, value)| {
+            conf.with(key, value.clone())
+        })
 }
 
 /// The error of an ADD that must leave nothing behind.
@@ -70,7 +72,10 @@ fn what_runtimes_leave_in_a_config_is_no_obstacle() -> Result<()> {
     );
     let kubelet = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=1-2";
     let result = add(&lab, &conf, kubelet)?.result()?;
-    ensure!(result["interfaces"][1]["mac"] == "02:00:00:00:00:09", "keys have no case: {result}");
+    ensure!(
+        result["interfaces"][1]["mac"] == "02:00:00:00:00:09",
+        "keys have no case: {result}"
+    );
     Ok(())
 }
 
@@ -91,7 +96,10 @@ fn addresses_that_the_runtime_asks_for(
     let ips = result["ips"].as_array().into_iter().flatten();
     let addresses: Vec<_> = ips.filter_map(|ip| ip["address"].as_str()).collect();
     for address in expected {
-        ensure!(addresses.contains(address), "{address} is missing: {result}");
+        ensure!(
+            addresses.contains(address),
+            "{address} is missing: {result}"
+        );
     }
     Ok(())
 }
@@ -114,10 +122,17 @@ fn addresses_that_the_runtime_asks_for(
 #[case(json!({ "ipam": { "type": "host-local" } }), 7, "no IP ranges specified")]
 #[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/31" }]] } }), 7, "invalid range set 0: Network 10.0.0.0/31 too small to allocate from")]
 #[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/400" }]] } }), 6, "10.0.0.0/400")]
-fn wrong_values_are_named_and_nothing_is_done(#[case] keys: Value, #[case] code: u64, #[case] words: &str) -> Result<()> {
+fn wrong_values_are_named_and_nothing_is_done(
+    #[case] keys: Value,
+    #[case] code: u64,
+    #[case] words: &str,
+) -> Result<()> {
     needs_root!();
     let error = refused(&keys, "")?;
-    ensure!(error.code == code && error.to_string().contains(words), "expected code {code} and {words:?}: {error}");
+    ensure!(
+        error.code == code && error.to_string().contains(words),
+        "expected code {code} and {words:?}: {error}"
+    );
     Ok(())
 }
 
@@ -127,10 +142,17 @@ fn wrong_values_are_named_and_nothing_is_done(#[case] keys: Value, #[case] code:
 #[case("K8S_POD_NAME=web-0", 4, "ARGS: unknown args [\"K8S_POD_NAME=web-0\"]")]
 #[case("IgnoreUnknown=perhaps", 4, "IgnoreUnknown=perhaps")]
 #[case("MAC=zz", 7, "MAC of CNI_ARGS \"zz\"")]
-fn arguments_are_parsed_as_by_the_reference(#[case] args: &str, #[case] code: u64, #[case] words: &str) -> Result<()> {
+fn arguments_are_parsed_as_by_the_reference(
+    #[case] args: &str,
+    #[case] code: u64,
+    #[case] words: &str,
+) -> Result<()> {
     needs_root!();
     let error = refused(&json!({}), args)?;
-    ensure!(error.code == code && error.msg.contains(words), "expected code {code} and {words:?}: {error}");
+    ensure!(
+        error.code == code && error.msg.contains(words),
+        "expected code {code} and {words:?}: {error}"
+    );
     Ok(())
 }
 
@@ -143,11 +165,18 @@ fn arguments_are_parsed_as_by_the_reference(#[case] args: &str, #[case] code: u6
 #[case(json!({}), Value::Null, json!({ "nameservers": ["192.0.2.53"], "search": ["ipam.example"] }))]
 #[case(json!({ "nameservers": ["10.0.0.10"] }), json!({ "servers": ["10.0.0.11"], "searches": ["run.example"], "options": ["debug"] }),
     json!({ "nameservers": ["10.0.0.11"], "search": ["run.example"], "options": ["debug"] }))]
-fn name_servers(#[case] conf: Value, #[case] runtime: Value, #[case] expected: Value) -> Result<()> {
+fn name_servers(
+    #[case] conf: Value,
+    #[case] runtime: Value,
+    #[case] expected: Value,
+) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     lab.node.netns().run(|| {
-        std::fs::write("/run/resolv.conf", "nameserver 192.0.2.53\nsearch ipam.example\n")
+        std::fs::write(
+            "/run/resolv.conf",
+            "nameserver 192.0.2.53\nsearch ipam.example\n",
+        )
     })?;
     let conf = lab
         .conf()
@@ -164,8 +193,19 @@ fn name_servers(#[case] conf: Value, #[case] runtime: Value, #[case] expected: V
 fn a_gateway_without_being_asked_for_is_the_first_address() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let pod = lab.pod_with("b", &with(&lab, &json!({ "isGateway": false, "hairpinMode": false, "enabledad": true })))?;
-    let gateways: Vec<_> = pod.result()["ips"].as_array().into_iter().flatten().map(|ip| &ip["gateway"]).collect();
+    let pod = lab.pod_with(
+        "b",
+        &with(
+            &lab,
+            &json!({ "isGateway": false, "hairpinMode": false, "enabledad": true }),
+        ),
+    )?;
+    let gateways: Vec<_> = pod.result()["ips"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|ip| &ip["gateway"])
+        .collect();
     ensure!(gateways == ["10.88.0.1", "fd00:88::1"], "{}", pod.result());
     for family in [V4, V6] {
         underpass_tests::traffic::ping::ping(pod.netns(), family.remote())?;

@@ -67,13 +67,20 @@ if [ "$CNI_COMMAND" = ADD ]; then cat result; fi
     }
 
     pub(crate) fn conf(&self, lab: &Lab) -> Conf {
-        lab.conf().with("ipam", json!({ "type": Self::NAME, "its": ["own", "keys"] }))
+        lab.conf().with(
+            "ipam",
+            json!({ "type": Self::NAME, "its": ["own", "keys"] }),
+        )
     }
 
     /// A call that finds it.
     pub(crate) fn call(&self, verb: &str, netns: &Netns, conf: &Conf) -> Call {
         Call::new(verb)
-            .attachment(netns.name(), &netns.path().display().to_string(), Pod::IFNAME)
+            .attachment(
+                netns.name(),
+                &netns.path().display().to_string(),
+                Pod::IFNAME,
+            )
             .env("CNI_PATH", &self.folder.path().display().to_string())
             .conf(conf)
     }
@@ -104,21 +111,43 @@ fn every_verb_is_handed_on_with_the_whole_config() -> Result<()> {
     let witness = Witness::new()?;
     let netns = lab.node.netns().sibling("a")?;
     let conf = witness.conf(&lab);
-    let result = witness.call("ADD", &netns, &conf).run(&lab.node)?.result()?;
+    let result = witness
+        .call("ADD", &netns, &conf)
+        .run(&lab.node)?
+        .result()?;
     ensure!(result["ips"][0]["address"] == "10.88.0.77/24", "{result}");
-    ensure!(witness.input("ADD")? == *conf.json(), "{}", witness.input("ADD")?);
+    ensure!(
+        witness.input("ADD")? == *conf.json(),
+        "{}",
+        witness.input("ADD")?
+    );
     for family in Family::BOTH {
         ping::ping(&netns, family.remote())?;
     }
-    let conf = conf
-        .with("prevResult", result)
-        .with("cni.dev/valid-attachments", json!([{ "containerID": "a", "ifname": Pod::IFNAME }]));
+    let conf = conf.with("prevResult", result).with(
+        "cni.dev/valid-attachments",
+        json!([{ "containerID": "a", "ifname": Pod::IFNAME }]),
+    );
     for verb in ["CHECK", "STATUS", "GC", "DEL"] {
-        witness.call(verb, &netns, &conf).run(&lab.node)?.silence()?;
-        ensure!(witness.input(verb)? == *conf.json(), "{verb}: {}", witness.input(verb)?);
+        witness
+            .call(verb, &netns, &conf)
+            .run(&lab.node)?
+            .silence()?;
+        ensure!(
+            witness.input(verb)? == *conf.json(),
+            "{verb}: {}",
+            witness.input(verb)?
+        );
     }
     ensure!(
-        witness.calls()? == ["ADD a eth0", "CHECK a eth0", "STATUS a eth0", "GC a eth0", "DEL a eth0"],
+        witness.calls()?
+            == [
+                "ADD a eth0",
+                "CHECK a eth0",
+                "STATUS a eth0",
+                "GC a eth0",
+                "DEL a eth0"
+            ],
         "every verb once"
     );
     before.expect_same(&lab.node)
@@ -135,7 +164,10 @@ fn a_failed_add_is_followed_by_a_del() -> Result<()> {
     let add = witness.call("ADD", &netns, &witness.conf(&lab));
     witness.fails("ADD", 11, "come back later")?;
     let error = add.run(&lab.node)?.error()?;
-    ensure!(error.code == 11 && error.msg.contains("come back later"), "{error}");
+    ensure!(
+        error.code == 11 && error.msg.contains("come back later"),
+        "{error}"
+    );
     ensure!(witness.calls()? == ["ADD a eth0", "DEL a eth0"]);
     before.expect_same(&lab.node)?;
     // The same where the interface fails after the addresses were had: the kernel has no IPv6 below 1280.
@@ -155,10 +187,16 @@ fn a_failed_del_of_the_addresses_is_reported_and_the_interface_is_gone() -> Resu
     let witness = Witness::new()?;
     let netns = lab.node.netns().sibling("a")?;
     let conf = witness.conf(&lab);
-    witness.call("ADD", &netns, &conf).run(&lab.node)?.result()?;
+    witness
+        .call("ADD", &netns, &conf)
+        .run(&lab.node)?
+        .result()?;
     witness.fails("DEL", 5, "the database is away")?;
     let error = witness.call("DEL", &netns, &conf).run(&lab.node)?.error()?;
-    ensure!(error.to_string().contains("the database is away"), "{error}");
+    ensure!(
+        error.to_string().contains("the database is away"),
+        "{error}"
+    );
     before.expect_same(&lab.node)
 }
 
@@ -170,7 +208,12 @@ fn a_missing_plugin_is_named() -> Result<()> {
     let netns = lab.node.netns().sibling("a")?;
     let conf = lab.conf().with("ipam", json!({ "type": "nobody" }));
     let error = witness.call("ADD", &netns, &conf).run(&lab.node)?.error()?;
-    ensure!(error.msg.contains("failed to find plugin \"nobody\" in path"), "{error}");
+    ensure!(
+        error
+            .msg
+            .contains("failed to find plugin \"nobody\" in path"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -179,11 +222,23 @@ fn no_address_is_an_error() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let witness = Witness::new()?;
-    fs::write(witness.folder.path().join("result"), r#"{"cniVersion":"1.1.0"}"#)?;
+    fs::write(
+        witness.folder.path().join("result"),
+        r#"{"cniVersion":"1.1.0"}"#,
+    )?;
     let netns = lab.node.netns().sibling("a")?;
-    let error = witness.call("ADD", &netns, &witness.conf(&lab)).run(&lab.node)?.error()?;
-    ensure!(error.msg.contains("IPAM plugin returned missing IP config"), "{error}");
-    ensure!(witness.calls()? == ["ADD a eth0", "DEL a eth0"], "what it may have taken is given back");
+    let error = witness
+        .call("ADD", &netns, &witness.conf(&lab))
+        .run(&lab.node)?
+        .error()?;
+    ensure!(
+        error.msg.contains("IPAM plugin returned missing IP config"),
+        "{error}"
+    );
+    ensure!(
+        witness.calls()? == ["ADD a eth0", "DEL a eth0"],
+        "what it may have taken is given back"
+    );
     Ok(())
 }
 
@@ -212,7 +267,11 @@ fn debians_static() -> Result<()> {
     let runtime = json!({ "ips": ["10.88.0.30/24", "fd00:88::30/64"] });
     let pod = lab.pod_with("a", &fixed(&lab, &addresses).with("runtimeConfig", runtime))?;
     let addresses: Vec<_> = pod.addresses().iter().map(ToString::to_string).collect();
-    ensure!(addresses == ["10.88.0.30", "fd00:88::30"], "{}", pod.result());
+    ensure!(
+        addresses == ["10.88.0.30", "fd00:88::30"],
+        "{}",
+        pod.result()
+    );
     for family in Family::BOTH {
         ping::ping(pod.netns(), family.remote())?;
     }
@@ -234,7 +293,11 @@ fn debians_host_local_and_ours_in_turns() -> Result<()> {
         let netns = lab.node.netns().sibling(&format!("pod{at}"))?;
         let call = |verb: &str, conf: &Conf| {
             Call::new(verb)
-                .attachment(netns.name(), &netns.path().display().to_string(), Pod::IFNAME)
+                .attachment(
+                    netns.name(),
+                    &netns.path().display().to_string(),
+                    Pod::IFNAME,
+                )
                 .env("CNI_PATH", &path)
                 .conf(conf)
         };
@@ -252,7 +315,11 @@ fn debians_host_local_and_ours_in_turns() -> Result<()> {
         let conf = conf.clone().with("prevResult", result.clone());
         for verb in ["CHECK", "DEL"] {
             Call::new(verb)
-                .attachment(netns.name(), &netns.path().display().to_string(), Pod::IFNAME)
+                .attachment(
+                    netns.name(),
+                    &netns.path().display().to_string(),
+                    Pod::IFNAME,
+                )
                 .env("CNI_PATH", &path)
                 .conf(&conf)
                 .run(&lab.node)?
@@ -261,7 +328,10 @@ fn debians_host_local_and_ours_in_turns() -> Result<()> {
         }
     }
     let left = Traces::of(&lab.node)?.leases;
-    ensure!(left == std::collections::BTreeSet::<PathBuf>::new(), "{left:?}");
+    ensure!(
+        left == std::collections::BTreeSet::<PathBuf>::new(),
+        "{left:?}"
+    );
     Ok(())
 }
 
@@ -273,7 +343,10 @@ fn dhcp_is_refused_with_the_reason() -> Result<()> {
     lab.pod("warm")?.del()?;
     let before = Traces::of(&lab.node)?;
     let netns = lab.node.netns().sibling("a")?;
-    let conf = lab.conf().with("ipam", json!({ "type": "dhcp" })).with("cniVersion", "1.0.0");
+    let conf = lab
+        .conf()
+        .with("ipam", json!({ "type": "dhcp" }))
+        .with("cniVersion", "1.0.0");
     let call = |verb: &str| {
         let call = Call::new(verb)
             .attachment("a", &netns.path().display().to_string(), Pod::IFNAME)
@@ -281,7 +354,10 @@ fn dhcp_is_refused_with_the_reason() -> Result<()> {
         run(&lab.node, underpass_tests::node::plugin(), &call)
     };
     let error = call("ADD")?.error()?;
-    ensure!(error.code == 2 && error.msg.contains("\"ipam.type\", value dhcp"), "{error}");
+    ensure!(
+        error.code == 2 && error.msg.contains("\"ipam.type\", value dhcp"),
+        "{error}"
+    );
     ensure!(error.details.contains("no broadcast domain"), "{error}");
     before.expect_same(&lab.node)
 }

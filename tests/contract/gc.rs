@@ -31,9 +31,9 @@ fn valid(pods: &[&Pod]) -> Value {
 }
 
 fn gc(lab: &Lab, keys: &[(&str, Value)]) -> Result<underpass_tests::runtime::Reply> {
-    let conf = keys
-        .iter()
-        .fold(lab.conf(), |conf, (key, value)| conf.with(key, value.clone()));
+    let conf = keys.iter().fold(lab.conf(), |conf, (key, value)| {
+        conf.with(key, value.clone())
+    });
     Call::new("GC").conf(&conf).run(&lab.node)
 }
 
@@ -42,13 +42,18 @@ fn gc(lab: &Lab, keys: &[(&str, Value)]) -> Result<underpass_tests::runtime::Rep
 #[case(&[("CNI.DEV/VALID-ATTACHMENTS", json!([]))])]
 #[case(&[(KEY, json!("all"))])]
 #[case(&[(KEY, json!([{ "containerID": 7 }]))])]
-fn nothing_is_touched_where_nobody_said_what_is_valid(#[case] keys: &[(&str, Value)]) -> Result<()> {
+fn nothing_is_touched_where_nobody_said_what_is_valid(
+    #[case] keys: &[(&str, Value)],
+) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
     let before = Traces::of(&lab.node)?;
     let error = gc(&lab, keys)?.error()?;
-    ensure!([6, 7].contains(&error.code) && error.msg.contains("cni.dev/valid-attachments"), "{error}");
+    ensure!(
+        [6, 7].contains(&error.code) && error.msg.contains("cni.dev/valid-attachments"),
+        "{error}"
+    );
     before.expect_same(&lab.node)?;
     pod.call_with_result("CHECK").run(&lab.node)?.silence()
 }
@@ -57,7 +62,10 @@ fn nothing_is_touched_where_nobody_said_what_is_valid(#[case] keys: &[(&str, Val
 #[case(KEY, json!([]))]
 #[case(OLD_KEY, json!([]))]
 #[case(KEY, Value::Null)]
-fn an_empty_list_clears_the_network_and_no_other(#[case] key: &str, #[case] value: Value) -> Result<()> {
+fn an_empty_list_clears_the_network_and_no_other(
+    #[case] key: &str,
+    #[case] value: Value,
+) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let other = lab.pod_with("other", &elsewhere(&lab))?;
@@ -103,13 +111,19 @@ fn every_kind_of_leftover_is_found() -> Result<()> {
     unlinked.netns().unlink()?;
     // A container of which the lease is left, and nothing else.
     let freed = lab.pod("freed")?;
-    let lease = lab.node.data_dir().join("lab").join(freed.ip(Family::V4).to_string());
+    let lease = lab
+        .node
+        .data_dir()
+        .join("lab")
+        .join(freed.ip(Family::V4).to_string());
     freed.del()?;
-    lab.node.netns().run(|| std::fs::write(&lease, "freed\r\neth0"))?;
+    lab.node
+        .netns()
+        .run(|| std::fs::write(&lease, "freed\r\neth0"))?;
     // Another interface of the container that is kept.
-    lab.node.netns().run(|| {
-        std::fs::write(lab.node.data_dir().join("lab/10.88.0.99"), "kept\r\neth1")
-    })?;
+    lab.node
+        .netns()
+        .run(|| std::fs::write(lab.node.data_dir().join("lab/10.88.0.99"), "kept\r\neth1"))?;
     gc(&lab, &[(KEY, valid(&[&kept]))])?.silence()?;
     unlinked.abandon();
     before.expect_same(&lab.node)?;
@@ -126,14 +140,23 @@ fn it_goes_on_past_errors_and_reports_them() -> Result<()> {
     let witness = Witness::new()?;
     let netns = lab.node.netns().sibling("a")?;
     let conf = witness.conf(&lab);
-    witness.call("ADD", &netns, &conf).run(&lab.node)?.result()?;
+    witness
+        .call("ADD", &netns, &conf)
+        .run(&lab.node)?
+        .result()?;
     witness.calls()?;
     witness.fails("GC", 5, "the database is away")?;
     let conf = conf.with(KEY, json!([]));
     let error = witness.call("GC", &netns, &conf).run(&lab.node)?.error()?;
-    ensure!(error.to_string().contains("the database is away"), "{error}");
+    ensure!(
+        error.to_string().contains("the database is away"),
+        "{error}"
+    );
     ensure!(witness.calls()? == ["GC a eth0"]);
-    ensure!(witness.input("GC")?[KEY] == json!([]), "the list is handed on");
+    ensure!(
+        witness.input("GC")?[KEY] == json!([]),
+        "the list is handed on"
+    );
     // The device and its entries are gone all the same.
     before.expect_same(&lab.node)
 }

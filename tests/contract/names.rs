@@ -20,13 +20,20 @@ use crate::{
 
 /// The config that `ptp` is installed with: nothing in it is ours.
 fn ptp(lab: &Lab) -> Conf {
-    let conf = lab.conf().with("type", "ptp").with("ipMasqBackend", "iptables");
+    let conf = lab
+        .conf()
+        .with("type", "ptp")
+        .with("ipMasqBackend", "iptables");
     conf.with("mtu", 1460)
 }
 
 fn call(verb: &str, netns: &Netns, conf: &Conf, plugin: Option<&Installed>) -> Call {
     let call = Call::new(verb)
-        .attachment(netns.name(), &netns.path().display().to_string(), Pod::IFNAME)
+        .attachment(
+            netns.name(),
+            &netns.path().display().to_string(),
+            Pod::IFNAME,
+        )
         .conf(conf);
     match plugin {
         Some(plugin) => call.env("CNI_PATH", &plugin.cni_path()),
@@ -64,14 +71,22 @@ fn host_local_is_the_allocator(#[case] name: &'static str, #[case] program: Prog
     let plugin = Name::new(name, program).install()?;
     let conf = lab.conf().with("type", "bridge");
     let before = Traces::of(&lab.node)?;
-    let ask = |verb: &str, conf: &Conf| run(&lab.node, &plugin.path, &call(verb, &netns, conf, None));
+    let ask =
+        |verb: &str, conf: &Conf| run(&lab.node, &plugin.path, &call(verb, &netns, conf, None));
     let result = ask("ADD", &conf)?.result()?;
     schema::validate("1.1.0", &result)?;
-    ensure!(result.get("interfaces").is_none(), "an allocator makes no interfaces: {result}");
+    ensure!(
+        result.get("interfaces").is_none(),
+        "an allocator makes no interfaces: {result}"
+    );
     ensure!(result["ips"][0].get("interface").is_none(), "{result}");
     ensure!(result["ips"][0]["address"] == "10.88.0.2/24", "{result}");
     let folder = lab.node.data_dir().join("lab");
-    let read = |file: &str| lab.node.netns().run(|| std::fs::read_to_string(folder.join(file)));
+    let read = |file: &str| {
+        lab.node
+            .netns()
+            .run(|| std::fs::read_to_string(folder.join(file)))
+    };
     ensure!(read("10.88.0.2")? == "a\r\neth0");
     ensure!(read("fd00:88::2")? == "a\r\neth0");
     ensure!(read("last_reserved_ip.0")? == "10.88.0.2");
@@ -109,7 +124,8 @@ fn plugins_of_others_get_their_addresses_from_us(
         .with_ipam("ranges", json!([[{ "subnet": V4.pods() }]]))
         .with_ipam("routes", json!([{ "dst": V4.everywhere() }]));
     let theirs = reference(interface)?;
-    let ask = |verb: &str, conf: &Conf| run(&lab.node, &theirs, &call(verb, &netns, conf, Some(&plugin)));
+    let ask =
+        |verb: &str, conf: &Conf| run(&lab.node, &theirs, &call(verb, &netns, conf, Some(&plugin)));
     let result = ask("ADD", &conf)?.result()?;
     let address = match version {
         "0.2.0" => &result["ip4"]["ip"],

@@ -86,10 +86,8 @@ pub(crate) fn reference(name: &str) -> Result<PathBuf> {
 
 /// The allocator on its own: `UNDERPASS_IPAM_BIN`, else the neighbour of the plugin under test.
 fn ipam() -> Result<PathBuf> {
-    let path = std::env::var_os("UNDERPASS_IPAM_BIN").map_or_else(
-        || plugin().with_file_name("underpass-ipam"),
-        PathBuf::from,
-    );
+    let path = std::env::var_os("UNDERPASS_IPAM_BIN")
+        .map_or_else(|| plugin().with_file_name("underpass-ipam"), PathBuf::from);
     path.canonicalize().with_context(|| {
         format!(
             "there is no {}: build it with `cargo xtask build`, or name one in UNDERPASS_IPAM_BIN",
@@ -191,7 +189,12 @@ impl Answer {
 
     fn succeeded(&self) -> Result<()> {
         if !self.success {
-            bail!("{} failed, {}; its log: {}", self.plugin, self.error()?, self.stderr);
+            bail!(
+                "{} failed, {}; its log: {}",
+                self.plugin,
+                self.error()?,
+                self.stderr
+            );
         }
         Ok(())
     }

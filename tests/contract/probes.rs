@@ -14,7 +14,9 @@ use underpass_tests::runtime::Call;
 use crate::plugins::{NAMES, run_here};
 
 const CONF: &str = r#"{"cniVersion":"1.1.0","name":"lab","type":"any","ipam":{"type":"host-local","subnet":"10.88.0.0/24"}}"#;
-const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+const VERSIONS: [&str; 7] = [
+    "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
+];
 
 fn add() -> Call {
     Call::new("ADD")
@@ -47,26 +49,57 @@ fn refused(call: &Call, code: u64, msg: &str, details: &str) -> Result<()> {
 #[case("CHECK", &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"], "CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH")]
 #[case("GC", &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"], "CNI_PATH")]
 #[case("STATUS", &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"], "CNI_PATH")]
-fn missing_variables(#[case] verb: &str, #[case] without: &[&str], #[case] named: &str) -> Result<()> {
+fn missing_variables(
+    #[case] verb: &str,
+    #[case] without: &[&str],
+    #[case] named: &str,
+) -> Result<()> {
     let call = add().env("CNI_COMMAND", verb);
     // Empty and absent are the same.
-    let absent = without.iter().fold(call.clone(), |call, name| call.without(name));
+    let absent = without
+        .iter()
+        .fold(call.clone(), |call, name| call.without(name));
     let empty = without.iter().fold(call, |call, name| call.env(name, ""));
     for call in [absent, empty] {
-        refused(&call, 4, &format!("required env variables [{named}] missing"), "")?;
+        refused(
+            &call,
+            4,
+            &format!("required env variables [{named}] missing"),
+            "",
+        )?;
     }
     Ok(())
 }
 
 #[rstest]
-#[case("CNI_CONTAINERID", "some%$%id", "invalid characters in containerID", "some%$%id")]
+#[case(
+    "CNI_CONTAINERID",
+    "some%$%id",
+    "invalid characters in containerID",
+    "some%$%id"
+)]
 #[case("CNI_CONTAINERID", "_id", "invalid characters in containerID", "_id")]
 #[case("CNI_IFNAME", "1234567890123456", "interface name is too long", "")]
 #[case("CNI_IFNAME", ".", "interface name is . or ..", "")]
 #[case("CNI_IFNAME", "..", "interface name is . or ..", "")]
-#[case("CNI_IFNAME", "et h0", "interface name contains / or : or whitespace characters", "")]
-#[case("CNI_IFNAME", "a/b", "interface name contains / or : or whitespace characters", "")]
-#[case("CNI_IFNAME", "a:b", "interface name contains / or : or whitespace characters", "")]
+#[case(
+    "CNI_IFNAME",
+    "et h0",
+    "interface name contains / or : or whitespace characters",
+    ""
+)]
+#[case(
+    "CNI_IFNAME",
+    "a/b",
+    "interface name contains / or : or whitespace characters",
+    ""
+)]
+#[case(
+    "CNI_IFNAME",
+    "a:b",
+    "interface name contains / or : or whitespace characters",
+    ""
+)]
 fn invalid_variables(
     #[case] name: &str,
     #[case] value: &str,
@@ -80,16 +113,64 @@ fn invalid_variables(
 #[rstest]
 #[case("ADD", "{}", 7, "missing network name", "")]
 #[case("GC", r#"{"cniVersion":"1.1.0"}"#, 7, "missing network name", "")]
-#[case("STATUS", r#"{"cniVersion":"1.1.0","name":""}"#, 7, "missing network name", "")]
-#[case("ADD", r#"{"name":"a b"}"#, 7, "invalid characters found in network name", "a b")]
-#[case("DEL", r#"{"name":"../up"}"#, 7, "invalid characters found in network name", "../up")]
+#[case(
+    "STATUS",
+    r#"{"cniVersion":"1.1.0","name":""}"#,
+    7,
+    "missing network name",
+    ""
+)]
+#[case(
+    "ADD",
+    r#"{"name":"a b"}"#,
+    7,
+    "invalid characters found in network name",
+    "a b"
+)]
+#[case(
+    "DEL",
+    r#"{"name":"../up"}"#,
+    7,
+    "invalid characters found in network name",
+    "../up"
+)]
 #[case("ADD", r#"{"cniVersion":"99.9.9","name":"lab"}"#, 1, "incompatible CNI versions",
     r#"config is "99.9.9", plugin supports ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]"#)]
-#[case("DEL", r#"{"cniVersion":"1.1","name":"lab"}"#, 1, "incompatible CNI versions", "")]
-#[case("CHECK", r#"{"cniVersion":"0.3.1","name":"lab"}"#, 1, "config version does not allow CHECK", "")]
-#[case("CHECK", r#"{"name":"lab"}"#, 1, "config version does not allow CHECK", "")]
-#[case("GC", r#"{"cniVersion":"1.0.0","name":"lab"}"#, 1, "config version does not allow GC", "")]
-#[case("STATUS", r#"{"cniVersion":"1.0.0","name":"lab"}"#, 1, "config version does not allow STATUS", "")]
+#[case(
+    "DEL",
+    r#"{"cniVersion":"1.1","name":"lab"}"#,
+    1,
+    "incompatible CNI versions",
+    ""
+)]
+#[case(
+    "CHECK",
+    r#"{"cniVersion":"0.3.1","name":"lab"}"#,
+    1,
+    "config version does not allow CHECK",
+    ""
+)]
+#[case(
+    "CHECK",
+    r#"{"name":"lab"}"#,
+    1,
+    "config version does not allow CHECK",
+    ""
+)]
+#[case(
+    "GC",
+    r#"{"cniVersion":"1.0.0","name":"lab"}"#,
+    1,
+    "config version does not allow GC",
+    ""
+)]
+#[case(
+    "STATUS",
+    r#"{"cniVersion":"1.0.0","name":"lab"}"#,
+    1,
+    "config version does not allow STATUS",
+    ""
+)]
 #[case("NOPE", CONF, 4, "unknown CNI_COMMAND: NOPE", "")]
 #[case("NOPE", "{}", 7, "missing network name", "")]
 fn invalid_configs(
@@ -182,10 +263,16 @@ fn version_never_waits_for_its_input() -> Result<()> {
         let status = child.wait()?;
         drop(open);
         ensure!(status.success(), "{status}");
-        ensure!(text.ends_with("}\n") && text.lines().count() == 1, "{text:?}");
+        ensure!(
+            text.ends_with("}\n") && text.lines().count() == 1,
+            "{text:?}"
+        );
         let answer: Value = serde_json::from_str(&text)?;
         ensure!(answer["cniVersion"] == "1.1.0", "{answer}");
-        ensure!(answer["supportedVersions"] == serde_json::json!(VERSIONS), "{answer}");
+        ensure!(
+            answer["supportedVersions"] == serde_json::json!(VERSIONS),
+            "{answer}"
+        );
     }
     Ok(())
 }

@@ -32,9 +32,10 @@ fn route<'a>(routes: &'a [Value], dst: &str) -> Result<&'a Value> {
 /// The network of a lab with addresses from Debian's `static`.
 pub(crate) fn fixed(lab: &Lab, addresses: &Value) -> Conf {
     let routes = Family::BOTH.map(|family| json!({ "dst": family.everywhere() }));
-    lab.conf()
-        .with("cniVersion", "1.0.0")
-        .with("ipam", json!({ "type": "static", "addresses": addresses, "routes": routes }))
+    lab.conf().with("cniVersion", "1.0.0").with(
+        "ipam",
+        json!({ "type": "static", "addresses": addresses, "routes": routes }),
+    )
 }
 
 #[test]
@@ -55,22 +56,40 @@ fn routes_have_the_attributes_that_were_asked_for() -> Result<()> {
 
     let main = routes(pod.netns(), V4, "main")?;
     let default = route(&main, "default")?;
-    ensure!(default["metrics"][0]["mtu"] == 1300 && default["metrics"][0]["advmss"] == 1200, "{default}");
+    ensure!(
+        default["metrics"][0]["mtu"] == 1300 && default["metrics"][0]["advmss"] == 1200,
+        "{default}"
+    );
     ensure!(default["gateway"] == "10.88.0.1", "{default}");
     ensure!(route(&main, "203.0.113.7")?["metric"] == 5, "{main:#?}");
-    ensure!(route(&main, "198.18.0.0/15")?["gateway"] == "10.88.0.9", "{main:#?}");
+    ensure!(
+        route(&main, "198.18.0.0/15")?["gateway"] == "10.88.0.9",
+        "{main:#?}"
+    );
     ensure!(route(&main, "192.0.2.0/24").is_err(), "{main:#?}");
     let other = routes(pod.netns(), V4, "4242")?;
     let moved = route(&other, "192.0.2.0/24")?;
-    ensure!(moved["metric"] == 77 && moved["gateway"] == "10.88.0.1", "{moved}");
+    ensure!(
+        moved["metric"] == 77 && moved["gateway"] == "10.88.0.1",
+        "{moved}"
+    );
 
     let main = routes(pod.netns(), V6, "main")?;
     let default = route(&main, "default")?;
-    ensure!(default["metrics"][0]["mtu"] == 1310 && default["metrics"][0]["advmss"] == 1210, "{default}");
+    ensure!(
+        default["metrics"][0]["mtu"] == 1310 && default["metrics"][0]["advmss"] == 1210,
+        "{default}"
+    );
     let single = route(&main, "2001:db8:3::1")?;
-    ensure!(single["metric"] == 6 && single["gateway"] == "fd00:88::9", "{single}");
+    ensure!(
+        single["metric"] == 6 && single["gateway"] == "fd00:88::9",
+        "{single}"
+    );
     let other = routes(pod.netns(), V6, "4243")?;
-    ensure!(route(&other, "2001:db8:2::/48")?["metric"] == 78, "{other:#?}");
+    ensure!(
+        route(&other, "2001:db8:2::/48")?["metric"] == 78,
+        "{other:#?}"
+    );
 
     pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
     for family in Family::BOTH {
@@ -109,9 +128,15 @@ fn two_next_hops_of_one_destination_are_both_there() -> Result<()> {
         ]),
     );
     let pod = lab.pod_with("a", &conf)?;
-    for (family, hops) in [(V4, ["10.88.0.7", "10.88.0.8"]), (V6, ["fd00:88::7", "fd00:88::8"])] {
+    for (family, hops) in [
+        (V4, ["10.88.0.7", "10.88.0.8"]),
+        (V6, ["fd00:88::7", "fd00:88::8"]),
+    ] {
         let text = Value::from(routes(pod.netns(), family, "main")?).to_string();
-        ensure!(hops.iter().all(|hop| text.contains(&format!("\"{hop}\""))), "{text}");
+        ensure!(
+            hops.iter().all(|hop| text.contains(&format!("\"{hop}\""))),
+            "{text}"
+        );
     }
     pod.call_with_result("CHECK").run(&lab.node)?.silence()
 }
@@ -133,9 +158,15 @@ fn prefixes_of_any_length_and_routes_of_any_kind() -> Result<()> {
         ensure!(route(&main, dst)?["gateway"] == "10.1.2.1", "{main:#?}");
     }
     let on_link = route(&main, "10.1.2.1")?;
-    ensure!(on_link["scope"] == "link" && on_link["prefsrc"] == "10.1.2.2", "{on_link}");
+    ensure!(
+        on_link["scope"] == "link" && on_link["prefsrc"] == "10.1.2.2",
+        "{on_link}"
+    );
     let main = routes(pod.netns(), V6, "main")?;
-    ensure!(route(&main, "2001:db8:99::/66")?["gateway"] == "2001:db8:99::1", "{main:#?}");
+    ensure!(
+        route(&main, "2001:db8:99::/66")?["gateway"] == "2001:db8:99::1",
+        "{main:#?}"
+    );
     for gateway in ["10.1.2.1", "2001:db8:99::1"] {
         ping::ping(pod.netns(), gateway.parse()?)?;
     }
@@ -157,7 +188,10 @@ fn single_addresses_and_several_of_one_family() -> Result<()> {
     ensure!(pod.addresses().len() == 4, "{}", pod.result());
     let ips = pod.result()["ips"].as_array().context("ips")?;
     for (ip, asked) in ips.iter().zip(addresses.as_array().into_iter().flatten()) {
-        ensure!(ip["address"] == asked["address"] && ip["interface"] == 1, "{ip}");
+        ensure!(
+            ip["address"] == asked["address"] && ip["interface"] == 1,
+            "{ip}"
+        );
     }
     for address in pod.addresses() {
         for _ in 0..2 {
@@ -182,8 +216,14 @@ fn without_ipam_there_is_a_link_and_nothing_more() -> Result<()> {
         let conf = lab.conf().with("ipam", ipam);
         let pod = lab.pod_with("a", &conf)?;
         let result = pod.result();
-        ensure!(result.get("ips").is_none() && result.get("routes").is_none(), "{result}");
-        ensure!(result["interfaces"].as_array().map(Vec::len) == Some(2), "{result}");
+        ensure!(
+            result.get("ips").is_none() && result.get("routes").is_none(),
+            "{result}"
+        );
+        ensure!(
+            result["interfaces"].as_array().map(Vec::len) == Some(2),
+            "{result}"
+        );
         let link = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
         ensure!(link[0]["operstate"] == "UP", "{link}");
         pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
@@ -200,8 +240,13 @@ fn an_address_of_ipv6_survives_its_link_going_down() -> Result<()> {
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
     pod.netns().ip(&["link set eth0 down".to_owned()])?;
-    let addresses = pod.netns().ip_json(&["-6", "address", "show", "dev", "eth0"])?;
-    ensure!(addresses.to_string().contains(&pod.ip(V6).to_string()), "{addresses}");
+    let addresses = pod
+        .netns()
+        .ip_json(&["-6", "address", "show", "dev", "eth0"])?;
+    ensure!(
+        addresses.to_string().contains(&pod.ip(V6).to_string()),
+        "{addresses}"
+    );
     Ok(())
 }
 
@@ -222,7 +267,11 @@ fn default_gateways(#[values(true, false)] given: bool) -> Result<()> {
         .with_ipam("routes", routes);
     let pod = lab.pod_with("a", &conf)?;
     let routes = pod.result()["routes"].as_array().context("routes")?;
-    ensure!(routes.len() == 2, "one for each family, once: {}", pod.result());
+    ensure!(
+        routes.len() == 2,
+        "one for each family, once: {}",
+        pod.result()
+    );
     for (family, gateway) in [(V4, "10.88.0.1"), (V6, "fd00:88::1")] {
         let expected = json!({ "dst": family.everywhere(), "gw": gateway });
         ensure!(routes.contains(&expected), "{}", pod.result());
@@ -278,10 +327,26 @@ fn an_address_belongs_to_its_newest_owner() -> Result<()> {
 
 #[rstest]
 #[case(r#"{}"#, "", None)]
-#[case(r#"{"runtimeConfig":{"mac":"02:00:00:00:00:03"},"args":{"cni":{"mac":"02:00:00:00:00:02"}}}"#, "MAC=02:00:00:00:00:01", Some("02:00:00:00:00:03"))]
-#[case(r#"{"args":{"cni":{"mac":"02:00:00:00:00:02"}}}"#, "MAC=02:00:00:00:00:01", Some("02:00:00:00:00:02"))]
-#[case(r#"{"runtimeConfig":{"mac":""}}"#, "IgnoreUnknown=1;MAC=02:00:00:00:00:01;K8S_POD_NAME=a", Some("02:00:00:00:00:01"))]
-fn the_mac_of_the_strongest_source(#[case] keys: &str, #[case] args: &str, #[case] mac: Option<&str>) -> Result<()> {
+#[case(
+    r#"{"runtimeConfig":{"mac":"02:00:00:00:00:03"},"args":{"cni":{"mac":"02:00:00:00:00:02"}}}"#,
+    "MAC=02:00:00:00:00:01",
+    Some("02:00:00:00:00:03")
+)]
+#[case(
+    r#"{"args":{"cni":{"mac":"02:00:00:00:00:02"}}}"#,
+    "MAC=02:00:00:00:00:01",
+    Some("02:00:00:00:00:02")
+)]
+#[case(
+    r#"{"runtimeConfig":{"mac":""}}"#,
+    "IgnoreUnknown=1;MAC=02:00:00:00:00:01;K8S_POD_NAME=a",
+    Some("02:00:00:00:00:01")
+)]
+fn the_mac_of_the_strongest_source(
+    #[case] keys: &str,
+    #[case] args: &str,
+    #[case] mac: Option<&str>,
+) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let netns = lab.node.netns().sibling("a")?;
@@ -290,7 +355,9 @@ fn the_mac_of_the_strongest_source(#[case] keys: &str, #[case] args: &str, #[cas
         .as_object()
         .into_iter()
         .flatten()
-        .fold(lab.conf(), |conf, (key, value)| conf.with(key, value.clone()));
+        .fold(lab.conf(), |conf, (key, value)| {
+            conf.with(key, value.clone())
+        });
     let result = underpass_tests::runtime::Call::new("ADD")
         .attachment("a", &netns.path().display().to_string(), Pod::IFNAME)
         .env("CNI_ARGS", args)
@@ -298,7 +365,10 @@ fn the_mac_of_the_strongest_source(#[case] keys: &str, #[case] args: &str, #[cas
         .run(&lab.node)?
         .result()?;
     let link = netns.ip_json(&["link", "show", "dev", "eth0"])?;
-    ensure!(link[0]["address"] == result["interfaces"][1]["mac"], "{link} is not {result}");
+    ensure!(
+        link[0]["address"] == result["interfaces"][1]["mac"],
+        "{link} is not {result}"
+    );
     ensure!(mac.is_none_or(|mac| link[0]["address"] == mac), "{link}");
     ping::ping(&netns, V4.remote())?;
     ping::ping(&netns, V6.remote())
@@ -309,7 +379,8 @@ fn check_notices_another_mac() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
-    pod.netns().ip(&["link set eth0 address 02:00:00:00:00:77".to_owned()])?;
+    pod.netns()
+        .ip(&["link set eth0 address 02:00:00:00:00:77".to_owned()])?;
     let error = pod.call_with_result("CHECK").run(&lab.node)?.error()?;
     ensure!(error.to_string().contains("02:00:00:00:00:77"), "{error}");
     Ok(())
@@ -322,7 +393,10 @@ fn a_failure_after_the_lease_gives_it_back() -> Result<()> {
     lab.pod("warm")?.del()?;
     let before = Traces::of(&lab.node)?;
     // The kernel does not take a next hop of the other family.
-    let conf = lab.conf().with_ipam("routes", json!([{ "dst": "2001:db8::/32", "gw": "10.88.0.1" }]));
+    let conf = lab.conf().with_ipam(
+        "routes",
+        json!([{ "dst": "2001:db8::/32", "gw": "10.88.0.1" }]),
+    );
     let netns = lab.node.netns().sibling("a")?;
     let error = underpass_tests::runtime::Call::new("ADD")
         .attachment("a", &netns.path().display().to_string(), Pod::IFNAME)
@@ -332,6 +406,9 @@ fn a_failure_after_the_lease_gives_it_back() -> Result<()> {
     ensure!(error.to_string().contains("2001:db8::/32"), "{error}");
     before.expect_same(&lab.node)?;
     let links = netns.ip_json(&["link", "show"])?;
-    ensure!(links.as_array().map(Vec::len) == Some(1), "only lo: {links}");
+    ensure!(
+        links.as_array().map(Vec::len) == Some(1),
+        "only lo: {links}"
+    );
     Ok(())
 }

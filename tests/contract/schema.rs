@@ -33,19 +33,37 @@ fn a_schema_tells_results_from_anything_else() {
     for (version, text) in [
         ("1.1.0", r#"{"cniVersion":"1.1.0"}"#),
         ("0.4.0", r#"{"cniVersion":"0.4.0","dns":{}}"#),
-        ("0.2.0", r#"{"cniVersion":"0.2.0","dns":{},"ip4":{"ip":"10.0.0.2/24"}}"#),
+        (
+            "0.2.0",
+            r#"{"cniVersion":"0.2.0","dns":{},"ip4":{"ip":"10.0.0.2/24"}}"#,
+        ),
     ] {
         validate(version, &result(text)).expect(text);
     }
     for (version, text) in [
         ("1.1.0", r#"{"cniVersion":"1.0.0"}"#),
-        ("1.1.0", r#"{"cniVersion":"1.1.0","ips":[{"version":"4","address":"10.0.0.2/24"}]}"#),
-        ("1.1.0", r#"{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","mac":"AA:00:00:00:00:00"}]}"#),
+        (
+            "1.1.0",
+            r#"{"cniVersion":"1.1.0","ips":[{"version":"4","address":"10.0.0.2/24"}]}"#,
+        ),
+        (
+            "1.1.0",
+            r#"{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","mac":"AA:00:00:00:00:00"}]}"#,
+        ),
         ("0.4.0", r#"{"cniVersion":"0.4.0"}"#),
-        ("0.4.0", r#"{"cniVersion":"0.4.0","dns":{},"ips":[{"address":"10.0.0.2/24"}]}"#),
-        ("0.3.1", r#"{"cniVersion":"0.3.1","dns":{},"interfaces":[{"name":"eth0","mtu":1500}]}"#),
+        (
+            "0.4.0",
+            r#"{"cniVersion":"0.4.0","dns":{},"ips":[{"address":"10.0.0.2/24"}]}"#,
+        ),
+        (
+            "0.3.1",
+            r#"{"cniVersion":"0.3.1","dns":{},"interfaces":[{"name":"eth0","mtu":1500}]}"#,
+        ),
         ("0.2.0", r#"{"cniVersion":"0.2.0","dns":{}}"#),
-        ("0.1.0", r#"{"cniVersion":"0.1.0","dns":{},"interfaces":[],"ip4":{"ip":"10.0.0.2/24"}}"#),
+        (
+            "0.1.0",
+            r#"{"cniVersion":"0.1.0","dns":{},"interfaces":[],"ip4":{"ip":"10.0.0.2/24"}}"#,
+        ),
     ] {
         assert!(validate(version, &result(text)).is_err(), "{text}");
     }

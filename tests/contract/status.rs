@@ -60,7 +60,10 @@ fn an_exhausted_pool_is_50() -> Result<()> {
     let pod = lab.pod_with("a", &conf)?;
     let error = refused(&lab, &conf)?;
     ensure!(
-        error.code == 50 && error.msg.contains("no IP addresses available in range set: 10.89.0.1-10.89.0.2"),
+        error.code == 50
+            && error
+                .msg
+                .contains("no IP addresses available in range set: 10.89.0.1-10.89.0.2"),
         "{error}"
     );
     pod.del()?;
@@ -73,10 +76,16 @@ fn leases_that_cannot_be_written_are_50() -> Result<()> {
     let lab = Lab::new()?;
     lab.node.netns().run(|| fs::write("/run/file", ""))?;
     let error = refused(&lab, &lab.conf().with_ipam("dataDir", "/run/file/networks"))?;
-    ensure!(error.code == 50 && error.to_string().contains("/run/file"), "{error}");
+    ensure!(
+        error.code == 50 && error.to_string().contains("/run/file"),
+        "{error}"
+    );
     // A file system that cannot be written to, even by root.
     let error = refused(&lab, &lab.conf().with_ipam("dataDir", "/proc/sys/networks"))?;
-    ensure!(error.code == 50 && error.to_string().contains("/proc/sys"), "{error}");
+    ensure!(
+        error.code == 50 && error.to_string().contains("/proc/sys"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -85,7 +94,10 @@ fn no_bpffs_is_50_and_says_where() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let error = refused(&lab, &lab.conf().with("bpfRoot", "/run/underpass"))?;
-    ensure!(error.code == 50 && error.to_string().contains("/run/underpass"), "{error}");
+    ensure!(
+        error.code == 50 && error.to_string().contains("/run/underpass"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -95,8 +107,15 @@ fn a_config_that_no_add_can_serve_is_an_error() -> Result<()> {
     let lab = Lab::new()?;
     let error = refused(&lab, &lab.conf().with("vlan", 5))?;
     ensure!(error.code == 2 && error.msg.contains("vlan"), "{error}");
-    let error = refused(&lab, &lab.conf().with_ipam("ranges", json!([[{ "subnet": "10.0.0.0/31" }]])))?;
-    ensure!(error.code == 7 && error.msg.contains("too small"), "{error}");
+    let error = refused(
+        &lab,
+        &lab.conf()
+            .with_ipam("ranges", json!([[{ "subnet": "10.0.0.0/31" }]])),
+    )?;
+    ensure!(
+        error.code == 7 && error.msg.contains("too small"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -114,14 +133,26 @@ fn detached_programs_are_51_and_named() -> Result<()> {
     };
     tc(&["filter", "del", "dev", pod.host_veth(), "ingress"])?;
     let error = refused(&lab, &conf)?;
-    ensure!(error.code == 51 && error.to_string().contains(pod.host_veth()), "{error}");
+    ensure!(
+        error.code == 51 && error.to_string().contains(pod.host_veth()),
+        "{error}"
+    );
     pod.del()?;
     Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()?;
     // An uplink that lost all of its filters; the next ADD puts it right.
     let _pod = lab.pod("b")?;
-    tc(&["qdisc", "del", "dev", underpass_tests::Node::UPLINK, "clsact"])?;
+    tc(&[
+        "qdisc",
+        "del",
+        "dev",
+        underpass_tests::Node::UPLINK,
+        "clsact",
+    ])?;
     let error = refused(&lab, &conf)?;
-    ensure!(error.code == 51 && error.to_string().contains("of eth0"), "{error}");
+    ensure!(
+        error.code == 51 && error.to_string().contains("of eth0"),
+        "{error}"
+    );
     let _other = lab.pod("c")?;
     Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()
 }
@@ -136,7 +167,10 @@ fn the_word_of_another_ipam_is_handed_on() -> Result<()> {
     status.run(&lab.node)?.silence()?;
     witness.fails("STATUS", 50, "the database is away")?;
     let error = status.run(&lab.node)?.error()?;
-    ensure!(error.code == 50 && error.msg.contains("the database is away"), "{error}");
+    ensure!(
+        error.code == 50 && error.msg.contains("the database is away"),
+        "{error}"
+    );
     ensure!(witness.calls()?.len() == 2);
     Ok(())
 }
@@ -145,9 +179,17 @@ fn the_word_of_another_ipam_is_handed_on() -> Result<()> {
 fn ours_says_so_too_where_it_stands_alone() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let ipam = crate::plugins::Name::new("underpass-ipam", crate::plugins::Program::Ipam).install()?;
-    let conf = lab.conf().with_ipam("ranges", json!([[{ "subnet": V4.pods(), "rangeStart": "10.88.0.1", "rangeEnd": "10.88.0.1" }]]));
-    let error = crate::plugins::run(&lab.node, &ipam.path, &Call::new("STATUS").conf(&conf))?.error()?;
-    ensure!(error.code == 50, "no address is left but the gateway's: {error}");
+    let ipam =
+        crate::plugins::Name::new("underpass-ipam", crate::plugins::Program::Ipam).install()?;
+    let conf = lab.conf().with_ipam(
+        "ranges",
+        json!([[{ "subnet": V4.pods(), "rangeStart": "10.88.0.1", "rangeEnd": "10.88.0.1" }]]),
+    );
+    let error =
+        crate::plugins::run(&lab.node, &ipam.path, &Call::new("STATUS").conf(&conf))?.error()?;
+    ensure!(
+        error.code == 50,
+        "no address is left but the gateway's: {error}"
+    );
     Ok(())
 }

@@ -71,7 +71,11 @@ fn every_verb(
     ] {
         let (ip, gw, routes) = facts(version, pod.result(), family)?;
         ensure!(ip.starts_with(address) && gw == gateway, "{}", pod.result());
-        ensure!(routes == [json!({ "dst": family.everywhere() })], "{}", pod.result());
+        ensure!(
+            routes == [json!({ "dst": family.everywhere() })],
+            "{}",
+            pod.result()
+        );
         ping::ping(pod.netns(), gateway.parse()?)?;
         ping::ping(pod.netns(), family.remote())?;
     }
@@ -80,7 +84,10 @@ fn every_verb(
     let check = pod.call_with_result("CHECK").run(&lab.node)?;
     if version < "0.4.0" {
         let error = check.error()?;
-        ensure!(error.code == 1 && error.msg == "config version does not allow CHECK", "{error}");
+        ensure!(
+            error.code == 1 && error.msg == "config version does not allow CHECK",
+            "{error}"
+        );
     } else {
         check.silence()?;
     }
@@ -118,7 +125,10 @@ fn interfaces(version: &str, pod: &Pod) -> Result<()> {
     }
     let interfaces = result["interfaces"].as_array().context("interfaces")?;
     ensure!(interfaces.len() == 2, "{result}");
-    ensure!(interfaces[1]["mac"] == link[0]["address"], "{result} is not {link}");
+    ensure!(
+        interfaces[1]["mac"] == link[0]["address"],
+        "{result} is not {link}"
+    );
     for interface in interfaces {
         let mtu = interface.get("mtu");
         if version < "1.0.0" {
@@ -131,7 +141,10 @@ fn interfaces(version: &str, pod: &Pod) -> Result<()> {
 }
 
 #[rstest]
-fn results_of_one_family(#[values("0.1.0", "0.4.0", "1.1.0")] version: &str, #[values(V4, V6)] family: Family) -> Result<()> {
+fn results_of_one_family(
+    #[values("0.1.0", "0.4.0", "1.1.0")] version: &str,
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let routes = Family::BOTH.map(|family| json!({ "dst": family.everywhere() }));
@@ -151,7 +164,11 @@ fn results_of_one_family(#[values("0.1.0", "0.4.0", "1.1.0")] version: &str, #[v
         // Routes of a family without address have no place.
         ensure!(pod.result().get(key).is_none(), "{}", pod.result());
     } else {
-        ensure!(facts(version, pod.result(), other).is_err(), "{}", pod.result());
+        ensure!(
+            facts(version, pod.result(), other).is_err(),
+            "{}",
+            pod.result()
+        );
     }
     ping::ping(pod.netns(), family.remote())
 }
@@ -172,12 +189,16 @@ fn a_result_that_an_old_version_has_no_words_for_is_no_attachment() -> Result<()
     let conf = lab.conf().with("cniVersion", "0.2.0");
     let without = conf.clone().with("ipam", json!({}));
     let error = call(&without)?.error()?;
-    ensure!(error.msg == "cannot convert: no valid IP addresses", "{error}");
+    ensure!(
+        error.msg == "cannot convert: no valid IP addresses",
+        "{error}"
+    );
     before.expect_same(&lab.node)?;
     let two = json!([[{ "subnet": "10.88.0.0/24" }], [{ "subnet": "10.89.0.0/24" }]]);
     let error = call(&conf.with_ipam("ranges", two))?.error()?;
     ensure!(
-        error.code == 7 && error.msg == "CNI version 0.2.0 does not support more than 1 address per family",
+        error.code == 7
+            && error.msg == "CNI version 0.2.0 does not support more than 1 address per family",
         "{error}"
     );
     before.expect_same(&lab.node)
@@ -194,7 +215,10 @@ fn a_previous_result_of_a_kindred_version_is_understood() -> Result<()> {
     ] {
         let pod = lab.pod_with("a", &lab.conf().with("cniVersion", version))?;
         let with = |result: Value| {
-            let conf = lab.conf().with("cniVersion", version).with("prevResult", result);
+            let conf = lab
+                .conf()
+                .with("cniVersion", version)
+                .with("prevResult", result);
             pod.call("CHECK").conf(&conf).run(&lab.node)
         };
         for other in others {
@@ -204,13 +228,19 @@ fn a_previous_result_of_a_kindred_version_is_understood() -> Result<()> {
         }
         let mut result = pod.result().clone();
         // Its version is the config's if it says none, and keys have no case.
-        result.as_object_mut().context("a result")?.remove("cniVersion");
+        result
+            .as_object_mut()
+            .context("a result")?
+            .remove("cniVersion");
         with(result.clone())?.silence()?;
         result["CNIVersion"] = json!(version);
         with(result.clone())?.silence()?;
         result["CNIVersion"] = json!("0.2.0");
         let error = with(result)?.error()?;
-        ensure!(error.code == 6 && error.msg.contains("result type supports"), "{error}");
+        ensure!(
+            error.code == 6 && error.msg.contains("result type supports"),
+            "{error}"
+        );
         pod.netns().unlink()?;
         pod.del()?;
     }

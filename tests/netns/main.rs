@@ -6,6 +6,7 @@ mod firewall;
 mod fixtures;
 mod hops;
 mod host;
+mod host_port;
 mod leftovers;
 mod lifecycle;
 mod masquerade;

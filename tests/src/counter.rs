@@ -16,6 +16,7 @@ use underpass_abi::{
     counter::{Counter, Kind},
     endpoint::{Attachment, Device, Endpoint, Owner},
     map,
+    port::{HostPort, PortTarget, ShadowedPort},
 };
 
 use crate::{Node, traffic::SILENCE};
@@ -168,6 +169,10 @@ pub struct Registry {
     pub owners: Vec<Owner>,
     /// How many destinations are kept from masquerade.
     pub destinations: usize,
+    /// Host ports (family, protocol, address, port in network order), and the device of each.
+    pub ports: BTreeMap<(u8, u8, Addr, u16), u32>,
+    /// How many older mappings of host ports wait.
+    pub shadowed_ports: usize,
 }
 
 impl Registry {
@@ -185,7 +190,19 @@ impl Registry {
             Map::HashMap(open(node, map::OWNERS)?).try_into()?;
         let destinations: aya::maps::LpmTrie<_, [u8; 20], u32> =
             Map::LpmTrie(open(node, map::NO_MASQUERADE)?).try_into()?;
+        let ports: HashMap<_, HostPort, PortTarget> =
+            Map::HashMap(open(node, map::PORTS)?).try_into()?;
+        let shadowed: HashMap<_, ShadowedPort, PortTarget> =
+            Map::HashMap(open(node, map::SHADOWED_PORTS)?).try_into()?;
         let mut registry = Self::default();
+        for entry in &ports {
+            let (port, target) = entry?;
+            registry.ports.insert(
+                (port.family, port.protocol, port.addr, port.port),
+                target.ifindex,
+            );
+        }
+        registry.shadowed_ports = shadowed.keys().filter_map(Result::ok).count();
         for entry in &endpoints {
             let (addr, endpoint) = entry?;
             registry.endpoints.insert(addr, endpoint.ifindex);

@@ -4,10 +4,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod build;
 mod demo;
 mod dist;
 mod elf;
+mod fuzz;
 mod lint;
 mod process;
 mod report;
@@ -35,6 +37,10 @@ enum Command {
     Build(build::Arguments),
     /// Run every test of the workspace, as root.
     Test(test::Arguments),
+    /// Run the fuzz targets of the contract and the allocator.
+    Fuzz(fuzz::Arguments),
+    /// Measure packets and calls against the kernel's limits and the reference plugins, as root.
+    Bench(bench::Arguments),
     /// Check format, lints, dependencies and public texts.
     Lint,
     /// Pack the plugins into target/dist, ready to unpack on a node.
@@ -62,6 +68,8 @@ fn run(command: Command, workspace: &Workspace) -> anyhow::Result<()> {
         Command::Setup(arguments) => setup::run(workspace, &arguments),
         Command::Build(arguments) => build::run(workspace, &arguments),
         Command::Test(arguments) => test::run(workspace, &arguments),
+        Command::Fuzz(arguments) => fuzz::run(workspace, &arguments),
+        Command::Bench(arguments) => bench::run(workspace, &arguments),
         Command::Lint => lint::run(workspace),
         Command::Dist => dist::run(workspace),
         Command::Demo(arguments) => demo::run(workspace, &arguments),

@@ -33,6 +33,7 @@ mod verifier;
 use executables::{Executables, TESTS};
 use guest::Guest;
 use kernel::{Kernel, Kernels, NEWEST};
+use page::Part;
 use record::Record;
 use results::Results;
 
@@ -65,9 +66,13 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Whether everything is run that there is.
-    fn everything(&self) -> bool {
-        self.only.is_empty() && !self.programs
+    /// The parts of docs/kernels.md that this run can fill.
+    fn parts(&self) -> &'static [Part] {
+        match (self.programs, self.only.is_empty()) {
+            (true, _) => &[Part::Programs],
+            (false, true) => &[Part::Programs, Part::Tests],
+            (false, false) => &[],
+        }
     }
 }
 
@@ -109,7 +114,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         faults.extend(results.faults());
         all.push(results);
     }
-    if arguments.everything() {
+    if !arguments.parts().is_empty() {
         let others = KERNELS
             .iter()
             .filter_map(|name| Kernels::at(&workspace.tools()).cached(name))
@@ -120,7 +125,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         for kernel in others {
             all.push(Results::read(&kernel, &results_of(&folder, &kernel))?);
         }
-        page::write(&workspace.root, all)?;
+        page::write(&workspace.root, arguments.parts(), &mut all)?;
     }
     if !faults.is_empty() {
         bail!(

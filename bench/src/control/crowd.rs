@@ -86,7 +86,7 @@ pub(super) fn attach_and_detach(
     calls: usize,
 ) -> Result<Vec<Call>> {
     let mut times = vec![(Vec::new(), Vec::new()); crowds.len()];
-    let (mut made, mut deleted) = (Vec::new(), Vec::new());
+    let (mut creations, mut deletions) = (Vec::new(), Vec::new());
     for round in 0..calls {
         for (crowd, (adds, dels)) in crowds.iter().zip(&mut times) {
             let site = &crowd.site;
@@ -100,15 +100,15 @@ pub(super) fn attach_and_detach(
         }
         if let Some(own) = crowds.iter().find(|crowd| crowd.is_ours()) {
             let container = own.site.container(&format!("bare{containers}x{round}"))?;
-            let (make, delete) = floor::veth(own.node(), &container)?;
-            made.push(make);
-            deleted.push(delete);
+            let (create, delete) = floor::veth(own.node(), &container)?;
+            creations.push(create);
+            deletions.push(delete);
             container.unlink()?;
         }
     }
     let mut all = vec![
-        Call::new(floor::NAME, "ADD", containers, made)?,
-        Call::new(floor::NAME, "DEL", containers, deleted)?,
+        Call::new(floor::NAME, "ADD", containers, creations)?,
+        Call::new(floor::NAME, "DEL", containers, deletions)?,
     ];
     for (crowd, (adds, dels)) in crowds.iter().zip(times) {
         let name = crowd.plugin.name();

@@ -46,12 +46,11 @@ pub(super) fn measure(times: usize) -> Result<Series> {
     })
 }
 
+/// Attaches containers: what each ADD printed.
+type Way = fn(&Site, &[Netns]) -> Result<Vec<Vec<u8>>>;
+
 /// Milliseconds until all are attached. They are detached again, untimed.
-fn wall(
-    site: &Site,
-    containers: &[Netns],
-    way: fn(&Site, &[Netns]) -> Result<Vec<Vec<u8>>>,
-) -> Result<f64> {
+fn wall(site: &Site, containers: &[Netns], way: Way) -> Result<f64> {
     let (elapsed, results) = site.node.netns().run(|| {
         let start = Instant::now();
         let results = way(site, containers)?;

@@ -4,7 +4,7 @@ use std::{path::Path as File, process::Command};
 
 use anyhow::{Context as _, Result};
 use nix::net::if_::if_nametoindex;
-use underpass_tests::{Family, netns::Netns};
+use underpass_tests::netns::Netns;
 
 use super::{Carrier, Path, Route};
 use crate::redirect;
@@ -17,7 +17,7 @@ pub(super) fn one_pair() -> Result<Path> {
         "link add near netns client mtu 1500 type veth peer name far netns server mtu 1500"
             .to_owned(),
     ])?;
-    finish(Route::PodToPod, client, server)
+    finish(Route::PodToPod, root, client, server)
 }
 
 /// L2: two veth pairs, joined on a node without addresses by tc programs that redirect everything.
@@ -32,7 +32,7 @@ pub(super) fn two_pairs() -> Result<Path> {
     ])?;
     join(&node, "left", "right")?;
     join(&node, "right", "left")?;
-    finish(Route::PodToWorld, client, server)
+    finish(Route::PodToWorld, node, client, server)
 }
 
 /// Sends all that comes in by one device out of another.
@@ -56,7 +56,7 @@ fn join(node: &Netns, from: &str, to: &str) -> Result<()> {
     Ok(())
 }
 
-fn finish(route: Route, client: Netns, server: Netns) -> Result<Path> {
+fn finish(route: Route, node: Netns, client: Netns, server: Netns) -> Result<Path> {
     for (netns, device, host) in [(&client, "near", 1), (&server, "far", 2)] {
         netns.ip(&[
             format!("link set {device} up"),
@@ -69,8 +69,8 @@ fn finish(route: Route, client: Netns, server: Netns) -> Result<Path> {
         carrier: Carrier::Limit,
         client,
         server,
+        _node: node,
         v4: "10.99.0.2".parse().context("parse an IPv4 address")?,
         v6: "fd00:99::2".parse().context("parse an IPv6 address")?,
     })
 }
-

@@ -24,6 +24,8 @@ use crate::{
     netlink::{Netlink, link::Link},
 };
 
+mod port;
+
 /// Everything that is printed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -38,6 +40,7 @@ struct Status {
     features: Vec<Feature>,
     devices: Vec<Device>,
     endpoints: Vec<Endpoint>,
+    host_ports: Vec<port::HostPort>,
     counters: BTreeMap<&'static str, u64>,
 }
 
@@ -106,6 +109,7 @@ impl Status {
             features: features(),
             devices: Vec::new(),
             endpoints: Vec::new(),
+            host_ports: Vec::new(),
             counters: BTreeMap::new(),
         };
         if !status.loaded {
@@ -148,17 +152,22 @@ impl Status {
         status.devices.sort_by_key(|device| device.ifindex);
         let mut endpoints = maps.endpoints()?;
         endpoints.sort_unstable_by_key(|(addr, _)| *addr);
-        for (addr, endpoint) in endpoints {
-            let alias = links
-                .get(&endpoint.ifindex)
+        let attachment = |index: u32| {
+            links
+                .get(&index)
                 .and_then(|link| link.alias.as_deref())
-                .and_then(|alias| alias.strip_prefix(ALIAS_PREFIX));
+                .and_then(|alias| alias.strip_prefix(ALIAS_PREFIX))
+                .unwrap_or_default()
+                .to_owned()
+        };
+        for (addr, endpoint) in endpoints {
             status.endpoints.push(Endpoint {
                 address: format!("{addr}/{}", endpoint.prefix_len),
                 device: name(endpoint.ifindex),
-                attachment: alias.unwrap_or_default().to_owned(),
+                attachment: attachment(endpoint.ifindex),
             });
         }
+        status.host_ports = port::collect(&pins, attachment)?;
         status.counters = maps
             .counters()?
             .into_iter()
@@ -246,6 +255,8 @@ impl Status {
             )?;
         }
 
+        port::print(&self.host_ports, out)?;
+
         writeln!(
             out,
             "\n{HEADING}Counters{HEADING:#} (those that are not zero)"
@@ -306,6 +317,8 @@ fn features() -> Vec<Feature> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     fn status() -> Status {
@@ -337,6 +350,17 @@ mod tests {
                 device: "veth0".to_owned(),
                 attachment: "n1:c1:eth0".to_owned(),
             }],
+            host_ports: [("n1:c2:eth0", true), ("n1:c1:eth0", false)]
+                .map(|(attachment, serving)| port::HostPort {
+                    address: Ipv6Addr::UNSPECIFIED.into(),
+                    port: 8080,
+                    protocol: "tcp",
+                    container_address: Ipv6Addr::LOCALHOST.into(),
+                    container_port: 80,
+                    attachment: attachment.to_owned(),
+                    serving,
+                })
+                .into(),
             counters: BTreeMap::from([("learned", 0), ("bypass_peer", 7)]),
         }
     }
@@ -368,6 +392,10 @@ mod tests {
         Endpoints
           10.0.0.2/24                              veth0            n1:c1:eth0
 
+        Host ports
+          [::]:8080/tcp                    [::1]:80                     n1:c2:eth0
+          [::]:8080/tcp                    [::1]:80                     n1:c1:eth0 (waits: a newer mapping serves the port)
+
         Counters (those that are not zero)
                      7  bypass_peer                packets put straight into a pod, past the stack
         ");
@@ -394,6 +422,8 @@ mod tests {
         assert_eq!(json["devices"][0]["programs"][0]["program"], "from_wire");
         assert_eq!(json["devices"][0]["programs"][0]["attached"], false);
         assert_eq!(json["endpoints"][0]["address"], "10.0.0.2/24");
+        assert_eq!(json["hostPorts"][0]["containerAddress"], "::1");
+        assert_eq!(json["hostPorts"][1]["serving"], false);
         assert_eq!(json["counters"]["bypass_peer"], 7);
     }
 }

@@ -52,6 +52,7 @@ fn an_empty_config_has_the_documented_defaults() {
             bpf_root: PathBuf::from(BPF_ROOT),
             dns: None,
             mac: None,
+            ports: Vec::new(),
         }
     );
 }
@@ -96,7 +97,11 @@ fn keys_of_the_bridge_plugin_that_fit_are_accepted() {
         r#""bridge":"cni0","isGateway":true,"hairpinMode":true,"macspoofchk":true,"antiSpoof":false,"vlan":0,"vlanTrunk":[]"#,
     )
     .expect("a valid config");
-    assert_eq!(conf.spoofing, Spoofing::Dropped, "macspoofchk asks for it");
+    assert_eq!(
+        conf.spoofing,
+        Spoofing::Allowed,
+        "macspoofchk is about MACs alone"
+    );
     assert_eq!(conf.mac_check, MacCheck::On);
 }
 
@@ -121,12 +126,23 @@ fn what_only_a_bridge_can_do_is_refused_by_key_and_value() {
 
 #[test]
 fn what_is_not_built_yet_is_never_ignored() {
-    let mappings = r#""runtimeConfig":{"portMappings":[{"hostPort":8080,"containerPort":80}]}"#;
-    refused(mappings, Code::UnsupportedField, "8080");
     let bandwidth = r#""runtimeConfig":{"bandwidth":{"ingressRate":1000,"ingressBurst":1000}}"#;
     refused(bandwidth, Code::UnsupportedField, "1000");
     let nothing = r#""runtimeConfig":{"portMappings":[],"bandwidth":{"ingressRate":0},"other":1}"#;
     assert!(attachment(nothing, "").is_ok());
+}
+
+#[test]
+fn host_ports_come_from_the_runtime_alone() {
+    let ports = r#""portMappings":[{"hostPort":8080,"containerPort":80}]"#;
+    let conf = attachment(&format!(r#""runtimeConfig":{{{ports}}}"#), "").expect("a valid config");
+    assert_eq!(conf.ports.len(), 1);
+    assert_eq!(attachment(ports, "").expect("a valid config").ports, []);
+    refused(
+        r#""runtimeConfig":{"portMappings":[{"hostPort":8080}]}"#,
+        Code::InvalidConfig,
+        "containerPort 0",
+    );
 }
 
 #[test]

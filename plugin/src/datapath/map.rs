@@ -252,7 +252,10 @@ where
     T::try_from(kind(pins.map(name)?)).map_err(Error::map(name))
 }
 
-fn found<T>(answer: Result<T, MapError>, name: &'static str) -> Result<Option<T>, Error> {
+pub(super) fn found<T>(
+    answer: Result<T, MapError>,
+    name: &'static str,
+) -> Result<Option<T>, Error> {
     match answer {
         Ok(value) => Ok(Some(value)),
         Err(MapError::KeyNotFound) => Ok(None),
@@ -260,7 +263,7 @@ fn found<T>(answer: Result<T, MapError>, name: &'static str) -> Result<Option<T>
     }
 }
 
-fn gone(answer: Result<(), MapError>, name: &'static str) -> Result<(), Error> {
+pub(super) fn gone(answer: Result<(), MapError>, name: &'static str) -> Result<(), Error> {
     match answer {
         Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error))
@@ -272,7 +275,7 @@ fn gone(answer: Result<(), MapError>, name: &'static str) -> Result<(), Error> {
     }
 }
 
-fn entries<K, V>(
+pub(super) fn entries<K, V>(
     all: impl Iterator<Item = Result<(K, V), MapError>>,
     name: &'static str,
 ) -> Result<Vec<(K, V)>, Error> {

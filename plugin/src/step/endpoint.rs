@@ -62,7 +62,7 @@ fn attachment(plan: &Plan, pair: &Pair) -> Attachment {
         ifindex: pair.host.index,
         network: plan.identity.network_id(),
         address_count,
-        port_count: 0,
+        port_count: u32::try_from(plan.ports.len()).unwrap_or(u32::MAX),
         addresses,
     }
 }

@@ -1,9 +1,11 @@
 //! Routes: the container's own, and on the host one to each of its addresses.
 
+use underpass_abi::endpoint::device;
 use underpass_cni::{IpConfig, Route as CniRoute};
 
 use super::{address::link_local, link::Pair};
 use crate::{
+    conf::MacCheck,
     error::Error,
     netlink::{
         Mode, Netlink,
@@ -29,9 +31,9 @@ pub(crate) fn apply_pod(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), E
     Ok(())
 }
 
-/// The host's side, its end up: the gateways' addresses, and a route to each address of the container. All go with the link.
+/// The host's side, its end up: the gateways' addresses, and each address of the container as a neighbour and a route. All go with the link.
 ///
-/// The container's MAC is left to ARP and neighbour discovery: a later plugin of the chain may change it.
+/// Where the container may change its MAC (`macspoofchk` is off), the neighbour is left to ARP and neighbour discovery.
 pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
     for gateway in &plan.gateways {
         let scope = if is_link_local(*gateway) {
@@ -46,6 +48,9 @@ pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(),
     }
     for net in &plan.addresses {
         let addr = net.addr();
+        if plan.flags & device::CHECK_MAC != 0 {
+            node.add_neighbour(&pair.host, addr, plan.pod.mac)?;
+        }
         let route = Route {
             scope: SCOPE_LINK,
             ..Route::new(addr.into())
@@ -79,14 +84,17 @@ pub(crate) fn verify_pod(
     Ok(())
 }
 
-/// The host's routes.
+/// The host's routes, and its neighbours where the container's MAC is fixed.
 pub(crate) fn verify_host(
     node: &Netlink,
     here: &Link,
+    there: &Link,
+    mac_check: MacCheck,
     ips: &[&IpConfig],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
     let installed = node.routes(MAIN)?;
+    let neighbours = node.neighbours()?;
     for ip in ips {
         let addr = ip.address.addr();
         let dst = addr.into();
@@ -95,6 +103,15 @@ pub(crate) fn verify_host(
             .any(|one| one.index == here.index && one.route.dst == dst)
         {
             wrong.push(format!("the host has no route to {addr} by {}", here.name));
+        }
+        let knows = neighbours.iter().any(|neighbour| {
+            neighbour.index == here.index && neighbour.addr == addr && neighbour.mac == there.mac
+        });
+        if mac_check == MacCheck::On && !knows {
+            wrong.push(format!(
+                "the host has no permanent neighbour {addr} at {} on {}",
+                there.mac, here.name
+            ));
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::{
     netlink::{Netlink, link::By},
     netns::Netns,
     plan::Plan,
-    step::{Undo, address, endpoint, lease, link, program, route, sysctl},
+    step::{Undo, address, endpoint, lease, link, port, program, route, sysctl},
     stopwatch::Stopwatch,
     uplink,
 };
@@ -63,6 +63,7 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
     sysctl::apply_host(&plan)?;
     time.lap("sysctls");
     endpoint::apply(&mut maps, &plan, &pair, &mut undo)?;
+    port::apply(&node, &maps, &plan, &pair, &mut undo)?;
     time.lap("maps");
     program::apply(&node, &pins, &pair)?;
     time.lap("filters");

@@ -6,12 +6,12 @@ use underpass_cni::{CniResult, Error as CniError, IpConfig, Request};
 
 use super::{del, identity};
 use crate::{
-    conf::Conf,
+    conf::{Conf, port::bindings},
     datapath::Pins,
     error::Error,
     netlink::Netlink,
     netns::Netns,
-    step::{address, endpoint, lease, link, program, route},
+    step::{address, endpoint, lease, link, port, program, route},
 };
 
 /// Verifies the attachment.
@@ -45,7 +45,7 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
         let ips = &container.ips;
         address::verify(&pod, &here, &there, ips, &mut wrong)?;
         route::verify_pod(&pod, &there, &remembered.routes, &mut wrong)?;
-        route::verify_host(&node, &here, ips, &mut wrong)?;
+        route::verify_host(&node, &here, &there, conf.mac_check, ips, &mut wrong)?;
         match del::open(&Pins::at(&conf.bpf_root))? {
             None => wrong.push(format!(
                 "no programs are loaded at {}",
@@ -53,6 +53,9 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
             )),
             Some(maps) => {
                 endpoint::verify(&maps, owner, &here, &there, ips, &mut wrong)?;
+                let addresses: Vec<_> = ips.iter().map(|ip| ip.address.addr()).collect();
+                let ports = bindings(&conf.ports, &addresses);
+                port::verify(&maps, owner, &here, &ports, &mut wrong)?;
                 let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
                 program::verify(&node, &maps, &here, &uplinks, &mut wrong)?;
             }

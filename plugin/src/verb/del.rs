@@ -8,7 +8,7 @@ use crate::{
     datapath::{Maps, Pins},
     error::Error,
     netlink::Netlink,
-    step::{endpoint, lease, link},
+    step::{endpoint, lease, link, port},
     stopwatch::Stopwatch,
 };
 use underpass_abi::endpoint::Owner;
@@ -57,6 +57,7 @@ pub(super) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> R
     let Some(attachment) = maps.attachment(owner)? else {
         return link::revert(node, owner, None);
     };
+    port::revert(maps, owner, &attachment)?;
     endpoint::withdraw(maps, &attachment)?;
     link::revert(node, owner, Some(attachment.ifindex))?;
     endpoint::forget(maps, owner, &attachment)

@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     identity::{Alias, Identity, network_id},
     netlink::{Netlink, link::Link},
-    step::{lease, program},
+    step::{lease, port, program},
 };
 
 /// Removes the dead attachments of the network.
@@ -76,6 +76,7 @@ fn collect(
         let conf = Conf::of_network(&request.conf)?;
         let uplinks = program::uplinks(&node, maps, conf.uplinks.as_deref())?;
         program::repair_uplinks(&node, maps, &uplinks)?;
+        port::refresh_services(&node, maps)?;
     }
     Ok(())
 }

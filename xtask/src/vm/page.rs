@@ -1,5 +1,5 @@
-//! docs/kernels.md: kernels, and on each of them programs, features and tests. Only what is between the two marks is written here; the rest
-//! of the page is written by people.
+//! docs/kernels.md: kernels, and on each of them programs, features and tests. Only what is between marks is written here; the rest of the page
+//! is written by people.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,30 +8,61 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use super::record::Outcome;
+use super::record::{Outcome, Program};
 use super::results::Results;
 use crate::report;
 
-const BEGIN: &str = "<!-- measured: written by `cargo xtask test vm`, down to the next mark -->";
-const END: &str = "<!-- /measured -->";
+/// A part of the page, by the word in its marks.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    /// Programs and features, which take a minute to measure.
+    Programs,
+    /// All tests, which take an hour.
+    Tests,
+}
 
-/// Replaces the page's measured part.
-pub(super) fn write(root: &Path, mut results: Vec<Results>) -> anyhow::Result<()> {
+impl Part {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Programs => "programs",
+            Self::Tests => "tests",
+        }
+    }
+
+    fn measured(self, results: &[Results]) -> String {
+        match self {
+            Self::Programs => programs(results),
+            Self::Tests => tests(results),
+        }
+    }
+}
+
+/// Replaces parts of the page.
+pub(super) fn write(root: &Path, parts: &[Part], results: &mut [Results]) -> anyhow::Result<()> {
     let path = root.join("docs/kernels.md");
-    let page =
+    let mut page =
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let (before, rest) = page
-        .split_once(BEGIN)
-        .with_context(|| format!("{} lacks the line {BEGIN}", path.display()))?;
-    let (_, after) = rest
-        .split_once(END)
-        .with_context(|| format!("{} lacks the line {END}", path.display()))?;
     results.sort_by_key(|results| numbers(&results.version));
-    let measured = measured(&results);
-    fs::write(&path, format!("{before}{BEGIN}\n\n{measured}{END}{after}"))
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    for part in parts {
+        page = replace(&page, part.word(), &part.measured(results))
+            .with_context(|| format!("{} is not as expected", path.display()))?;
+    }
+    fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
     report::step("written", &path.display().to_string());
     Ok(())
+}
+
+/// Replaces what is between the two marks of a word.
+fn replace(page: &str, word: &str, text: &str) -> anyhow::Result<String> {
+    let begin = format!("<!-- {word}: written by `cargo xtask test vm` -->");
+    let end = format!("<!-- /{word} -->");
+    let (before, rest) = page
+        .split_once(&begin)
+        .with_context(|| format!("no line {begin}"))?;
+    let (_, after) = rest
+        .split_once(&end)
+        .with_context(|| format!("no line {end}"))?;
+    Ok(format!("{before}{begin}\n\n{text}\n{end}{after}"))
 }
 
 /// The numbers of a version, for ordering.
@@ -42,42 +73,42 @@ fn numbers(version: &str) -> Vec<u64> {
         .collect()
 }
 
-fn measured(results: &[Results]) -> String {
-    let mut text = String::from("## Kernels\n\n| kernel | package | result |\n|---|---|---|\n");
-    for kernel in results {
-        text.push_str(&row([kernel.release(), &kernel.version, &kernel.summary()]));
-    }
-    text += "\n## Programs\n\nInstructions the verifier went through; bytes of stack of the deepest chain of calls, as the oldest kernels \
-             reckon;\nmilliseconds to load, in emulation, where everything takes ten to twenty times as long.\n\n";
-    text += &table("program", results, |kernel| {
-        let cell = |program: &super::record::Program| {
-            let cell = format!(
-                "{}; {} B; {} ms",
-                program.verified, program.stack, program.milliseconds
-            );
-            (format!("`{}`", program.name), cell)
+fn programs(results: &[Results]) -> String {
+    let programs = table("program", results, |kernel| {
+        let cell = |program: &Program| {
+            let Program {
+                name,
+                verified,
+                stack,
+                milliseconds,
+            } = program;
+            let cell = format!("{verified}; {stack} B; {milliseconds} ms");
+            (format!("`{name}`"), cell)
         };
         kernel.programs().map(cell).collect()
     });
-    text += "\n## Features\n\nWhat the programs use where it is there.\n\n";
-    text += &table("feature", results, |kernel| {
-        let title = |name, purpose| format!("`{name}`: {purpose}");
+    let features = table("feature", results, |kernel| {
         let features = kernel.features();
         features
             .map(|(name, present, purpose)| {
-                (
-                    title(name, purpose),
-                    if present { "yes" } else { "no" }.to_owned(),
-                )
+                let present = if present { "yes" } else { "no" };
+                (format!("{name}: {purpose}"), present.to_owned())
             })
             .collect()
     });
-    text += "\n## Tests\n\nHow many cases of each test passed; what did not is named.\n\n";
-    text += &table("test", results, |kernel| {
-        tests(kernel).into_iter().collect()
+    format!("{programs}\n{features}")
+}
+
+fn tests(results: &[Results]) -> String {
+    let mut kernels = row(["kernel", "package", "result"]);
+    kernels.push_str(&row(["---"; 3]));
+    for kernel in results {
+        kernels.push_str(&row([kernel.release(), &kernel.version, &kernel.summary()]));
+    }
+    let tests = table("test", results, |kernel| {
+        groups(kernel).into_iter().collect()
     });
-    text.push('\n');
-    text
+    format!("{kernels}\n{tests}")
 }
 
 /// A row for everything that a kernel has a cell for, in the order of the kernel that has it first.
@@ -122,7 +153,7 @@ fn short(version: &str) -> String {
 }
 
 /// By test, without its case: how many of how many passed, and why not the others.
-fn tests(kernel: &Results) -> BTreeMap<String, String> {
+fn groups(kernel: &Results) -> BTreeMap<String, String> {
     let mut groups: BTreeMap<String, Vec<(&str, &Outcome)>> = BTreeMap::new();
     for (name, outcome) in kernel.tests() {
         let (test, case) = split(name);
@@ -197,6 +228,18 @@ mod tests {
             ("netns::hops::one", "family_1_V4")
         );
         assert_eq!(split("netns::hops::one"), ("netns::hops::one", ""));
+    }
+
+    #[test]
+    fn only_what_is_between_the_marks_is_replaced() {
+        let page = "a\n<!-- x: written by `cargo xtask test vm` -->\nold\n<!-- /x -->\nb\n";
+        let new = replace(page, "x", "new\n").expect("both marks are there");
+        assert_eq!(
+            new,
+            "a\n<!-- x: written by `cargo xtask test vm` -->\n\nnew\n\n<!-- /x -->\nb\n"
+        );
+        assert_eq!(replace(&new, "x", "new\n").expect("still there"), new);
+        assert!(replace(page, "y", "new").is_err());
     }
 
     #[test]

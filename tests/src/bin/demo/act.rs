@@ -295,6 +295,8 @@ fn leave(node: &Node, pods: [Pod; 2], before: &Traces) -> Result<()> {
         pods,
         owners,
         destinations,
+        ports,
+        shadowed_ports,
     } = &after.registry;
     for (what, count) in [
         (
@@ -303,7 +305,12 @@ fn leave(node: &Node, pods: [Pod; 2], before: &Traces) -> Result<()> {
         ),
         (
             "entries of containers in eBPF maps",
-            endpoints.len() + pods.len() + owners.len() + destinations,
+            endpoints.len()
+                + pods.len()
+                + owners.len()
+                + destinations
+                + ports.len()
+                + shadowed_ports,
         ),
         ("addresses still leased", after.leases.len()),
     ] {

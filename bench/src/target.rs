@@ -1,0 +1,208 @@
+//! What this project wants to reach, and what was reached.
+
+use serde::Serialize;
+use underpass_tests::Family;
+
+use crate::{
+    Outcome,
+    load::Load,
+    path::{Carrier, Route},
+    plugin::Plugin,
+    sample::Summary,
+    traffic::{self, Series},
+};
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// Which side of the target is the good one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Wanted {
+    AtLeast,
+    AtMost,
+}
+
+/// One target and the figure that it is about.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Target {
+    pub(crate) what: String,
+    pub(crate) wanted: Wanted,
+    pub(crate) bound: f64,
+    pub(crate) measured: f64,
+    pub(crate) reached: bool,
+}
+
+impl Target {
+    fn new(what: String, wanted: Wanted, bound: f64, measured: f64) -> Self {
+        let reached = match wanted {
+            Wanted::AtLeast => measured >= bound,
+            Wanted::AtMost => measured <= bound,
+        };
+        Self {
+            what,
+            wanted,
+            bound,
+            measured,
+            reached,
+        }
+    }
+}
+
+/// All targets that this outcome says something about.
+pub(crate) fn judge(outcome: &Outcome) -> Vec<Target> {
+    let mut targets = packets(&outcome.traffic);
+    for cost in outcome.programs.iter().flat_map(|all| &all.single) {
+        if cost.program != "nothing" && cost.bypassed {
+            targets.push(Target::new(
+                format!("{}, {}: ns a packet", cost.program, cost.packet),
+                Wanted::AtMost,
+                120.0,
+                cost.net_ns,
+            ));
+        }
+    }
+    targets.extend(calls(outcome));
+    targets
+}
+
+fn packets(all: &[Series]) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for (route, family) in Route::ALL
+        .into_iter()
+        .flat_map(|route| Family::BOTH.map(|family| (route, family)))
+    {
+        let find = |plugin, load| traffic::find(all, route, Carrier::Plugin(plugin), load, family);
+        for (plugin, load, target) in [
+            (Plugin::Learned, Load::Stream, 0.95),
+            (Plugin::Learned, Load::Requests, 0.95),
+            (Plugin::Learned, Load::Packets, 0.95),
+            (Plugin::Learned, Load::Connections, 0.90),
+            (Plugin::Eager, Load::Connections, 0.95),
+        ] {
+            if let Some(series) = find(plugin, load) {
+                targets.push(Target::new(
+                    format!(
+                        "{}, {family:?}, {}, {}: of {}",
+                        route.name(),
+                        plugin.name(),
+                        load.name(),
+                        Carrier::Limit.name(route)
+                    ),
+                    Wanted::AtLeast,
+                    target,
+                    series.of_limit.median,
+                ));
+            }
+        }
+        let (peers, target) = match route {
+            Route::PodToPod => ([Plugin::Bridge, Plugin::Bridge], 1.12),
+            Route::PodToWorld => ([Plugin::BridgeMasquerade, Plugin::PtpMasquerade], 1.10),
+        };
+        let best = peers
+            .into_iter()
+            .filter_map(|peer| find(peer, Load::Packets))
+            .max_by(|a, b| a.summary.median.total_cmp(&b.summary.median));
+        if let (Some(own), Some(best)) = (find(Plugin::Learned, Load::Packets), best)
+            && let Some(ratio) = Summary::ratio(&own.samples, &best.samples)
+        {
+            targets.push(Target::new(
+                format!(
+                    "{}, {family:?}, learned, UDP 64 B: of {}",
+                    route.name(),
+                    best.carrier.name(route)
+                ),
+                Wanted::AtLeast,
+                target,
+                ratio.median,
+            ));
+        }
+    }
+    targets
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "sizes in bytes stay far below 2^53"
+)]
+fn calls(outcome: &Outcome) -> Vec<Target> {
+    let Some(control) = &outcome.control else {
+        return Vec::new();
+    };
+    let at_most =
+        |what: String, target, measured| Target::new(what, Wanted::AtMost, target, measured);
+    let find = |caller: &str, verb: &str, containers: usize| {
+        let mut calls = control.calls.iter();
+        let call = calls.find(|call| {
+            call.caller == caller && call.verb == verb && call.containers == containers
+        });
+        call.map(|call| call.ms.median)
+    };
+    let own = Plugin::Learned.name();
+    let mut targets = Vec::new();
+    for &containers in &outcome.settings.containers {
+        let Some(add) = find(own, "ADD", containers) else {
+            continue;
+        };
+        targets.push(at_most(
+            format!("ADD at {containers} containers: ms"),
+            5.0,
+            add,
+        ));
+        let peer = Plugin::BridgeMasquerade.name();
+        if let Some(reference) = find(peer, "ADD", containers) {
+            let share = if containers < 250 { 10.0 } else { 30.0 };
+            targets.push(at_most(
+                format!("ADD at {containers} containers, without host ports: of {peer}"),
+                1.0 / share,
+                add / reference,
+            ));
+        }
+        if let (Some(del), Some(floor)) = (
+            find(own, "DEL", containers),
+            find("ip link (floor)", "DEL", containers),
+        ) {
+            targets.push(at_most(
+                format!("DEL at {containers} containers: of deleting a veth pair"),
+                1.25,
+                del / floor,
+            ));
+        }
+        for (verb, target) in [("CHECK", 3.0), ("STATUS", 2.0), ("VERSION", 1.0)] {
+            if let Some(ms) = find(own, verb, containers) {
+                targets.push(at_most(
+                    format!("{verb} at {containers} containers: ms"),
+                    target,
+                    ms,
+                ));
+            }
+        }
+    }
+    if let (Some(few), Some(many)) = (find(own, "ADD", 30), find(own, "ADD", 1_000)) {
+        targets.push(at_most(
+            "ADD at 1000 containers: of ADD at 30".to_owned(),
+            1.10,
+            many / few,
+        ));
+    }
+    targets.push(at_most(
+        format!(
+            "{} ADDs at once: of as many in a row",
+            control.series.containers
+        ),
+        0.6,
+        control.series.ratio.median,
+    ));
+    if let Some(memory) = control.memory.first() {
+        targets.push(at_most(
+            format!("maps at {} containers: MiB", memory.containers),
+            16.0,
+            memory.maps as f64 / MIB,
+        ));
+    }
+    targets.push(at_most(
+        "executable: MiB".to_owned(),
+        6.0,
+        control.binary as f64 / MIB,
+    ));
+    targets
+}

@@ -1,0 +1,235 @@
+//! `runtimeConfig.portMappings`: the host ports that the runtime asks for, checked entry by entry.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use serde::Deserialize;
+use underpass_abi::{
+    addr::Addr,
+    flow::protocol,
+    port::{self, HostPort},
+};
+use underpass_cni::{Error, address};
+
+/// The key, for messages.
+const KEY: &str = "runtimeConfig.portMappings";
+
+/// A transport that has ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+/// At which addresses of the host a port is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HostAddress {
+    /// All, of every family that the container has.
+    Every,
+    /// All of IPv4.
+    EveryV4,
+    /// All of IPv6.
+    EveryV6,
+    /// This one.
+    Only(IpAddr),
+}
+
+/// One entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PortMapping {
+    pub(crate) protocol: Protocol,
+    pub(crate) host: HostAddress,
+    pub(crate) host_port: u16,
+    pub(crate) container_port: u16,
+}
+
+/// A host port and the place in the container that it leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Binding {
+    /// The key in `PORTS`.
+    pub(crate) port: HostPort,
+    /// The container's address.
+    pub(crate) addr: IpAddr,
+    /// The container's port.
+    pub(crate) container_port: u16,
+}
+
+/// An entry as the runtime writes it.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Entry {
+    host_port: i64,
+    container_port: i64,
+    protocol: String,
+    #[serde(rename = "hostIP")]
+    host_ip: String,
+}
+
+/// Checks all entries, each for itself and against the others.
+pub(super) fn mappings(entries: &[Entry]) -> Result<Vec<PortMapping>, Error> {
+    let mut first_uses = HashMap::new();
+    let mut mappings = Vec::with_capacity(entries.len());
+    for (index, entry) in entries.iter().enumerate() {
+        let mapping = entry.mapping(index)?;
+        for key in mapping.keys() {
+            if let Some(first) = first_uses.insert(key, index) {
+                return Err(Error::config(format!(
+                    "{KEY}[{first}] and [{index}] ask for the same {} port {} of the same addresses: remove one of them",
+                    mapping.protocol.name(),
+                    mapping.host_port
+                )));
+            }
+        }
+        mappings.push(mapping);
+    }
+    Ok(mappings)
+}
+
+/// Where the host ports lead, for a container with these addresses: to the first of each family. A family that it does not have is left
+/// out.
+pub(crate) fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> {
+    let first = |family: u8| {
+        let is_v4 = family == port::IPV4;
+        addresses.iter().copied().find(|ip| ip.is_ipv4() == is_v4)
+    };
+    let [v4, v6] = [port::IPV4, port::IPV6].map(first);
+    let mut bindings = Vec::new();
+    for mapping in mappings {
+        for port in mapping.keys() {
+            let addr = if port.family == port::IPV4 { v4 } else { v6 };
+            bindings.extend(addr.map(|addr| Binding {
+                port,
+                addr,
+                container_port: mapping.container_port,
+            }));
+        }
+    }
+    bindings
+}
+
+impl Binding {
+    /// The place in the container.
+    pub(crate) fn destination(&self) -> SocketAddr {
+        SocketAddr::new(self.addr, self.container_port)
+    }
+}
+
+impl Protocol {
+    fn parse(text: &str) -> Option<Self> {
+        // Kubernetes leaves the protocol out where it means TCP.
+        if text.is_empty() {
+            return Some(Self::Tcp);
+        }
+        [Self::Tcp, Self::Udp, Self::Sctp]
+            .into_iter()
+            .find(|protocol| text.eq_ignore_ascii_case(protocol.name()))
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+
+    /// As in the IP header.
+    fn number(self) -> u8 {
+        match self {
+            Self::Tcp => protocol::TCP,
+            Self::Udp => protocol::UDP,
+            Self::Sctp => protocol::SCTP,
+        }
+    }
+}
+
+impl HostAddress {
+    fn parse(text: &str) -> Option<Self> {
+        if text.is_empty() {
+            return Some(Self::Every);
+        }
+        address::parse_ip(text).map(|ip| match ip {
+            IpAddr::V4(v4) if v4.is_unspecified() => Self::EveryV4,
+            IpAddr::V6(v6) if v6.is_unspecified() => Self::EveryV6,
+            ip => Self::Only(ip),
+        })
+    }
+
+    /// The address in keys of `PORTS`: zero stands for every address of the family.
+    fn addr(self, family: u8) -> Option<Addr> {
+        match (self, family) {
+            (Self::Every, _) | (Self::EveryV4, port::IPV4) | (Self::EveryV6, port::IPV6) => {
+                Some(Addr::default())
+            }
+            (Self::Only(ip @ IpAddr::V4(_)), port::IPV4)
+            | (Self::Only(ip @ IpAddr::V6(_)), port::IPV6) => Some(ip.into()),
+            _ => None,
+        }
+    }
+}
+
+impl PortMapping {
+    /// The keys in `PORTS`, for a container with both families.
+    fn keys(self) -> impl Iterator<Item = HostPort> {
+        [port::IPV4, port::IPV6]
+            .into_iter()
+            .filter_map(move |family| {
+                Some(HostPort {
+                    addr: self.host.addr(family)?,
+                    port: self.host_port.to_be(),
+                    protocol: self.protocol.number(),
+                    family,
+                    reserved: 0,
+                })
+            })
+    }
+}
+
+impl Entry {
+    fn mapping(&self, index: usize) -> Result<PortMapping, Error> {
+        let mapping = PortMapping {
+            host_port: port("hostPort", self.host_port, index)?,
+            container_port: port("containerPort", self.container_port, index)?,
+            protocol: Protocol::parse(&self.protocol).ok_or_else(|| {
+                Error::config(format!(
+                    "invalid protocol {:?} in {KEY}[{index}]: it must be tcp, udp or sctp",
+                    self.protocol
+                ))
+            })?,
+            host: HostAddress::parse(&self.host_ip).ok_or_else(|| {
+                Error::config(format!(
+                    "invalid hostIP {:?} in {KEY}[{index}]: give an IPv4 or IPv6 address, or none for all of the host's",
+                    self.host_ip
+                ))
+            })?,
+        };
+        if mapping.protocol == Protocol::Sctp && mapping.host_port != mapping.container_port {
+            return Err(Error::unsupported(
+                &format!("{KEY}[{index}].containerPort"),
+                mapping.container_port,
+            )
+            .with_details(format!(
+                "SCTP keeps its ports: containerPort must be the hostPort {}",
+                mapping.host_port
+            )));
+        }
+        Ok(mapping)
+    }
+}
+
+fn port(key: &str, value: i64, index: usize) -> Result<u16, Error> {
+    u16::try_from(value)
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| {
+            Error::config(format!(
+                "invalid {key} {value} in {KEY}[{index}]: it must be 1 to 65535"
+            ))
+        })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Host ports: the entries that lead from ports of the host to the container.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use underpass_abi::{
+    endpoint::{Attachment, Owner},
+    port::PortTarget,
+};
+
+use self::precedence::{Pinned, claim, release};
+use super::{Undo, link::Pair};
+use crate::{
+    conf::port::Binding,
+    datapath::{
+        Maps, Pins,
+        lock::Lock,
+        port::{Changed, HostPorts, Text, destination, set_service_addresses},
+    },
+    error::Error,
+    netlink::{Netlink, link::Link},
+    plan::Plan,
+};
+
+mod precedence;
+
+/// Maps the ports to the container, of which the maps know the attachment already. Whoever served one of them does so no longer.
+pub(crate) fn apply(
+    node: &Netlink,
+    maps: &Maps,
+    plan: &Plan,
+    pair: &Pair,
+    undo: &mut Undo<'_>,
+) -> Result<(), Error> {
+    if plan.ports.is_empty() {
+        return refresh_services(node, maps);
+    }
+    let services = service_addresses(node)?;
+    let pins = maps.pins().clone();
+    let owner = plan.identity.owner();
+    let _lock = Lock::acquire(pins.root())?;
+    set_service_addresses(&pins, services)?;
+    let mut table = Pinned {
+        ports: HostPorts::open(&pins)?,
+        maps,
+    };
+    undo.push("port", move || undo_apply(&pins, owner));
+    // Raised below, while the lock is held: no two ADDs see the same.
+    let serial = u64::from(maps.state()?.epoch);
+    for binding in &plan.ports {
+        let target = PortTarget {
+            addr: binding.addr.into(),
+            owner,
+            serial,
+            ifindex: pair.host.index,
+            port: binding.container_port.to_be(),
+            reserved: 0,
+        };
+        claim(&mut table, binding.port, target)?;
+    }
+    Ok(maps.raise_epoch()?)
+}
+
+/// Brings the addresses of Services up to date, unless there are no host ports that they could be taken for.
+pub(crate) fn refresh_services(node: &Netlink, maps: &Maps) -> Result<(), Error> {
+    if HostPorts::open(maps.pins())?.is_empty()? {
+        return Ok(());
+    }
+    let services = service_addresses(node)?;
+    let _lock = Lock::acquire(maps.pins().root())?;
+    match set_service_addresses(maps.pins(), services)? {
+        Changed::Yes => Ok(maps.raise_epoch()?),
+        Changed::No => Ok(()),
+    }
+}
+
+/// Addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold those of Services there. To the kernel they are
+/// as local as the node's own.
+fn service_addresses(node: &Netlink) -> Result<Vec<IpAddr>, Error> {
+    let dummies: BTreeSet<u32> = node.dummies()?.iter().map(|link| link.index).collect();
+    if dummies.is_empty() {
+        return Ok(Vec::new());
+    }
+    let addresses = node.addresses()?;
+    Ok(addresses
+        .iter()
+        .filter(|address| dummies.contains(&address.index))
+        .map(|address| address.net.addr())
+        .collect())
+}
+
+/// The ports that the container must serve, against those that it does.
+pub(crate) fn verify(
+    maps: &Maps,
+    owner: Owner,
+    here: &Link,
+    bindings: &[Binding],
+    wrong: &mut Vec<String>,
+) -> Result<(), Error> {
+    if bindings.is_empty() {
+        return Ok(());
+    }
+    let ports = HostPorts::open(maps.pins())?;
+    for binding in bindings {
+        let port = Text(&binding.port);
+        let Some(target) = ports.server(&binding.port)? else {
+            wrong.push(format!("host port {port} is not mapped to anybody"));
+            continue;
+        };
+        let (leads_to, wanted) = (destination(&target), binding.destination());
+        if target.owner != owner {
+            wrong.push(format!(
+                "host port {port} is served by another container, at {leads_to}: the newest mapping of a port counts"
+            ));
+        } else if leads_to != wanted || target.ifindex != here.index {
+            wrong.push(format!(
+                "host port {port} leads to {leads_to} by device number {}, not to {wanted} by {}",
+                target.ifindex, here.name
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Takes its ports from an attachment that the maps still know. Older mappings of the same ports serve again.
+pub(crate) fn revert(maps: &Maps, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
+    if attachment.port_count == 0 {
+        return Ok(());
+    }
+    let _lock = Lock::acquire(maps.pins().root())?;
+    let mut table = Pinned {
+        ports: HostPorts::open(maps.pins())?,
+        maps,
+    };
+    release(&mut table, owner)?;
+    Ok(maps.raise_epoch()?)
+}
+
+fn undo_apply(pins: &Pins, owner: Owner) -> Result<(), Error> {
+    let maps = Maps::open(pins)?;
+    match maps.attachment(owner)? {
+        Some(attachment) => revert(&maps, owner, &attachment),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,296 @@
+//! Host ports: the world, and other containers of the node, reach a container at a port of the node's address.
+
+mod conflict;
+mod lifecycle;
+mod scope;
+
+use std::net::SocketAddr;
+
+use anyhow::{Result, ensure};
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_abi::counter::Counter;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Pod,
+    counter::Meter,
+    needs_root,
+    netfilter::Netfilter,
+    netns::Netns,
+    runtime::Conf,
+    traffic::{tcp, udp},
+};
+
+/// The port of the node.
+const HOST: u16 = 8080;
+/// The port of the container.
+const INSIDE: u16 = 80;
+const SOURCE: u16 = 45_678;
+
+/// The default network with these port mappings.
+fn mapped(lab: &Lab, mappings: &[Value]) -> Conf {
+    lab.conf()
+        .with("runtimeConfig", json!({ "portMappings": mappings }))
+}
+
+/// [`HOST`] to [`INSIDE`] by TCP and UDP, at every address of the node.
+fn both() -> [Value; 2] {
+    ["tcp", "udp"]
+        .map(|protocol| json!({ "hostPort": HOST, "containerPort": INSIDE, "protocol": protocol }))
+}
+
+/// A container with [`both`], and servers in it.
+struct Scene {
+    _servers: (tcp::Server, udp::Server),
+    server: Pod,
+    lab: Lab,
+}
+
+impl Scene {
+    fn set(family: Family) -> Result<Self> {
+        Self::with_mtu(family, 1500)
+    }
+
+    fn with_mtu(family: Family, mtu: u32) -> Result<Self> {
+        let lab = Lab::with_mtu(mtu)?;
+        let conf = mapped(&lab, &both());
+        Self::in_network(family, lab, &conf)
+    }
+
+    fn in_network(family: Family, lab: Lab, conf: &Conf) -> Result<Self> {
+        let server = lab.pod_with("server", conf)?;
+        let servers = serve(&server, family)?;
+        Ok(Self {
+            _servers: servers,
+            server,
+            lab,
+        })
+    }
+}
+
+fn serve(pod: &Pod, family: Family) -> Result<(tcp::Server, udp::Server)> {
+    Ok((
+        tcp::Server::start(pod.netns(), family.port(INSIDE))?,
+        udp::Server::start(pod.netns(), family.port(INSIDE))?,
+    ))
+}
+
+fn node_at(family: Family, port: u16) -> SocketAddr {
+    SocketAddr::new(family.node(), port)
+}
+
+/// Fails unless a client reaches the server at `to` by TCP and UDP, and the server sees the client as `expected`.
+fn reaches(client: &Netns, to: SocketAddr, expected: std::net::IpAddr) -> Result<()> {
+    let seen = tcp::visit(client, to)?;
+    ensure!(seen == expected, "by TCP the server saw {seen}");
+    // An answer from another address or port than was asked fails.
+    let seen = udp::Client::open(client, Family::of(to.ip()))?.chat(to, 3)?;
+    ensure!(seen.seen.ip() == expected, "by UDP the server saw {seen:?}");
+    Ok(())
+}
+
+/// Fails if a client reaches anything at `to` by TCP or UDP.
+fn misses(client: &Netns, to: SocketAddr) -> Result<()> {
+    tcp::refuses(client, to)?;
+    udp::Client::open(client, Family::of(to.ip()))?.hears_nothing(to)
+}
+
+#[rstest]
+fn the_world_reaches_the_container(
+    #[values(V4, V6)] family: Family,
+    #[values(1500, 9000)] mtu: u32,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::with_mtu(family, mtu)?;
+    let world = scene.lab.world.netns();
+    let asked = node_at(family, HOST);
+    let client = SocketAddr::new(family.gateway(), SOURCE);
+    let mut stream = tcp::Client::connect_from(world, SOURCE, asked)?;
+    let seen = stream.exchange(5_000_000, 5_000_000)?.seen;
+    ensure!(seen == client, "by TCP the container saw {seen}");
+    let mut unconnected = udp::Client::open_at(world, family, SOURCE)?;
+    let seen = unconnected.chat(asked, 10)?.seen;
+    ensure!(seen == client, "by UDP the container saw {seen}");
+    let mut connected = udp::Client::open(world, family)?;
+    connected.connect(asked)?;
+    let whole = mtu as usize - family.header_len() - 8;
+    for len in [0, 1, 1000, whole - 60] {
+        connected.ask(asked, len)?;
+    }
+    Ok(())
+}
+
+#[rstest]
+fn a_pod_reaches_another_by_the_nodes_address(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    let client = scene.lab.pod("client")?;
+    let asked = node_at(family, HOST);
+    let seen = tcp::Client::connect(client.netns(), asked)?
+        .exchange(5_000_000, 5_000_000)?
+        .seen;
+    ensure!(seen.ip() == client.ip(family), "the container saw {seen}");
+    reaches(client.netns(), asked, client.ip(family))?;
+    // At its own address, at its own port, it is reached as ever.
+    let direct = scene.server.at(family, INSIDE);
+    reaches(client.netns(), direct, client.ip(family))?;
+    reaches(client.netns(), asked, client.ip(family))
+}
+
+#[rstest]
+fn one_socket_talks_to_the_host_port_and_to_the_container(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    scene.lab.world.route_pods()?;
+    let pod = scene.lab.pod("client")?;
+    for netns in [pod.netns(), scene.lab.world.netns()] {
+        let mut client = udp::Client::open(netns, family)?;
+        for _ in 0..5 {
+            client.ask(node_at(family, HOST), 100)?;
+            client.ask(scene.server.at(family, INSIDE), 100)?;
+        }
+    }
+    Ok(())
+}
+
+#[rstest]
+fn the_second_packet_from_the_world_takes_the_bypass(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    let world = scene.lab.world.netns();
+    let firewall = Netfilter::new(&scene.lab.node)?;
+    for transport in ["tcp", "udp"] {
+        firewall.count_forwarded(transport, &format!("{transport} dport {INSIDE}"))?;
+        firewall.count_forwarded(transport, &format!("{transport} sport {INSIDE}"))?;
+    }
+    let meter = Meter::start(&scene.lab.node)?;
+    let asked = node_at(family, HOST);
+    tcp::Client::connect(world, asked)?.chat(50)?;
+    udp::Client::open(world, family)?.chat(asked, 50)?;
+    for transport in ["tcp", "udp"] {
+        firewall.expect_few(transport, 2)?;
+    }
+    meter.expect(Counter::BypassPeer, 96)?;
+    meter.expect(Counter::BypassWire, 96)?;
+    meter.expect(Counter::HostPort, 2)?;
+    meter.expect_none(Counter::Masqueraded)
+}
+
+#[rstest]
+fn the_second_packet_of_a_pod_takes_the_bypass(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    let client = scene.lab.pod("client")?;
+    let firewall = Netfilter::new(&scene.lab.node)?;
+    for transport in ["tcp", "udp"] {
+        firewall.count_forwarded(transport, &format!("{transport} dport {INSIDE}"))?;
+        firewall.count_forwarded(transport, &format!("{transport} sport {INSIDE}"))?;
+    }
+    let meter = Meter::start(&scene.lab.node)?;
+    let asked = node_at(family, HOST);
+    tcp::Client::connect(client.netns(), asked)?.chat(50)?;
+    udp::Client::open(client.netns(), family)?.chat(asked, 50)?;
+    for transport in ["tcp", "udp"] {
+        firewall.expect_few(transport, 2)?;
+    }
+    meter.expect(Counter::BypassPeer, 192)?;
+    meter.expect(Counter::HostPort, 2)?;
+    meter.expect_none(Counter::Masqueraded)
+}
+
+#[rstest]
+fn without_bypass_the_stack_carries_it(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both()).with("bypass", "off");
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let client = scene
+        .lab
+        .pod_with("client", &scene.lab.conf().with("bypass", "off"))?;
+    let meter = Meter::start(&scene.lab.node)?;
+    let asked = node_at(family, HOST);
+    reaches(scene.lab.world.netns(), asked, family.gateway())?;
+    reaches(client.netns(), asked, client.ip(family))?;
+    tcp::Client::connect(scene.lab.world.netns(), asked)?.exchange(2_000_000, 2_000_000)?;
+    meter.expect(Counter::HostPort, 5)?;
+    meter.expect_no_bypass()?;
+    meter.expect_none(Counter::Learned)
+}
+
+#[rstest]
+fn eager_flows_reach_it_too(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both()).with("bypass", "eager");
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let client = scene
+        .lab
+        .pod_with("client", &scene.lab.conf().with("bypass", "eager"))?;
+    let asked = node_at(family, HOST);
+    reaches(scene.lab.world.netns(), asked, family.gateway())?;
+    reaches(client.netns(), asked, client.ip(family))
+}
+
+#[rstest]
+fn masquerade_leaves_host_ports_alone(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    let client = scene.lab.pod("client")?;
+    let remote = family.remote_at(443);
+    let _tcp = tcp::Server::start(scene.lab.world.netns(), remote)?;
+    let _udp = udp::Server::start(scene.lab.world.netns(), remote)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    let by_tcp = tcp::Client::connect_from(client.netns(), HOST, remote)?.chat(3)?;
+    let by_udp = udp::Client::open_at(client.netns(), family, HOST)?
+        .chat(remote, 3)?
+        .seen;
+    for seen in [by_tcp, by_udp] {
+        ensure!(seen.ip() == family.node(), "the world saw {seen}");
+        ensure!(seen.port() != HOST, "the world saw {seen}");
+    }
+    meter.expect(Counter::PortChanged, 2)
+}
+
+#[rstest]
+fn a_hundred_ports_of_one_container(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let ports: Vec<Value> = (0..100)
+        .map(|at| json!({ "hostPort": 20_000 + at, "containerPort": 30_000 + at }))
+        .collect();
+    let pod = lab.pod_with("a", &mapped(&lab, &ports))?;
+    for at in [0, 1, 57, 99] {
+        let _server = tcp::Server::start(pod.netns(), family.port(30_000 + at))?;
+        let seen = tcp::visit(lab.world.netns(), node_at(family, 20_000 + at))?;
+        ensure!(seen == family.gateway(), "port {at}: {seen}");
+    }
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    pod.del()?;
+    for at in [0, 57, 99] {
+        tcp::refuses(lab.world.netns(), node_at(family, 20_000 + at))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn zzz_debug() -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(V4)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    let r = tcp::Client::try_connect(scene.lab.world.netns(), node_at(V4, HOST), std::time::Duration::from_secs(1)).map(drop);
+    println!("{r:?} {:?}", meter.read()?);
+    let r = udp::Client::open(scene.lab.world.netns(), V4)?.hears_nothing(node_at(V4, HOST));
+    println!("{r:?} {:?}", meter.read()?);
+    println!("{:?}", underpass_tests::counter::Registry::read(&scene.lab.node)?);
+    for args in [&["status"][..], &["flows"]] {
+        let mut command = std::process::Command::new(underpass_tests::node::plugin());
+        command.env_clear().args(args);
+        println!("{}", scene.lab.node.netns().expect(&mut command, &[])?);
+    }
+    for arg in ["net/ipv4/ip_forward", "net/ipv4/conf/eth0/forwarding"] { println!("{arg} {}", scene.lab.node.netns().sysctl(arg)?); }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! Several containers that want the same host port: the newest serves.
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use serde_json::json;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Pod, needs_root,
+    runtime::Call,
+    traffic::{tcp, udp},
+};
+
+use super::{HOST, both, mapped, misses, node_at, reaches, serve};
+
+/// Fails unless the host port leads to `pod`: it alone has servers.
+fn is_served_by(lab: &Lab, family: Family, pod: &Pod) -> Result<()> {
+    let _servers = serve(pod, family)?;
+    reaches(lab.world.netns(), node_at(family, HOST), family.gateway())
+        .with_context(|| format!("the host port must lead to {}", pod.name()))
+}
+
+#[rstest]
+fn the_newest_serves_and_the_older_serves_again(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both());
+    let older = lab.pod_with("older", &conf)?;
+    is_served_by(&lab, family, &older)?;
+    let newer = lab.pod_with("newer", &conf)?;
+    is_served_by(&lab, family, &newer)?;
+    let newest = lab.pod_with("newest", &conf)?;
+    is_served_by(&lab, family, &newest)?;
+    newest.del()?;
+    is_served_by(&lab, family, &newer)?;
+    newer.del()?;
+    is_served_by(&lab, family, &older)?;
+    older.del()?;
+    misses(lab.world.netns(), node_at(family, HOST))
+}
+
+#[rstest]
+fn an_older_one_leaves_unnoticed(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both());
+    let older = lab.pod_with("older", &conf)?;
+    let newer = lab.pod_with("newer", &conf)?;
+    let _servers = serve(&newer, family)?;
+    let mut client = tcp::Client::connect(lab.world.netns(), node_at(family, HOST))?;
+    client.chat(3)?;
+    older.del()?;
+    client.chat(3)?;
+    reaches(lab.world.netns(), node_at(family, HOST), family.gateway())?;
+    newer.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+#[rstest]
+fn a_busy_udp_port_follows_its_container(
+    #[values(V4, V6)] family: Family,
+    #[values("world", "pod")] from: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both());
+    let asking = lab.pod("asking")?;
+    let (netns, expected) = match from {
+        "world" => (lab.world.netns(), family.gateway()),
+        _ => (asking.netns(), asking.ip(family)),
+    };
+    let at = node_at(family, HOST);
+    let mut client = udp::Client::open(netns, family)?;
+    let mut ask = |who: &str| -> Result<()> {
+        let answer = client
+            .chat(at, 5)
+            .with_context(|| format!("{who} must answer"))?;
+        ensure!(answer.seen.ip() == expected, "{who} saw {}", answer.seen);
+        Ok(())
+    };
+
+    let first = lab.pod_with("first", &conf)?;
+    let old = serve(&first, family)?;
+    ask("the first")?;
+    // The next one comes before the old one goes, as in a rolling update.
+    let second = lab.pod_with("second", &conf)?;
+    let new = serve(&second, family)?;
+    drop(old);
+    ask("the second")?;
+    first.del()?;
+    ask("the second, alone")?;
+    // It goes before the next one comes.
+    drop(new);
+    second.del()?;
+    udp::Client::open(netns, family)?.hears_nothing(at)?;
+    let third = lab.pod_with("third", &conf)?;
+    let _newest = serve(&third, family)?;
+    ask("the third")
+}
+
+#[rstest]
+fn a_busy_udp_port_goes_back_to_the_older_container(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both());
+    let (older, newer) = (lab.pod_with("older", &conf)?, lab.pod_with("newer", &conf)?);
+    let _old = serve(&older, family)?;
+    let mut client = udp::Client::open(lab.world.netns(), family)?;
+    {
+        let _new = serve(&newer, family)?;
+        client.chat(node_at(family, HOST), 5)?;
+    }
+    newer.del()?;
+    client.chat(node_at(family, HOST), 5)?;
+    Ok(())
+}
+
+#[test]
+fn check_names_the_port_that_another_serves() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both());
+    let older = lab.pod_with("older", &conf)?;
+    let check = |pod: &Pod| pod.call_with_result("CHECK").run(&lab.node);
+    check(&older)?.silence()?;
+    let newer = lab.pod_with("newer", &conf)?;
+    check(&newer)?.silence()?;
+    let error = check(&older)?.error()?;
+    for word in [
+        "8080/tcp",
+        "8080/udp",
+        "another container",
+        &newer.ip(V4).to_string(),
+    ] {
+        ensure!(error.msg.contains(word), "{error}");
+    }
+    newer.del()?;
+    check(&older)?.silence()
+}
+
+#[test]
+fn gc_gives_a_port_back_to_the_older_container() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both());
+    let older = lab.pod_with("older", &conf)?;
+    let lost = lab.pod_with("lost", &conf)?;
+    lost.abandon();
+    let attachments = json!([{ "containerID": older.name(), "ifname": Pod::IFNAME }]);
+    Call::new("GC")
+        .conf(&lab.conf().with("cni.dev/valid-attachments", attachments))
+        .run(&lab.node)?
+        .silence()?;
+    is_served_by(&lab, V4, &older)?;
+    is_served_by(&lab, V6, &older)?;
+    older.call_with_result("CHECK").run(&lab.node)?.silence()
+}
