@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use nix::{
     sys::socket::{setsockopt, sockopt::ReceiveTimeout},
     sys::time::{TimeVal, TimeValLike as _},
@@ -85,8 +85,13 @@ impl Load {
             Self::Requests => requests::measure(ends, timing),
             Self::Connections => connections::measure(ends, timing),
             Self::Packets => packets::measure(ends, timing),
-        };
-        Ok(counted? / timing.window.as_secs_f64())
+        }?;
+        ensure!(
+            counted > 0.0,
+            "nothing got through in {:?}: the path is broken, or the machine does too much else",
+            timing.window
+        );
+        Ok(counted / timing.window.as_secs_f64())
     }
 }
 

@@ -57,6 +57,11 @@ impl Machine {
         })
     }
 
+    /// Whether others keep the machine from measuring anything, as far as the minute before tells.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.load_average > 1.0
+    }
+
     /// A name for files: kernel, architecture, number of cores.
     pub(crate) fn slug(&self) -> String {
         format!("{}-{}-{}cpu", self.kernel, self.architecture, self.cores)

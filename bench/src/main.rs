@@ -177,11 +177,19 @@ fn run(arguments: &Arguments) -> Result<()> {
         programs: None,
         targets: Vec::new(),
     };
+    if outcome.machine.is_busy() {
+        eprintln!(
+            "warning: others use this machine: {}",
+            outcome.machine.describe()
+        );
+    }
+    // The paths stay until all is done: the kernel would take them down in the background of the next part.
+    let mut paths = None;
     if wanted(Part::Traffic) {
         eprintln!("traffic: building the paths");
-        let paths = Paths::build()?;
-        outcome.traffic = traffic::measure(&paths.paths, &outcome.settings)?;
-        outcome.bypassed = paths.bypassed()?;
+        let built = paths.insert(Paths::build()?);
+        outcome.traffic = traffic::measure(&built.paths, &outcome.settings)?;
+        outcome.bypassed = built.bypassed()?;
     }
     if wanted(Part::Program) {
         eprintln!("programs: single runs, then under traffic");
@@ -192,6 +200,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     outcome.targets = target::judge(&outcome);
     outcome.duration_s = begin.elapsed().as_secs();
+    drop(paths);
 
     println!("{}", report::table(&outcome));
     if arguments.only.is_empty() {

@@ -67,6 +67,7 @@ functions! {
     route(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::lookup;
     is_local(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::is_local;
     host_port(ctx: *mut __sk_buff, client: u32) -> u32 = port::open;
+    aim(at: u32) -> u32 = port::aim;
     host_uses(ctx: *mut __sk_buff) -> u32 = masquerade::host_uses;
     insert() -> u32 = masquerade::insert;
     trace_claim(result: u32) -> u32 = masquerade::trace;

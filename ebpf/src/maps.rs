@@ -71,6 +71,17 @@ pub struct Work<I: Ip> {
     pub next_hop: bpf_redir_neigh,
 }
 
+/// Empties a flow. By words: the compiler's `memset` is a loop over bytes, which the verifier walks through at each call.
+#[inline(always)]
+pub fn clear<A>(flow: &mut Flow<A>) {
+    let words = core::ptr::from_mut(flow).cast::<u64>();
+    for word in 0..size_of::<Flow<A>>() / size_of::<u64>() {
+        // SAFETY: inside the flow, whose size and alignment are multiples of a word's; all bytes zero are an empty flow. Volatile, or the
+        // compiler makes a `memset` of it again.
+        unsafe { words.add(word).write_volatile(0) };
+    }
+}
+
 /// Constants of the node. Not static: user space overrides the symbol before the programs are loaded.
 #[unsafe(no_mangle)]
 static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0));

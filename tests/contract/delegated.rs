@@ -66,7 +66,7 @@ if [ "$CNI_COMMAND" = ADD ]; then cat result; fi
         )?)
     }
 
-    pub(crate) fn conf(&self, lab: &Lab) -> Conf {
+    pub(crate) fn conf(lab: &Lab) -> Conf {
         lab.conf().with(
             "ipam",
             json!({ "type": Self::NAME, "its": ["own", "keys"] }),
@@ -110,7 +110,7 @@ fn every_verb_is_handed_on_with_the_whole_config() -> Result<()> {
     let before = Traces::of(&lab.node)?;
     let witness = Witness::new()?;
     let netns = lab.node.netns().sibling("a")?;
-    let conf = witness.conf(&lab);
+    let conf = Witness::conf(&lab);
     let result = witness
         .call("ADD", &netns, &conf)
         .run(&lab.node)?
@@ -161,7 +161,7 @@ fn a_failed_add_is_followed_by_a_del() -> Result<()> {
     let before = Traces::of(&lab.node)?;
     let witness = Witness::new()?;
     let netns = lab.node.netns().sibling("a")?;
-    let add = witness.call("ADD", &netns, &witness.conf(&lab));
+    let add = witness.call("ADD", &netns, &Witness::conf(&lab));
     witness.fails("ADD", 11, "come back later")?;
     let error = add.run(&lab.node)?.error()?;
     ensure!(
@@ -172,7 +172,7 @@ fn a_failed_add_is_followed_by_a_del() -> Result<()> {
     before.expect_same(&lab.node)?;
     // The same where the interface fails after the addresses were had: the kernel has no IPv6 below 1280.
     let witness = Witness::new()?;
-    let conf = witness.conf(&lab).with("mtu", 1000);
+    let conf = Witness::conf(&lab).with("mtu", 1000);
     witness.call("ADD", &netns, &conf).run(&lab.node)?.error()?;
     ensure!(witness.calls()? == ["ADD a eth0", "DEL a eth0"]);
     before.expect_same(&lab.node)
@@ -186,7 +186,7 @@ fn a_failed_del_of_the_addresses_is_reported_and_the_interface_is_gone() -> Resu
     let before = Traces::of(&lab.node)?;
     let witness = Witness::new()?;
     let netns = lab.node.netns().sibling("a")?;
-    let conf = witness.conf(&lab);
+    let conf = Witness::conf(&lab);
     witness
         .call("ADD", &netns, &conf)
         .run(&lab.node)?
@@ -228,7 +228,7 @@ fn no_address_is_an_error() -> Result<()> {
     )?;
     let netns = lab.node.netns().sibling("a")?;
     let error = witness
-        .call("ADD", &netns, &witness.conf(&lab))
+        .call("ADD", &netns, &Witness::conf(&lab))
         .run(&lab.node)?
         .error()?;
     ensure!(

@@ -139,7 +139,7 @@ fn it_goes_on_past_errors_and_reports_them() -> Result<()> {
     let before = Traces::of(&lab.node)?;
     let witness = Witness::new()?;
     let netns = lab.node.netns().sibling("a")?;
-    let conf = witness.conf(&lab);
+    let conf = Witness::conf(&lab);
     witness
         .call("ADD", &netns, &conf)
         .run(&lab.node)?

@@ -326,7 +326,7 @@ fn an_address_belongs_to_its_newest_owner() -> Result<()> {
 }
 
 #[rstest]
-#[case(r#"{}"#, "", None)]
+#[case("{}", "", None)]
 #[case(
     r#"{"runtimeConfig":{"mac":"02:00:00:00:00:03"},"args":{"cni":{"mac":"02:00:00:00:00:02"}}}"#,
     "MAC=02:00:00:00:00:01",

@@ -163,7 +163,7 @@ fn the_word_of_another_ipam_is_handed_on() -> Result<()> {
     let lab = Lab::new()?;
     let witness = Witness::new()?;
     let netns = lab.node.netns().sibling("a")?;
-    let status = witness.call("STATUS", &netns, &witness.conf(&lab));
+    let status = witness.call("STATUS", &netns, &Witness::conf(&lab));
     status.run(&lab.node)?.silence()?;
     witness.fails("STATUS", 50, "the database is away")?;
     let error = status.run(&lab.node)?.error()?;

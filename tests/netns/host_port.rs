@@ -138,24 +138,6 @@ fn a_pod_reaches_another_by_the_nodes_address(#[values(V4, V6)] family: Family) 
 }
 
 #[rstest]
-fn one_socket_talks_to_the_host_port_and_to_the_container(
-    #[values(V4, V6)] family: Family,
-) -> Result<()> {
-    needs_root!();
-    let scene = Scene::set(family)?;
-    scene.lab.world.route_pods()?;
-    let pod = scene.lab.pod("client")?;
-    for netns in [pod.netns(), scene.lab.world.netns()] {
-        let mut client = udp::Client::open(netns, family)?;
-        for _ in 0..5 {
-            client.ask(node_at(family, HOST), 100)?;
-            client.ask(scene.server.at(family, INSIDE), 100)?;
-        }
-    }
-    Ok(())
-}
-
-#[rstest]
 fn the_second_packet_from_the_world_takes_the_bypass(
     #[values(V4, V6)] family: Family,
 ) -> Result<()> {
@@ -273,24 +255,5 @@ fn a_hundred_ports_of_one_container(#[values(V4, V6)] family: Family) -> Result<
     for at in [0, 57, 99] {
         tcp::refuses(lab.world.netns(), node_at(family, 20_000 + at))?;
     }
-    Ok(())
-}
-
-#[test]
-fn zzz_debug() -> Result<()> {
-    needs_root!();
-    let scene = Scene::set(V4)?;
-    let meter = Meter::start(&scene.lab.node)?;
-    let r = tcp::Client::try_connect(scene.lab.world.netns(), node_at(V4, HOST), std::time::Duration::from_secs(1)).map(drop);
-    println!("{r:?} {:?}", meter.read()?);
-    let r = udp::Client::open(scene.lab.world.netns(), V4)?.hears_nothing(node_at(V4, HOST));
-    println!("{r:?} {:?}", meter.read()?);
-    println!("{:?}", underpass_tests::counter::Registry::read(&scene.lab.node)?);
-    for args in [&["status"][..], &["flows"]] {
-        let mut command = std::process::Command::new(underpass_tests::node::plugin());
-        command.env_clear().args(args);
-        println!("{}", scene.lab.node.netns().expect(&mut command, &[])?);
-    }
-    for arg in ["net/ipv4/ip_forward", "net/ipv4/conf/eth0/forwarding"] { println!("{arg} {}", scene.lab.node.netns().sysctl(arg)?); }
     Ok(())
 }

@@ -50,8 +50,11 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
                 &host,
             ]),
     )?;
-    let chosen = |name: &&str| arguments.target.as_deref().is_none_or(|one| one == *name);
-    for name in TARGETS.iter().filter(chosen) {
+    let one = arguments.target.as_deref();
+    for name in TARGETS
+        .into_iter()
+        .filter(|name| one.is_none_or(|one| one == *name))
+    {
         report::step("fuzzing", &format!("{name} for {} s", arguments.seconds));
         let corpus = target.join("corpus").join(name);
         let findings = target.join("findings").join(name);

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     call::Call,
-    maps::{Net, Place, Work, count, device, endpoint, node, stamp, tick, trace_level},
+    maps::{Net, Place, Work, clear, count, device, endpoint, node, stamp, tick, trace_level},
     skb::Skb,
 };
 
@@ -180,8 +180,7 @@ fn open<I: Net>(key: &Key<I::Addr>, end: End) -> Option<&'static mut Flow<I::Add
         return Some(flow);
     }
     let flow = I::scratch()?;
-    // SAFETY: all bytes zero are an empty flow.
-    *flow = unsafe { core::mem::zeroed() };
+    clear(flow);
     flow.state = end.heard();
     prolong(flow, key.0.protocol, tick());
     // Stored empty, so that what follows is the same for a new flow and a known one.

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     call::Call,
-    maps::{Net, Place, Work, count, device, endpoint, keeps_source, node, tick, trace_level},
+    maps::{Net, Place, Work, clear, count, device, endpoint, keeps_source, node, tick, trace_level},
     skb::Skb,
     verdict::{Step, Verdict},
 };
@@ -271,8 +271,7 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
 /// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken, should the host itself use it.
 #[inline(always)]
 fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
-    // SAFETY: all bytes zero are an empty flow.
-    *flow = unsafe { core::mem::zeroed() };
+    clear(flow);
     flow.state = opened(request, end) | state::OUTER;
     prolong(flow, request.outer.protocol, tick());
     let own = half(flow, end);
@@ -318,7 +317,7 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
     out.action = request.out;
 }
 
-/// Stores the entry under the inner tuple of [`Work::request`], which is that of the packet in [`Work::head`]. If another CPU was faster with the same flow, its choice stands and ours is given back.
+/// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If another CPU was faster with the same flow, its choice stands and ours is given back.
 #[inline(always)]
 pub fn commit<I: Net>() -> u32 {
     let Some(Work { place: Place { key, end }, request, partner_place, .. }) = I::work() else { return NO_ROOM };
@@ -331,8 +330,7 @@ pub fn commit<I: Net>() -> u32 {
         return CLAIMED;
     }
     let Some(flow) = I::scratch() else { return NO_ROOM };
-    // SAFETY: all bytes zero are an empty flow.
-    *flow = unsafe { core::mem::zeroed() };
+    clear(flow);
     flow.state = opened(request, end);
     prolong(flow, request.inner.protocol, tick());
     fill_inner::<I>(half(flow, end), request);
@@ -372,8 +370,7 @@ pub fn restore<I: Net>() -> u32 {
         request.uplink = 0;
         request.out = action::STACK;
         request.opener = opener(*known);
-        // SAFETY: all bytes zero are an empty flow.
-        *flow = unsafe { core::mem::zeroed() };
+        clear(flow);
         fill_inner::<I>(half(flow, end.other()), request);
     }
     // The direction of this packet was used before, so its flow was answered; if not, it expires all the same.

@@ -16,7 +16,7 @@ use underpass_ebpf::{
 };
 
 use super::{
-    flow::{ABSENT, PRESENT},
+    flow::ABSENT,
     masquerade::{CLAIMED, FREE, Opener, may_open},
     route,
 };
@@ -26,7 +26,8 @@ use crate::{
     skb::Skb,
 };
 
-/// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves its destination: [`PRESENT`], and its
+/// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves its destination:
+/// [`PRESENT`](super::flow::PRESENT), and its
 /// direction is in [`Work::half`]. `client` is the host veth that the packet came from, 0 if it came from the world.
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
@@ -50,11 +51,32 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     if !is_local::<I>(ctx) || belongs_to_host::<I>(ctx, head) {
         return ABSENT;
     }
-    if I::insert() != CLAIMED || I::commit() != CLAIMED {
+    if I::insert() != CLAIMED {
+        return ABSENT;
+    }
+    // The container's entry is under its own tuple, not under that of the packet.
+    I::aim(INNER);
+    let stored = I::commit();
+    I::aim(PACKET);
+    if stored != CLAIMED {
         return ABSENT;
     }
     count(Counter::HostPort);
     I::copy_live()
+}
+
+/// [`aim`] at the tuple of the packet in [`Work::head`].
+const PACKET: u32 = 0;
+/// [`aim`] at the inner tuple of [`Work::request`].
+const INNER: u32 = 1;
+
+/// Sets [`Work::place`].
+#[inline(always)]
+pub fn aim<I: Net>(at: u32) -> u32 {
+    if let Some(Work { head, place, request, .. }) = I::work() {
+        place.set(if at == INNER { &request.inner } else { &head.tuple });
+    }
+    at
 }
 
 /// Who serves the destination of a packet: the entry of the address itself counts before that of every address.
@@ -114,5 +136,3 @@ fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
 fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
     head.tuple.protocol == protocol::TCP && head.tcp_flags & tcp::SYN == 0 && I::host_uses(ctx) != FREE
 }
-
-const _: () = assert!(PRESENT != ABSENT);

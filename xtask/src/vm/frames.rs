@@ -24,14 +24,25 @@ pub(super) struct Figures {
 
 /// Reads the verifier's statistics.
 pub(super) fn figures(log: &str) -> Option<Figures> {
-    let after = |prefix: &str| log.lines().find_map(|line| line.strip_prefix(prefix));
-    let word = |text: &'static str| after(text)?.split_whitespace().next();
-    Some(Figures {
-        verified: word("processed ")?.parse().ok()?,
-        frames: word("stack depth ")?
+    let word = |prefix: &str| {
+        let line = log.lines().find_map(|line| line.strip_prefix(prefix))?;
+        line.split_whitespace().next()
+    };
+    let frames = match word("stack depth ")? {
+        // Since 7.3 the frames have lines of their own: `subprog 2 (name) static ... stack 8`.
+        "max" => log
+            .lines()
+            .filter(|line| line.starts_with("subprog "))
+            .map(|line| line.rsplit_once(" stack ")?.1.parse().ok())
+            .collect::<Option<_>>()?,
+        list => list
             .split('+')
             .map(|frame| frame.parse().ok())
             .collect::<Option<_>>()?,
+    };
+    Some(Figures {
+        verified: word("processed ")?.parse().ok()?,
+        frames,
     })
 }
 
@@ -110,6 +121,15 @@ mod tests {
             frames: vec![0, 112, 8],
         };
         assert_eq!(figures(log), Some(expected));
+        let newer = "verification time 3240 usec\nstack depth max 368\n\
+                     subprog 0 (from_pod) main insns_self 370 insns_total 370 stack 32\n\
+                     subprog 1 (memset) static insns_self 20932 insns_total 20932 stack 0\n\
+                     processed 167521 insns (limit 1000000)\n";
+        let expected = Figures {
+            verified: 167_521,
+            frames: vec![32, 0],
+        };
+        assert_eq!(figures(newer), Some(expected));
         assert_eq!(figures("verification time 2517 usec\n"), None);
     }
 }
