@@ -50,6 +50,7 @@ functions! {
     check(ctx: *mut __sk_buff) -> i32 = from_pod::check;
     enter_stack(ctx: *mut __sk_buff) -> i32 = from_pod::enter_stack;
     deliver(ctx: *mut __sk_buff) -> i32 = to_pod::deliver;
+    arrive(ctx: *mut __sk_buff) -> i32 = to_pod::arrive;
     translate_back(ctx: *mut __sk_buff, l3: u32) -> i32 = from_wire::translate_back;
     known(ctx: *mut __sk_buff, l3: u32) -> i32 = to_wire::known;
     open(ctx: *mut __sk_buff) -> i32 = to_wire::open;

@@ -11,9 +11,18 @@
 //! ```
 #![no_std]
 #![no_main]
-#![expect(clippy::needless_borrows_for_generic_args, reason = "a key passed by value is a copy on a stack of 512 bytes")]
-#![expect(clippy::needless_pass_by_value, reason = "the attribute macros of programs pass the context by value")]
-#![expect(unreachable_pub, reason = "a program exports nothing: `pub` is what other modules may use")]
+#![expect(
+    clippy::needless_borrows_for_generic_args,
+    reason = "a key passed by value is a copy on a stack of 512 bytes"
+)]
+#![expect(
+    clippy::needless_pass_by_value,
+    reason = "the attribute macros of programs pass the context by value"
+)]
+#![expect(
+    unreachable_pub,
+    reason = "a program exports nothing: `pub` is what other modules may use"
+)]
 
 use aya_ebpf::{bindings::__sk_buff, macros::classifier, programs::TcContext};
 use underpass_ebpf::ip::{Ip, V4, V6};

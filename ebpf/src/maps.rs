@@ -95,7 +95,8 @@ static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(1 << 16, BPF_F_
 #[map]
 static OWNERS: HashMap<Owner, Attachment> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
-static NO_MASQUERADE: LpmTrie<Destination, u32> = LpmTrie::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+static NO_MASQUERADE: LpmTrie<Destination, u32> =
+    LpmTrie::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 // User space gives the four flow tables a size that fits the machine.
 #[map]
 static FLOWS4: LruHashMap<Key<Addr4>, Flow<Addr4>> = LruHashMap::with_max_entries(1 << 16, 0);
@@ -106,15 +107,19 @@ static OPENING4: LruHashMap<Key<Addr4>, Flow<Addr4>> = LruHashMap::with_max_entr
 #[map]
 static OPENING6: LruHashMap<Key<Addr6>, Flow<Addr6>> = LruHashMap::with_max_entries(1 << 14, 0);
 #[map]
-static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> = LruHashMap::with_max_entries(1 << 12, 0);
+static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> =
+    LruHashMap::with_max_entries(1 << 12, 0);
 #[map]
-static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> = LruHashMap::with_max_entries(1 << 12, 0);
+static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> =
+    LruHashMap::with_max_entries(1 << 12, 0);
 #[map]
 static PORTS: HashMap<HostPort, PortTarget> = HashMap::with_max_entries(1 << 17, BPF_F_NO_PREALLOC);
 #[map]
-static SHADOWED_PORTS: HashMap<ShadowedPort, PortTarget> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+static SHADOWED_PORTS: HashMap<ShadowedPort, PortTarget> =
+    HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
-static SERVICE_ADDRESSES: HashMap<Addr, u32> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+static SERVICE_ADDRESSES: HashMap<Addr, u32> =
+    HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_SLOTS, 0);
 // A flow is too large to be built on a program's stack of 512 bytes.
@@ -139,7 +144,10 @@ pub fn node() -> Node {
 pub fn tick() -> u32 {
     // SAFETY: the helper has no arguments and no effects.
     let jiffies = unsafe { bpf_jiffies64() };
-    #[expect(clippy::cast_possible_truncation, reason = "time in ticks wraps after a century")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "time in ticks wraps after a century"
+    )]
     let tick = (jiffies >> (node().tick_shift & 63)) as u32;
     tick
 }
@@ -196,8 +204,13 @@ pub fn is_service_address(addr: Addr) -> bool {
 /// Whether packets of `network` to `dst` keep their source address.
 #[inline(always)]
 pub fn keeps_source(network: u32, dst: Addr) -> bool {
-    let key = Destination { network, addr: dst_bytes(dst) };
-    NO_MASQUERADE.get(aya_ebpf::maps::lpm_trie::Key::new(160, key)).is_some()
+    let key = Destination {
+        network,
+        addr: dst_bytes(dst),
+    };
+    NO_MASQUERADE
+        .get(aya_ebpf::maps::lpm_trie::Key::new(160, key))
+        .is_some()
 }
 
 #[inline(always)]
@@ -366,7 +379,9 @@ impl Net for V6 {
     #[inline(always)]
     fn fib_source(params: &bpf_fib_lookup) -> Addr6 {
         // SAFETY: every member of the union is valid for any bytes; both types are 16 bytes in the same order.
-        Addr6(unsafe { core::mem::transmute::<[u32; 4], [u64; 2]>(params.__bindgen_anon_3.ipv6_src) })
+        Addr6(unsafe {
+            core::mem::transmute::<[u32; 4], [u64; 2]>(params.__bindgen_anon_3.ipv6_src)
+        })
     }
 
     #[inline(always)]

@@ -4,12 +4,12 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::{
     EbpfContext,
+    bindings::bpf_redir_neigh,
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
     helpers::generated::{
-        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_set_hash, bpf_skb_load_bytes,
-        bpf_skb_store_bytes,
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
+        bpf_set_hash, bpf_skb_load_bytes, bpf_skb_store_bytes,
     },
-    bindings::bpf_redir_neigh,
     programs::TcContext,
 };
 use underpass_abi::{Plain, node::feature};
@@ -36,7 +36,9 @@ impl Skb {
     /// Wraps the context of a program.
     #[inline(always)]
     pub const fn new(ctx: *mut __sk_buff) -> Self {
-        Self { ctx: TcContext::new(ctx) }
+        Self {
+            ctx: TcContext::new(ctx),
+        }
     }
 
     /// The context itself, to pass it to another function.
@@ -113,7 +115,11 @@ impl Skb {
     pub fn wire_length(&self, l3: u32, headers: u32) -> u32 {
         // SAFETY: see `protocol`.
         let segment = unsafe { (*self.raw()).gso_size };
-        if segment == 0 { self.len() - l3 } else { segment + headers }
+        if segment == 0 {
+            self.len() - l3
+        } else {
+            segment + headers
+        }
     }
 
     /// Ethernet source, if it lies where every driver puts it.
@@ -148,7 +154,14 @@ impl Skb {
     pub fn redirect_neighbour(&mut self, ifindex: u32, next_hop: &mut bpf_redir_neigh) -> Verdict {
         self.mark_bypassed();
         // SAFETY: the next hop is a valid struct of the size that is passed.
-        sent(unsafe { bpf_redirect_neigh(ifindex, next_hop, size::<bpf_redir_neigh>().cast_signed(), 0) })
+        sent(unsafe {
+            bpf_redirect_neigh(
+                ifindex,
+                next_hop,
+                size::<bpf_redir_neigh>().cast_signed(),
+                0,
+            )
+        })
     }
 
     #[inline(always)]
@@ -169,7 +182,10 @@ const fn sent(code: i64) -> Verdict {
 /// The size of a type as helpers want it.
 #[inline(always)]
 pub const fn size<T>() -> u32 {
-    #[expect(clippy::cast_possible_truncation, reason = "nothing here is larger than a stack of 512 bytes")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "nothing here is larger than a stack of 512 bytes"
+    )]
     let size = size_of::<T>() as u32;
     size
 }
@@ -179,7 +195,14 @@ impl Packet for Skb {
     fn load<T: Plain>(&self, offset: u32) -> Result<T, Short> {
         let mut value = MaybeUninit::<T>::uninit();
         // SAFETY: the buffer has the size that is passed; the helper fills all of it or fails.
-        let result = unsafe { bpf_skb_load_bytes(self.ctx.as_ptr(), offset, value.as_mut_ptr().cast(), size::<T>()) };
+        let result = unsafe {
+            bpf_skb_load_bytes(
+                self.ctx.as_ptr(),
+                offset,
+                value.as_mut_ptr().cast(),
+                size::<T>(),
+            )
+        };
         if result != 0 {
             return Err(Short);
         }
@@ -190,12 +213,26 @@ impl Packet for Skb {
     #[inline(always)]
     fn store<T: Plain>(&mut self, offset: u32, value: &T) -> Result<(), Short> {
         // SAFETY: the value has the size that is passed and no padding.
-        let result = unsafe { bpf_skb_store_bytes(self.raw(), offset, core::ptr::from_ref(value).cast(), size::<T>(), 0) };
+        let result = unsafe {
+            bpf_skb_store_bytes(
+                self.raw(),
+                offset,
+                core::ptr::from_ref(value).cast(),
+                size::<T>(),
+                0,
+            )
+        };
         if result == 0 { Ok(()) } else { Err(Short) }
     }
 
     #[inline(always)]
-    fn replace_l4_checksum(&mut self, offset: u32, delta: Delta, covers: Covers, zero: Zero) -> Result<(), Short> {
+    fn replace_l4_checksum(
+        &mut self,
+        offset: u32,
+        delta: Delta,
+        covers: Covers,
+        zero: Zero,
+    ) -> Result<(), Short> {
         let mut flags = match zero {
             Zero::IsAbsent => u64::from(BPF_F_MARK_MANGLED_0),
             Zero::IsSum => 0,
@@ -208,7 +245,8 @@ impl Packet for Skb {
         }
         // Size 0 in the flags: the difference itself is passed.
         // SAFETY: the context is valid, no memory is passed.
-        let result = unsafe { bpf_l4_csum_replace(self.raw(), offset, 0, u64::from(delta.wsum()), flags) };
+        let result =
+            unsafe { bpf_l4_csum_replace(self.raw(), offset, 0, u64::from(delta.wsum()), flags) };
         if covers == Covers::Pseudo6 && !has_flag {
             // Kernels without the flag take the change off a device's sum over the whole packet, as if IPv6 had a header checksum.
             self.account(delta);

@@ -178,7 +178,7 @@ pub mod rewrite {
     pub const SRC: u8 = 1;
     /// Destination address and port are replaced.
     pub const DST: u8 = 2;
-    /// Not by the uplink's programs, but as soon as the pod sends it: both ends are pods of this node.
+    /// Not by the uplink's programs, but by those of the pods: both ends are pods of this node.
     pub const EARLY: u8 = 4;
 }
 

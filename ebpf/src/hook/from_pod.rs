@@ -7,10 +7,7 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::rewrite,
 };
-use underpass_ebpf::{
-    ip::Head,
-    l4::Kind,
-};
+use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
     ETHERNET,
@@ -56,7 +53,9 @@ pub fn other(ctx: *mut __sk_buff) -> i32 {
 #[inline(always)]
 fn other_step(skb: &Skb) -> Step<Verdict> {
     const ARP: u32 = 0x0806u16.to_be() as u32;
-    let Some(pod) = device(skb.ifindex()) else { return Ok(Verdict::Stack) };
+    let Some(pod) = device(skb.ifindex()) else {
+        return Ok(Verdict::Stack);
+    };
     if skb.protocol() == ARP {
         source::check_arp(skb, pod)?;
     } else if pod.flags & flags::ANTI_SPOOF != 0 {
@@ -73,12 +72,16 @@ const LEARNED: i32 = -6;
 #[inline(always)]
 pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
-    let Some(work) = I::work() else { return code(Ok(Verdict::Stack)) };
+    let Some(work) = I::work() else {
+        return code(Ok(Verdict::Stack));
+    };
     if I::parse_whole(ctx, ETHERNET) != PARSED {
         return code(Err(Verdict::Drop(Counter::DropMalformed)));
     }
     skb.clear_bypassed();
-    let Some(pod) = device(skb.ifindex()) else { return code(Ok(Verdict::Stack)) };
+    let Some(pod) = device(skb.ifindex()) else {
+        return code(Ok(Verdict::Stack));
+    };
     if let Err(verdict) = source::check(&skb, &work.head, pod) {
         return code(Err(verdict));
     }
@@ -92,12 +95,14 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     NEXT
 }
 
-/// Hands the packet in [`Work::head`](crate::maps::Work::head) to the stack, with its fingerprint. One to a host port that another pod of this node serves, or back
-/// from there, is translated before the stack routes it.
+/// Hands the packet in [`Work::head`](crate::maps::Work::head) to the stack, with its fingerprint. One to a host port
+/// that another pod of this node serves is translated before the stack routes it.
 #[inline(always)]
 pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
-    if I::copy_live() == flow::PRESENT && I::work().is_some_and(|work| work.half.rewrite & rewrite::EARLY != 0) {
+    if I::copy_live() == flow::PRESENT
+        && I::work().is_some_and(|work| work.half.rewrite & TO_PORT == TO_PORT)
+    {
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));
@@ -109,6 +114,9 @@ pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
     PASS
 }
 
+/// From a pod, to a host port that another pod serves.
+const TO_PORT: u8 = rewrite::EARLY | rewrite::DST;
+
 /// What the eager mode made of a packet.
 enum Eager {
     /// Its flow is in the table.
@@ -119,14 +127,23 @@ enum Eager {
 
 /// Decides without the stack: a pod of this node, or the way to the world.
 #[inline(always)]
-fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>, place: &Place<I>, pod: &Device) -> Step<Eager> {
+fn learn_eagerly<I: Call>(
+    skb: &Skb,
+    head: &Head<I>,
+    place: &Place<I>,
+    pod: &Device,
+) -> Step<Eager> {
     if place.is_known() {
         // The bypass had its reasons to leave the packet to the stack.
         return Ok(Eager::Unknown);
     }
     if let Some(target) = endpoint(head.tuple.dst.wide()) {
         let learned = I::learn_pod(skb.raw(), skb.ifindex(), target.ifindex) == learn::LEARNED;
-        return Ok(if learned { Eager::Learned } else { Eager::Unknown });
+        return Ok(if learned {
+            Eager::Learned
+        } else {
+            Eager::Unknown
+        });
     }
     let uplink = learn::uplink_of::<I>(skb);
     if uplink == route::NONE {

@@ -1,11 +1,7 @@
 //! What the world sends: the bypass for flows that are known, translation back for those that the stack carries.
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::{
-    addr::Family as _,
-    endpoint::device as flags,
-    flow::rewrite,
-};
+use underpass_abi::{addr::Family as _, endpoint::device as flags, flow::rewrite};
 use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
@@ -45,7 +41,12 @@ pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
 #[inline(always)]
 pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);
-    let Some(Work { head, place, half, .. }) = I::work() else { return PASS };
+    let Some(Work {
+        head, place, half, ..
+    }) = I::work()
+    else {
+        return PASS;
+    };
     if I::parse_whole(ctx, l3) != PARSED || !skb.is_for_host() {
         return PASS;
     }
@@ -73,7 +74,9 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
 /// Whether a flow from the world to a pod of this node was learned without the stack.
 #[inline(always)]
 fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>, place: &Place<I>) -> bool {
-    let Some(target) = endpoint(head.tuple.dst.wide()) else { return false };
+    let Some(target) = endpoint(head.tuple.dst.wide()) else {
+        return false;
+    };
     if device(target.ifindex).is_none_or(|pod| pod.flags & flags::EAGER == 0) {
         return false;
     }

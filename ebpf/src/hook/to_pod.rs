@@ -1,6 +1,7 @@
 //! What the stack delivers to a pod: learned if it came through unchanged, else whatever was learned for its tuple is forgotten.
 
 use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::flow::rewrite;
 use underpass_ebpf::l4::Kind;
 
 use crate::{
@@ -8,15 +9,17 @@ use crate::{
     call::Call,
     maps::Work,
     skb::Skb,
-    stage::{learn, parse::PARSED},
-    verdict::PASS,
+    stage::{flow, learn, parse::PARSED, translate},
+    verdict::{PASS, code},
 };
 
 /// IPv4 and IPv6.
 #[inline(always)]
 pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let skb = Skb::new(ctx);
-    let Some(Work { head, .. }) = I::work() else { return PASS };
+    let Some(Work { head, .. }) = I::work() else {
+        return PASS;
+    };
     if I::parse_whole(ctx, ETHERNET) != PARSED {
         return PASS;
     }
@@ -26,6 +29,25 @@ pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
         } else {
             I::forget();
         }
+        return I::arrive(ctx);
     }
     PASS
 }
+
+/// What comes back from a host port gets the address and port that the pod asked for: here, since the stack takes no packet with an
+/// address of its own as the source.
+#[inline(always)]
+pub fn arrive<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    if I::copy_live() == flow::PRESENT
+        && I::work().is_some_and(|work| work.half.rewrite & FROM_PORT == FROM_PORT)
+    {
+        I::note();
+        if let Err(verdict) = translate::as_known::<I>(&Skb::new(ctx)) {
+            return code(Err(verdict));
+        }
+    }
+    PASS
+}
+
+/// To a pod, from a host port that another pod serves.
+const FROM_PORT: u8 = rewrite::EARLY | rewrite::SRC;

@@ -47,7 +47,9 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         skb.clear_bypassed();
         return PASS;
     }
-    let Some(Work { head, half, .. }) = I::work() else { return PASS };
+    let Some(Work { head, half, .. }) = I::work() else {
+        return PASS;
+    };
     if I::parse_whole(ctx, l3) != PARSED {
         return PASS;
     }
@@ -64,7 +66,12 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
 }
 
 #[inline(always)]
-fn known_of_pod<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>, pod: &Device) -> Step<Verdict> {
+fn known_of_pod<I: Call>(
+    skb: &Skb,
+    head: &Head<I>,
+    half: &Half<I::Addr>,
+    pod: &Device,
+) -> Step<Verdict> {
     if half.action == action::NONE {
         return Err(Verdict::Sent(UNKNOWN));
     }
@@ -94,7 +101,9 @@ fn known_of_host<I: Call>(skb: &Skb, half: &Half<I::Addr>) -> Step<Verdict> {
 /// A packet of a flow that is not known yet, of a pod or of the host on a tuple that is taken, in [`Work::head`].
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let Some(Work { head, .. }) = I::work() else { return PASS };
+    let Some(Work { head, .. }) = I::work() else {
+        return PASS;
+    };
     let skb = Skb::new(ctx);
     code(match endpoint(head.tuple.src.wide()) {
         Some(owner) => open_of_pod(&skb, head, owner.ifindex),
@@ -104,8 +113,13 @@ pub fn open<I: Call>(ctx: *mut __sk_buff) -> i32 {
 
 #[inline(always)]
 fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> {
-    let Some(pod) = device(owner) else { return Ok(Verdict::Stack) };
-    let may_learn = head.kind == Kind::Flow && skb.ingress_ifindex() == owner && is_unchanged(skb, head) && learn::agrees(skb, head, owner, pod);
+    let Some(pod) = device(owner) else {
+        return Ok(Verdict::Stack);
+    };
+    let may_learn = head.kind == Kind::Flow
+        && skb.ingress_ifindex() == owner
+        && is_unchanged(skb, head)
+        && learn::agrees(skb, head, owner, pod);
     if !masquerade::is_wanted::<I>(pod, head.tuple.dst) {
         if may_learn {
             I::learn_wire(skb.raw(), owner, skb.ifindex());
@@ -120,7 +134,13 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
     if !masquerade::may_open(head) {
         return Err(Verdict::Drop(Counter::DropNoFlow));
     }
-    masquerade::assign(skb, head, owner, skb.ifindex(), if may_learn { Way::Bypass } else { Way::Stack })?;
+    masquerade::assign(
+        skb,
+        head,
+        owner,
+        skb.ifindex(),
+        if may_learn { Way::Bypass } else { Way::Stack },
+    )?;
     translate::translate::<I>(skb)?;
     Ok(Verdict::Stack)
 }

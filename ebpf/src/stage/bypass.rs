@@ -54,7 +54,11 @@ const SETTLE: i32 = -3;
 #[inline(always)]
 pub fn take<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
     let sent = I::send(ctx, side as u32, Trust::Stamp as u32);
-    if sent == SETTLE { settled::<I>(ctx, side) } else { sent }
+    if sent == SETTLE {
+        settled::<I>(ctx, side)
+    } else {
+        sent
+    }
 }
 
 /// As [`take`], for a flow that was learned a moment ago.
@@ -69,20 +73,33 @@ pub fn settled<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
 /// See [`take`].
 #[inline(always)]
 pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
-    let side = if side == Side::Pod as u32 { Side::Pod } else { Side::Wire };
-    let trust = if trust == Trust::Stamp as u32 { Trust::Stamp } else { Trust::Settled };
+    let side = if side == Side::Pod as u32 {
+        Side::Pod
+    } else {
+        Side::Wire
+    };
+    let trust = if trust == Trust::Stamp as u32 {
+        Trust::Stamp
+    } else {
+        Trust::Settled
+    };
     let mut skb = Skb::new(ctx);
-    let Some(mut head) = I::parse_plain(&skb, ETHERNET) else { return NEXT };
+    let Some(mut head) = I::parse_plain(&skb, ETHERNET) else {
+        return NEXT;
+    };
     if head.kind != Kind::Flow {
         return NEXT;
     }
     let (key, end) = head.tuple.key();
-    let Some((flow, table)) = flow::find::<I>(&key) else { return NEXT };
+    let Some((flow, table)) = flow::find::<I>(&key) else {
+        return NEXT;
+    };
     let half = half(flow, end);
     if !is_usual(&skb, &head, side, half) {
         return NEXT;
     }
-    let changes_state = table == Table::Opening || head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
+    let changes_state =
+        table == Table::Opening || head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
     if trust == Trust::Stamp && (changes_state || half.stamp != stamp()) {
         return SETTLE;
     }
@@ -98,7 +115,9 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
         count(Counter::BypassWire);
         match I::work() {
             // Once a tick the kernel's own neighbour code sends the packet, so that it goes on probing the next hop.
-            Some(work) if trust == Trust::Settled => skb.redirect_neighbour(out_ifindex, &mut work.next_hop),
+            Some(work) if trust == Trust::Settled => {
+                skb.redirect_neighbour(out_ifindex, &mut work.next_hop)
+            }
             _ => skb.redirect(out_ifindex),
         }
     }))
@@ -112,7 +131,12 @@ fn is_usual<I: Net>(skb: &Skb, head: &Head<I>, side: Side, half: &Half<I::Addr>)
     }
     match side {
         Side::Pod if half.in_ifindex != skb.ifindex() => return false,
-        Side::Pod if half.in_mac != ANY_MAC && !skb.ethernet_source().is_some_and(|source| same_mac(source, half.in_mac)) => {
+        Side::Pod
+            if half.in_mac != ANY_MAC
+                && !skb
+                    .ethernet_source()
+                    .is_some_and(|source| same_mac(source, half.in_mac)) =>
+        {
             return false;
         }
         Side::Wire if half.in_ifindex != 0 => return false,

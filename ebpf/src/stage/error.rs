@@ -6,12 +6,7 @@ use underpass_abi::{
     counter::Counter,
     flow::{Tuple, rewrite},
 };
-use underpass_ebpf::{
-    error::translate_error,
-    ip::Head,
-    l4::Kind,
-    packet::Packet,
-};
+use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
 use super::{
     flow::{self, find, half},
@@ -33,13 +28,24 @@ pub fn from_wire<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
 
 #[inline(always)]
 fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    let Some(Work { head, inner, partner: quote, partner_place, .. }) = I::work() else { return Ok(Verdict::Stack) };
+    let Some(Work {
+        head,
+        inner,
+        partner: quote,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return Ok(Verdict::Stack);
+    };
     if !is_quoted || inner.kind != Kind::Flow {
         return Ok(Verdict::Stack);
     }
     // The error travels against the packet that it quotes.
     partner_place.set(&inner.tuple.reversed());
-    let Some((flow, _)) = find::<I>(&partner_place.key) else { return Ok(Verdict::Stack) };
+    let Some((flow, _)) = find::<I>(&partner_place.key) else {
+        return Ok(Verdict::Stack);
+    };
     let half = half(flow, partner_place.end);
     if half.rewrite & rewrite::DST == 0 || !flow::is_owned::<I>(half, inner.tuple.dst) {
         return Ok(Verdict::Stack);
@@ -57,7 +63,16 @@ pub fn to_wire<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
 
 #[inline(always)]
 fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    let Some(Work { head, inner, partner: quote, partner_place, .. }) = I::work() else { return Ok(Verdict::Stack) };
+    let Some(Work {
+        head,
+        inner,
+        partner: quote,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return Ok(Verdict::Stack);
+    };
     let sender = endpoint(head.tuple.src.wide());
     let mut must_translate = false;
     if let Some(sender) = sender
@@ -65,19 +80,29 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     {
         must_translate = masquerade::is_wanted::<I>(pod, head.tuple.dst);
     }
-    let refused = if must_translate { Verdict::Drop(Counter::DropUntranslated) } else { Verdict::Stack };
+    let refused = if must_translate {
+        Verdict::Drop(Counter::DropUntranslated)
+    } else {
+        Verdict::Stack
+    };
     if !is_quoted || inner.kind != Kind::Flow {
         return Ok(refused);
     }
     partner_place.set(&inner.tuple.reversed());
-    let Some((flow, _)) = find::<I>(&partner_place.key) else { return Ok(refused) };
+    let Some((flow, _)) = find::<I>(&partner_place.key) else {
+        return Ok(refused);
+    };
     let half = half(flow, partner_place.end);
     if half.rewrite & rewrite::SRC == 0 {
         // Known, and not translated: a pod that answers to its own address.
         return Ok(Verdict::Stack);
     }
     *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
-    let src = if sender.is_some() { quote.dst } else { head.tuple.src };
+    let src = if sender.is_some() {
+        quote.dst
+    } else {
+        head.tuple.src
+    };
     let dst = head.tuple.dst;
     rewrite(skb, head, inner, quote, src, dst)
 }

@@ -74,7 +74,11 @@ pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
     let timeout = node().timeout;
     let answered = flow.state & state::ANSWERED == state::ANSWERED;
     let limit = match protocol {
-        protocol::TCP if flow.state & state::RST != 0 || flow.state & state::FINISHED == state::FINISHED => timeout.tcp_closing,
+        protocol::TCP
+            if flow.state & state::RST != 0 || flow.state & state::FINISHED == state::FINISHED =>
+        {
+            timeout.tcp_closing
+        }
         protocol::TCP if answered => timeout.tcp_established,
         protocol::TCP => timeout.tcp_opening,
         protocol::UDP | protocol::SCTP if answered => timeout.udp,
@@ -107,8 +111,20 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
 /// The two entries of a translated flow live as long as the livelier of them.
 #[inline(always)]
 pub fn copy_live<I: Net>() -> u32 {
-    let Some(Work { head, place: Place { key, end }, half: copy, state, partner_place, .. }) = I::work() else { return ABSENT };
-    let Some((flow, _)) = find::<I>(key) else { return ABSENT };
+    let Some(Work {
+        head,
+        place: Place { key, end },
+        half: copy,
+        state,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    let Some((flow, _)) = find::<I>(key) else {
+        return ABSENT;
+    };
     *copy = *half(flow, *end);
     *state = flow.state;
     if !is_owned::<I>(copy, head.tuple.src) || !port::is_current::<I>(&head.tuple, copy, *state) {
@@ -119,7 +135,11 @@ pub fn copy_live<I: Net>() -> u32 {
     if is_alive(flow, tick) {
         return PRESENT;
     }
-    let translating = if copy.rewrite != 0 { &*copy } else { &*half(flow, end.other()) };
+    let translating = if copy.rewrite != 0 {
+        &*copy
+    } else {
+        &*half(flow, end.other())
+    };
     if translating.rewrite != 0 {
         partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
         if find::<I>(&partner_place.key).is_some_and(|(partner, _)| is_alive(partner, tick)) {
@@ -152,8 +172,19 @@ fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
 /// An answered flow moves to the other table, together with its partner if it is translated: look it up again.
 #[inline(always)]
 pub fn note<I: Net>() -> u32 {
-    let Some(Work { head, place: Place { key, end }, partner, partner_place, .. }) = I::work() else { return ABSENT };
-    let Some((flow, table)) = find::<I>(key) else { return ABSENT };
+    let Some(Work {
+        head,
+        place: Place { key, end },
+        partner,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    let Some((flow, table)) = find::<I>(key) else {
+        return ABSENT;
+    };
     let protocol = head.tuple.protocol;
     let tick = tick();
     flow.state = after(flow.state, *end, head.tcp_flags);
@@ -167,7 +198,9 @@ pub fn note<I: Net>() -> u32 {
     // Each entry hears one end only; together they know whether the flow was answered.
     prolong(flow, protocol, tick);
     partner_place.set(partner);
-    let Some((other, other_table)) = find::<I>(&partner_place.key) else { return ABSENT };
+    let Some((other, other_table)) = find::<I>(&partner_place.key) else {
+        return ABSENT;
+    };
     other.state = after(other.state, partner_place.end, head.tcp_flags);
     if is_answered(flow, other) {
         flow.state |= state::ANSWERED;
@@ -183,7 +216,8 @@ pub fn note<I: Net>() -> u32 {
 /// Whether either entry of a translated flow heard both ends.
 #[inline(always)]
 const fn is_answered<A>(one: &Flow<A>, other: &Flow<A>) -> bool {
-    one.state & state::ANSWERED == state::ANSWERED || other.state & state::ANSWERED == state::ANSWERED
+    one.state & state::ANSWERED == state::ANSWERED
+        || other.state & state::ANSWERED == state::ANSWERED
 }
 
 /// Moves an entry to the table where it belongs.
@@ -198,8 +232,18 @@ fn settle_in<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, table: Table) {
 /// to the pod.
 #[inline(always)]
 pub fn leave_by_wire<I: Net>(uplink: u32) -> u32 {
-    let Some(Work { head, place: Place { key, end }, partner_place, .. }) = I::work() else { return ABSENT };
-    let Some((flow, _)) = find::<I>(key) else { return ABSENT };
+    let Some(Work {
+        head,
+        place: Place { key, end },
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    let Some((flow, _)) = find::<I>(key) else {
+        return ABSENT;
+    };
     let half = half(flow, *end);
     leave_to_wire(half, uplink);
     half.action = action::WIRE;
@@ -244,8 +288,18 @@ pub fn remove_one<I: Net>(key: &Key<I::Addr>) {
 /// A translated flow keeps its translation, which does not depend on who forwards; it goes by the stack from now on.
 #[inline(always)]
 pub fn forget<I: Net>() -> u32 {
-    let Some(Work { head, place: Place { key, end }, partner_place, .. }) = I::work() else { return ABSENT };
-    let Some((flow, _)) = find::<I>(key) else { return ABSENT };
+    let Some(Work {
+        head,
+        place: Place { key, end },
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    let Some((flow, _)) = find::<I>(key) else {
+        return ABSENT;
+    };
     let half = half(flow, *end);
     if half.rewrite != 0 {
         leave_to_stack(half);
@@ -264,7 +318,9 @@ pub fn forget<I: Net>() -> u32 {
 
 #[inline(always)]
 fn leave_to_stack<A>(half: &mut Half<A>) {
-    if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 && (half.action == action::WIRE || half.action == action::PEER) {
+    if half.rewrite & (rewrite::SRC | rewrite::DST) != 0
+        && (half.action == action::WIRE || half.action == action::PEER)
+    {
         half.action = action::STACK;
         count(Counter::Forgotten);
     }

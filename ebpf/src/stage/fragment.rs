@@ -13,7 +13,11 @@ use crate::maps::{Net, node, tick};
 #[inline(always)]
 pub fn remember<I: Net>(head: &Head<I>) {
     if head.piece == Piece::First && head.kind == Kind::Flow {
-        let ports = FragmentPorts { sport: head.tuple.sport, dport: head.tuple.dport, seen: tick() };
+        let ports = FragmentPorts {
+            sport: head.tuple.sport,
+            dport: head.tuple.dport,
+            seen: tick(),
+        };
         let _ = I::fragments().insert(head.fragment_key(), &ports, u64::from(BPF_ANY));
     }
 }
@@ -25,7 +29,9 @@ pub fn complete<I: Net>(head: &mut Head<I>) {
         return;
     }
     // SAFETY: an entry is written once, whole.
-    let Some(ports) = (unsafe { I::fragments().get(head.fragment_key()) }) else { return };
+    let Some(ports) = (unsafe { I::fragments().get(head.fragment_key()) }) else {
+        return;
+    };
     if tick().wrapping_sub(ports.seen) > node().timeout.fragment {
         return;
     }

@@ -49,26 +49,45 @@ pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
 /// Learns a flow from the packet in [`Work::head`], which the stack carried from the device `from_ifindex` to the pod behind `to_ifindex`.
 #[inline(always)]
 pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -> u32 {
-    let Some(Work { head, place: Place { key, end }, partner_place, .. }) = I::work() else { return IGNORED };
-    let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else { return IGNORED };
+    let Some(Work {
+        head,
+        place: Place { key, end },
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return IGNORED;
+    };
+    let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else {
+        return IGNORED;
+    };
     let tuple = &head.tuple;
     let from_pod = from.flags & flags::POD != 0;
     // A forged source, or an address that moved since, is nothing to remember.
     let source = endpoint(tuple.src.wide());
-    if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex) || source.is_none() && from_pod {
+    if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex)
+        || source.is_none() && from_pod
+    {
         return IGNORED;
     }
     if endpoint(tuple.dst.wide()).is_none_or(|endpoint| endpoint.ifindex != to_ifindex) {
         return IGNORED;
     }
     let bypass = to.flags & flags::BYPASS != 0
-        && if from_pod { from.flags & flags::BYPASS != 0 } else { from.flags & flags::LAYER3 == 0 };
+        && if from_pod {
+            from.flags & flags::BYPASS != 0
+        } else {
+            from.flags & flags::LAYER3 == 0
+        };
     // What comes from the world to a masqueraded pod is noted even without bypass: its replies must keep their source.
     if !bypass && (from_pod || to.flags & flags::MASQUERADE == 0) {
         return IGNORED;
     }
     let end = *end;
-    let Some(flow) = open::<I>(key, end) else { return IGNORED };
+    let Some(flow) = open::<I>(key, end) else {
+        return IGNORED;
+    };
+    let is_translated = half(flow, end).rewrite != 0;
     let back = half(flow, end.other());
     if back.rewrite & rewrite::EARLY != 0 && bypass {
         // A flow to a host port, from a pod of this node, that the stack let through: both directions are known from the port.
@@ -82,7 +101,7 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
         }
         return close::<I>(ctx, key);
     }
-    if back.rewrite != 0 {
+    if back.rewrite != 0 || is_translated {
         // The reply of a masqueraded flow, translated back by `from_wire` and left to the stack: nothing new.
         return IGNORED;
     }
@@ -108,9 +127,20 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
 /// Learns the way of the packet in [`Work::head`], from the pod behind `pod_ifindex` out of an uplink.
 #[inline(always)]
 pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u32 {
-    let Some(Work { head, place: Place { key, end }, .. }) = I::work() else { return IGNORED };
-    let Some(pod) = device(pod_ifindex) else { return IGNORED };
-    let Some(flow) = open::<I>(key, *end) else { return IGNORED };
+    let Some(Work {
+        head,
+        place: Place { key, end },
+        ..
+    }) = I::work()
+    else {
+        return IGNORED;
+    };
+    let Some(pod) = device(pod_ifindex) else {
+        return IGNORED;
+    };
+    let Some(flow) = open::<I>(key, *end) else {
+        return IGNORED;
+    };
     let out = half(flow, *end);
     if out.action == action::WIRE {
         return IGNORED;
@@ -128,10 +158,15 @@ pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u3
 /// (marks, policy) than we could repeat.
 #[inline(always)]
 pub fn agrees<I: Call>(skb: &Skb, head: &Head<I>, pod_ifindex: u32, pod: &Device) -> bool {
-    if pod.flags & flags::BYPASS == 0 || head.kind != Kind::Flow || !is_ethernet_uplink(skb.ifindex()) {
+    if pod.flags & flags::BYPASS == 0
+        || head.kind != Kind::Flow
+        || !is_ethernet_uplink(skb.ifindex())
+    {
         return false;
     }
-    let Ok(destination) = skb.load::<[u16; 3]>(0) else { return false };
+    let Ok(destination) = skb.load::<[u16; 3]>(0) else {
+        return false;
+    };
     I::route(skb.raw(), pod_ifindex) == skb.ifindex()
         && I::work().is_some_and(|work| same_mac(destination, work.route.eth[0]))
 }
@@ -140,7 +175,11 @@ pub fn agrees<I: Call>(skb: &Skb, head: &Head<I>, pod_ifindex: u32, pod: &Device
 #[inline(always)]
 pub fn uplink_of<I: Call>(skb: &Skb) -> u32 {
     let ifindex = I::route(skb.raw(), skb.ifindex());
-    if is_ethernet_uplink(ifindex) { ifindex } else { 0 }
+    if is_ethernet_uplink(ifindex) {
+        ifindex
+    } else {
+        0
+    }
 }
 
 #[inline(always)]
@@ -152,7 +191,11 @@ fn is_ethernet_uplink(ifindex: u32) -> bool {
 #[inline(always)]
 pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
     half.in_ifindex = ifindex;
-    half.in_mac = if device.flags & flags::CHECK_MAC != 0 { device.peer_mac } else { ANY_MAC };
+    half.in_mac = if device.flags & flags::CHECK_MAC != 0 {
+        device.peer_mac
+    } else {
+        ANY_MAC
+    };
 }
 
 /// The pod that packets of this half go to. The next packet looks again.

@@ -6,7 +6,9 @@
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_NOEXIST},
-    helpers::generated::{bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp},
+    helpers::generated::{
+        bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp,
+    },
 };
 use aya_log_ebpf::{debug, warn};
 use underpass_abi::{
@@ -22,13 +24,15 @@ use underpass_ebpf::{
 };
 
 use super::{
-    port,
     flow::{find, half, is_alive, outgoing, prolong, remove_one, set_outgoing},
     learn::{DEBUG, enter, leave_to_pod, leave_to_wire},
+    port,
 };
 use crate::{
     call::Call,
-    maps::{Net, Place, Work, clear, count, device, endpoint, keeps_source, node, tick, trace_level},
+    maps::{
+        Net, Place, Work, clear, count, device, endpoint, keeps_source, node, tick, trace_level,
+    },
     skb::Skb,
     verdict::{Step, Verdict},
 };
@@ -89,7 +93,8 @@ pub enum Way {
 pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
     let Work { request, route, .. } = I::work().ok_or(Verdict::Stack)?;
     // The bypass has just asked for the route. Where the stack chose another uplink than the routing table says, that one's address counts.
-    let is_routed = way == Way::Bypass || node().features & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
+    let is_routed = way == Way::Bypass
+        || node().features & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
     let addr = route
         .source
         .filter(|_| is_routed)
@@ -120,14 +125,25 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
 /// Logs what became of [`Work::request`]. No context: the compiler sees that logging ignores it and would pass none.
 #[inline(always)]
 pub fn trace<I: Net>(result: u32) -> u32 {
-    let Some(Work { request, .. }) = I::work() else { return result };
+    let Some(Work { request, .. }) = I::work() else {
+        return result;
+    };
     let (protocol, wanted) = (request.inner.protocol, u16::from_be(request.inner.sport));
     if result == CLAIMED {
         if trace_level() >= DEBUG {
-            debug!((), "masquerade protocol {} source port {} as port {}", protocol, wanted, u16::from_be(request.outer.sport));
+            debug!(
+                (),
+                "masquerade protocol {} source port {} as port {}",
+                protocol,
+                wanted,
+                u16::from_be(request.outer.sport)
+            );
         }
     } else if trace_level() >= WARN {
-        warn!((), "no port for protocol {} source port {}", protocol, wanted);
+        warn!(
+            (),
+            "no port for protocol {} source port {}", protocol, wanted
+        );
     }
     result
 }
@@ -140,7 +156,9 @@ const NO_ROOM: u32 = 2;
 /// Finds a free outer tuple for the request, takes it, and stores both entries.
 #[inline(always)]
 fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { request, .. }) = I::work() else { return NO_ROOM };
+    let Some(Work { request, .. }) = I::work() else {
+        return NO_ROOM;
+    };
     let (wanted, protocol) = (request.outer.sport, request.inner.protocol);
     let mut result = try_claim::<I>(ctx);
     for _ in 0..ROUNDS {
@@ -155,18 +173,31 @@ fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
     }
     // Looked up again: the port was chosen, and the tuple may have been replaced, behind the back of the reference above.
     let result = I::commit();
-    let Some(Work { request, partner, .. }) = I::work() else { return NO_ROOM };
+    let Some(Work {
+        request, partner, ..
+    }) = I::work()
+    else {
+        return NO_ROOM;
+    };
     *partner = request.outer;
     count(Counter::Masqueraded);
     if request.outer.sport != wanted {
-        count(if request.owner == 0 { Counter::HostPortMoved } else { Counter::PortChanged });
+        count(if request.owner == 0 {
+            Counter::HostPortMoved
+        } else {
+            Counter::PortChanged
+        });
     }
     result
 }
 
 #[inline(always)]
 fn try_claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    if I::host_uses(ctx) == FREE { I::insert() } else { NO_PORT }
+    if I::host_uses(ctx) == FREE {
+        I::insert()
+    } else {
+        NO_PORT
+    }
 }
 
 /// Tries ports at random until one is free.
@@ -188,7 +219,14 @@ pub const USED: u32 = 1;
 /// Gives the outer tuple of [`Work::request`] another port, and tells whether a flow has it.
 #[inline(always)]
 pub fn probe<I: Net>(attempt: u32) -> u32 {
-    let Some(Work { request, partner_place, .. }) = I::work() else { return USED };
+    let Some(Work {
+        request,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return USED;
+    };
     request.outer.sport = candidate(request.inner.protocol, attempt);
     partner_place.set(&request.outer);
     match find::<I>(&partner_place.key) {
@@ -208,7 +246,10 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
         _ => (UNPRIVILEGED, (1 << 16) - UNPRIVILEGED),
     };
     // Multiply and shift: every port of the range is as likely as any other.
-    #[expect(clippy::cast_possible_truncation, reason = "first + ports is at most 65536")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "first + ports is at most 65536"
+    )]
     let port = (first + ((random * u64::from(ports)) >> 32) as u32) as u16;
     port.to_be()
 }
@@ -216,7 +257,17 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
 /// Takes the outer tuple of [`Work::request`] if no flow has it.
 #[inline(always)]
 pub fn insert<I: Net>() -> u32 {
-    let (Some(flow), Some(Work { request, partner_place: place, .. })) = (I::scratch(), I::work()) else { return NO_ROOM };
+    let (
+        Some(flow),
+        Some(Work {
+            request,
+            partner_place: place,
+            ..
+        }),
+    ) = (I::scratch(), I::work())
+    else {
+        return NO_ROOM;
+    };
     place.set(&request.outer);
     if let Some((expired, _)) = find::<I>(&place.key) {
         if is_alive(expired, tick()) {
@@ -224,13 +275,20 @@ pub fn insert<I: Net>() -> u32 {
         }
         count(Counter::Expired);
         remove_one::<I>(&place.key);
-        let translating = if expired.halves[0].rewrite != 0 { &expired.halves[0] } else { &expired.halves[1] };
+        let translating = if expired.halves[0].rewrite != 0 {
+            &expired.halves[0]
+        } else {
+            &expired.halves[1]
+        };
         place.set(&outgoing::<I>(translating, request.outer.protocol));
         remove_one::<I>(&place.key);
         place.set(&request.outer);
     }
     write_outer::<I>(flow, request, place.end);
-    if I::opening().insert(&place.key, &*flow, u64::from(BPF_NOEXIST)).is_err() {
+    if I::opening()
+        .insert(&place.key, &*flow, u64::from(BPF_NOEXIST))
+        .is_err()
+    {
         return NO_PORT;
     }
     // Another CPU may have moved the same tuple to the other table between our look and our insertion.
@@ -245,7 +303,13 @@ pub fn insert<I: Net>() -> u32 {
 /// be made to; or a host port.
 #[inline(always)]
 pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { request: Request { outer, opener, .. }, .. }) = I::work() else { return USED };
+    let Some(Work {
+        request: Request { outer, opener, .. },
+        ..
+    }) = I::work()
+    else {
+        return USED;
+    };
     if *opener == Opener::Owner && port::is_mapped::<I>(outer) {
         return USED;
     }
@@ -255,10 +319,26 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
     let mut tuple = I::socket_tuple(&outer.reversed());
     let lookup = if outer.protocol == protocol::TCP {
         // SAFETY: the context is valid, the tuple has the size that is passed; the reference is released below.
-        unsafe { bpf_skc_lookup_tcp(ctx.cast(), &raw mut tuple, I::SOCKET_TUPLE, BPF_F_CURRENT_NETNS, 0) }
+        unsafe {
+            bpf_skc_lookup_tcp(
+                ctx.cast(),
+                &raw mut tuple,
+                I::SOCKET_TUPLE,
+                BPF_F_CURRENT_NETNS,
+                0,
+            )
+        }
     } else {
         // SAFETY: as above.
-        unsafe { bpf_sk_lookup_udp(ctx.cast(), &raw mut tuple, I::SOCKET_TUPLE, BPF_F_CURRENT_NETNS, 0) }
+        unsafe {
+            bpf_sk_lookup_udp(
+                ctx.cast(),
+                &raw mut tuple,
+                I::SOCKET_TUPLE,
+                BPF_F_CURRENT_NETNS,
+                0,
+            )
+        }
     };
     if lookup.is_null() {
         return FREE;
@@ -300,10 +380,14 @@ fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
     }
 }
 
-/// Packets between two pods of this node are translated where they enter: no uplink does it for them.
+/// Packets between two pods of this node are translated at the pods: no uplink does it for them.
 #[inline(always)]
 const fn early<I: Ip>(request: &Request<I>) -> u8 {
-    if request.client == 0 { 0 } else { rewrite::EARLY }
+    if request.client == 0 {
+        0
+    } else {
+        rewrite::EARLY
+    }
 }
 
 #[inline(always)]
@@ -320,7 +404,15 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
 /// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If another CPU was faster with the same flow, its choice stands and ours is given back.
 #[inline(always)]
 pub fn commit<I: Net>() -> u32 {
-    let Some(Work { place: Place { key, end }, request, partner_place, .. }) = I::work() else { return NO_ROOM };
+    let Some(Work {
+        place: Place { key, end },
+        request,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return NO_ROOM;
+    };
     let end = *end;
     if request.owner == 0
         && let Some((flow, _)) = find::<I>(key)
@@ -329,16 +421,23 @@ pub fn commit<I: Net>() -> u32 {
         fill_inner::<I>(half(flow, end), request);
         return CLAIMED;
     }
-    let Some(flow) = I::scratch() else { return NO_ROOM };
+    let Some(flow) = I::scratch() else {
+        return NO_ROOM;
+    };
     clear(flow);
     flow.state = opened(request, end);
     prolong(flow, request.inner.protocol, tick());
     fill_inner::<I>(half(flow, end), request);
-    if I::opening().insert(&*key, &*flow, u64::from(BPF_NOEXIST)).is_ok() {
+    if I::opening()
+        .insert(&*key, &*flow, u64::from(BPF_NOEXIST))
+        .is_ok()
+    {
         return CLAIMED;
     }
     remove_one::<I>(&partner_place.key);
-    let Some((flow, _)) = find::<I>(key) else { return NO_ROOM };
+    let Some((flow, _)) = find::<I>(key) else {
+        return NO_ROOM;
+    };
     let winner = half(flow, end);
     if winner.rewrite & rewrite::SRC == 0 {
         return NO_ROOM;
@@ -351,7 +450,18 @@ pub fn commit<I: Net>() -> u32 {
 /// [`Work::half`], the other entry's tuple in [`Work::partner`].
 #[inline(always)]
 pub fn restore<I: Net>() -> u32 {
-    let (Some(flow), Some(Work { head, half: survivor, partner, partner_place: Place { key, end }, request, state: known, .. })) = (I::scratch(), I::work())
+    let (
+        Some(flow),
+        Some(Work {
+            head,
+            half: survivor,
+            partner,
+            partner_place: Place { key, end },
+            request,
+            state: known,
+            ..
+        }),
+    ) = (I::scratch(), I::work())
     else {
         return NO_ROOM;
     };
@@ -359,8 +469,16 @@ pub fn restore<I: Net>() -> u32 {
         request.inner = head.tuple;
         request.outer = *partner;
         request.owner = survivor.in_ifindex;
-        request.back = if survivor.action == action::STACK { action::STACK } else { action::PEER };
-        request.client = if survivor.rewrite & rewrite::EARLY == 0 { 0 } else { owner_of(partner.dst.wide()) };
+        request.back = if survivor.action == action::STACK {
+            action::STACK
+        } else {
+            action::PEER
+        };
+        request.client = if survivor.rewrite & rewrite::EARLY == 0 {
+            0
+        } else {
+            owner_of(partner.dst.wide())
+        };
         request.opener = opener(*known);
         write_outer::<I>(flow, request, *end);
     } else {
@@ -388,7 +506,11 @@ fn owner_of(addr: Addr) -> u32 {
 
 #[inline(always)]
 const fn opener(flow_state: u32) -> Opener {
-    if flow_state & state::PORT == 0 { Opener::Owner } else { Opener::Other }
+    if flow_state & state::PORT == 0 {
+        Opener::Owner
+    } else {
+        Opener::Other
+    }
 }
 
 /// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it can't be given an address.

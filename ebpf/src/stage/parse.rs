@@ -18,8 +18,12 @@ pub const SHORT: u32 = 1;
 /// of its first.
 #[inline(always)]
 pub fn whole<I: Net>(ctx: *mut __sk_buff, l3: u32) -> u32 {
-    let Some(Work { head, place, .. }) = I::work() else { return SHORT };
-    let Ok(parsed) = I::parse(&Skb::new(ctx), l3, Depth::Whole) else { return SHORT };
+    let Some(Work { head, place, .. }) = I::work() else {
+        return SHORT;
+    };
+    let Ok(parsed) = I::parse(&Skb::new(ctx), l3, Depth::Whole) else {
+        return SHORT;
+    };
     *head = parsed;
     fragment::complete(head);
     place.set(&head.tuple);
@@ -29,8 +33,12 @@ pub fn whole<I: Net>(ctx: *mut __sk_buff, l3: u32) -> u32 {
 /// Parses the packet that the ICMP error in [`Work::head`] quotes into [`Work::inner`].
 #[inline(always)]
 pub fn quoted<I: Net>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { head, inner, .. }) = I::work() else { return SHORT };
-    let Ok(parsed) = error::quoted(&Skb::new(ctx), head) else { return SHORT };
+    let Some(Work { head, inner, .. }) = I::work() else {
+        return SHORT;
+    };
+    let Ok(parsed) = error::quoted(&Skb::new(ctx), head) else {
+        return SHORT;
+    };
     *inner = parsed;
     PARSED
 }

@@ -31,18 +31,30 @@ use crate::{
 /// direction is in [`Work::half`]. `client` is the host veth that the packet came from, 0 if it came from the world.
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
-    let Some(Work { head, request, .. }) = I::work() else { return ABSENT };
+    let Some(Work { head, request, .. }) = I::work() else {
+        return ABSENT;
+    };
     if head.kind != Kind::Flow || !may_open(head) {
         return ABSENT;
     }
-    let Some(target) = serving::<I>(&head.tuple) else { return ABSENT };
+    let Some(target) = serving::<I>(&head.tuple) else {
+        return ABSENT;
+    };
     // A container that connects to its own host port: not by this way.
-    if target.ifindex == client || endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
+    if target.ifindex == client
+        || endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex)
+    {
         return ABSENT;
     }
     let asked = head.tuple.reversed();
     request.outer = asked;
-    request.inner = Tuple::new(asked.protocol, I::narrow(target.addr), target.port, asked.dst, asked.dport);
+    request.inner = Tuple::new(
+        asked.protocol,
+        I::narrow(target.addr),
+        target.port,
+        asked.dst,
+        asked.dport,
+    );
     request.owner = target.ifindex;
     request.client = client;
     request.uplink = 0;
@@ -73,8 +85,18 @@ const INNER: u32 = 1;
 /// Sets [`Work::place`].
 #[inline(always)]
 pub fn aim<I: Net>(at: u32) -> u32 {
-    if let Some(Work { head, place, request, .. }) = I::work() {
-        place.set(if at == INNER { &request.inner } else { &head.tuple });
+    if let Some(Work {
+        head,
+        place,
+        request,
+        ..
+    }) = I::work()
+    {
+        place.set(if at == INNER {
+            &request.inner
+        } else {
+            &head.tuple
+        });
     }
     at
 }
@@ -108,11 +130,13 @@ pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_sta
         return true;
     }
     if half.rewrite & rewrite::DST != 0 {
-        return serving::<I>(tuple).is_some_and(|target| target.addr == half.dst.wide() && target.port == half.dport);
+        return serving::<I>(tuple)
+            .is_some_and(|target| target.addr == half.dst.wide() && target.port == half.dport);
     }
     if half.rewrite & rewrite::SRC != 0 {
         let asked = Tuple::new(tuple.protocol, half.dst, half.dport, half.src, half.sport);
-        return serving::<I>(&asked).is_some_and(|target| target.addr == tuple.src.wide() && target.port == tuple.sport);
+        return serving::<I>(&asked)
+            .is_some_and(|target| target.addr == tuple.src.wide() && target.port == tuple.sport);
     }
     true
 }
@@ -123,7 +147,9 @@ pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_sta
 /// Ethernet destination.
 #[inline(always)]
 fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
-    let Some(Work { head, .. }) = I::work() else { return false };
+    let Some(Work { head, .. }) = I::work() else {
+        return false;
+    };
     if is_service_address(head.tuple.dst.wide()) {
         return false;
     }
@@ -134,5 +160,7 @@ fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
 /// Whether the packet is in the middle of a connection of the host's own, made before the port was mapped.
 #[inline(always)]
 fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
-    head.tuple.protocol == protocol::TCP && head.tcp_flags & tcp::SYN == 0 && I::host_uses(ctx) != FREE
+    head.tuple.protocol == protocol::TCP
+        && head.tcp_flags & tcp::SYN == 0
+        && I::host_uses(ctx) != FREE
 }

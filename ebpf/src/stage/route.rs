@@ -29,11 +29,24 @@ pub const FOREIGN: u32 = 0;
 /// for).
 #[inline(always)]
 pub fn is_local<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
-    let Some(Work { head, .. }) = I::work() else { return FOREIGN };
+    let Some(Work { head, .. }) = I::work() else {
+        return FOREIGN;
+    };
     let mut params = ask::<I>(&head.tuple, in_ifindex);
     // SAFETY: the context is valid, the arguments have the size that is passed.
-    let result = unsafe { generated::bpf_fib_lookup(ctx.cast(), &raw mut params, size::<bpf_fib_lookup>().cast_signed(), 0) };
-    if result == RET_NOT_FORWARDED { LOCAL } else { FOREIGN }
+    let result = unsafe {
+        generated::bpf_fib_lookup(
+            ctx.cast(),
+            &raw mut params,
+            size::<bpf_fib_lookup>().cast_signed(),
+            0,
+        )
+    };
+    if result == RET_NOT_FORWARDED {
+        LOCAL
+    } else {
+        FOREIGN
+    }
 }
 
 #[inline(always)]
@@ -71,22 +84,47 @@ pub const NONE: u32 = 0;
 /// without Ethernet headers; with it `mtu_result` is filled since 5.12.
 #[inline(always)]
 pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
-    let Some(Work { head, route, next_hop, .. }) = I::work() else { return NONE };
+    let Some(Work {
+        head,
+        route,
+        next_hop,
+        ..
+    }) = I::work()
+    else {
+        return NONE;
+    };
     let mut params = ask::<I>(&head.tuple, in_ifindex);
     let tells_source = node().features & feature::FIB_SRC != 0;
     let flags = if tells_source { FIB_LOOKUP_SRC } else { 0 };
     // SAFETY: the context is valid, the arguments have the size that is passed.
-    let result = unsafe { generated::bpf_fib_lookup(ctx.cast(), &raw mut params, size::<bpf_fib_lookup>().cast_signed(), flags) };
+    let result = unsafe {
+        generated::bpf_fib_lookup(
+            ctx.cast(),
+            &raw mut params,
+            size::<bpf_fib_lookup>().cast_signed(),
+            flags,
+        )
+    };
     // Before 5.13 an unresolved neighbour left the incoming device in its place.
     if !(result == RET_SUCCESS || result == RET_NO_NEIGHBOUR && params.ifindex != in_ifindex) {
         return NONE;
     }
     // SAFETY: both members of the union are the same integer.
     let mtu = u32::from(unsafe { params.__bindgen_anon_1.mtu_result });
-    let Some(device) = device(params.ifindex) else { return NONE };
+    let Some(device) = device(params.ifindex) else {
+        return NONE;
+    };
     route.mtu = if mtu > 1 { mtu } else { device.mtu };
-    route.eth = if result == RET_SUCCESS { [params.dmac, params.smac] } else { [[0; 6]; 2] };
-    route.source = if tells_source { Some(I::fib_source(&params)) } else { None };
+    route.eth = if result == RET_SUCCESS {
+        [params.dmac, params.smac]
+    } else {
+        [[0; 6]; 2]
+    };
+    route.source = if tells_source {
+        Some(I::fib_source(&params))
+    } else {
+        None
+    };
     I::set_next_hop(next_hop, &params);
     params.ifindex
 }

@@ -2,11 +2,7 @@
 //! alive, is its pod still there, does the route still lead where it led?
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::{
-    counter::Counter,
-    endpoint::device as flags,
-    flow::action,
-};
+use underpass_abi::{counter::Counter, endpoint::device as flags, flow::action};
 
 use super::{
     flow::{ABSENT, find, half},
@@ -26,7 +22,16 @@ pub const STALE: u32 = 1;
 /// Checks the direction that the packet belongs to, and brings it up to date. A flow whose ends are gone is removed.
 #[inline(always)]
 pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { place: Place { key, end }, half: copy, partner_place, route, .. }) = I::work() else { return STALE };
+    let Some(Work {
+        place: Place { key, end },
+        half: copy,
+        partner_place,
+        route,
+        ..
+    }) = I::work()
+    else {
+        return STALE;
+    };
     if I::parse_whole(ctx, ETHERNET) != PARSED {
         return STALE;
     }
@@ -38,13 +43,19 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
     if copy.rewrite != 0 && !partner_place.is_known() {
         I::restore();
     }
-    let Some((flow, _)) = find::<I>(key) else { return STALE };
+    let Some((flow, _)) = find::<I>(key) else {
+        return STALE;
+    };
     let half = half(flow, *end);
-    if half.in_ifindex != 0 && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0) {
+    if half.in_ifindex != 0
+        && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0)
+    {
         return STALE;
     }
     if half.action == action::PEER {
-        let Some(pod) = device(half.out_ifindex) else { return STALE };
+        let Some(pod) = device(half.out_ifindex) else {
+            return STALE;
+        };
         if pod.flags & flags::BYPASS == 0 {
             return STALE;
         }

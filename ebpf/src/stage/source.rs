@@ -33,14 +33,19 @@ pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
     if pod.flags & device::ANTI_SPOOF == 0 {
         return Ok(());
     }
-    let owned = endpoint(head.tuple.src.wide()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
+    let owned =
+        endpoint(head.tuple.src.wide()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
     if !owned && !I::is_local_scope(head.tuple.src) {
         return Err(Verdict::Drop(Counter::DropSourceAddress));
     }
     if head.tuple.protocol == I::ICMP {
         match (head.tuple.protocol, head.icmp_type) {
-            (protocol::ICMP, ICMP_REDIRECT) | (protocol::ICMPV6, ICMPV6_REDIRECT) => return Err(Verdict::Drop(Counter::DropRedirect)),
-            (protocol::ICMPV6, ICMPV6_ROUTER_ADVERTISEMENT) => return Err(Verdict::Drop(Counter::DropRouterAdvertisement)),
+            (protocol::ICMP, ICMP_REDIRECT) | (protocol::ICMPV6, ICMPV6_REDIRECT) => {
+                return Err(Verdict::Drop(Counter::DropRedirect));
+            }
+            (protocol::ICMPV6, ICMPV6_ROUTER_ADVERTISEMENT) => {
+                return Err(Verdict::Drop(Counter::DropRouterAdvertisement));
+            }
             _ => {}
         }
     }
@@ -51,7 +56,10 @@ pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
         return Err(Verdict::Drop(Counter::DropDhcpServer));
     }
     // A chain of extension headers so long that we did not reach its end could hide any of the above.
-    if head.kind == Kind::Other && head.piece != Piece::Later && is_extension::<I>(head.tuple.protocol) {
+    if head.kind == Kind::Other
+        && head.piece != Piece::Later
+        && is_extension::<I>(head.tuple.protocol)
+    {
         return Err(Verdict::Drop(Counter::DropMalformed));
     }
     Ok(())
@@ -80,9 +88,14 @@ pub fn check_arp(skb: &Skb, pod: &Device) -> Step<()> {
     let refused = Verdict::Drop(Counter::DropArp);
     let mac: [u16; 3] = skb.load(ETHERNET + 8).map_err(|_| refused)?;
     let addr = Addr4(skb.load(ETHERNET + 14).map_err(|_| refused)?);
-    let owned = addr.0 == 0 || endpoint(addr.widen()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
+    let owned = addr.0 == 0
+        || endpoint(addr.widen()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
     let is_own = pod.flags & device::CHECK_MAC == 0 || same_mac(mac, pod.peer_mac);
-    if owned && is_own { Ok(()) } else { Err(refused) }
+    if owned && is_own {
+        Ok(())
+    } else {
+        Err(refused)
+    }
 }
 
 /// Compares a MAC as read from a packet with one from a map, without a call to `memcmp`.

@@ -18,7 +18,15 @@ const FAILED: u32 = 1;
 /// Gives the packet in [`Work::head`] the tuple that its flow's direction in [`Work::half`] leaves with.
 #[inline(always)]
 pub fn as_known<I: Call>(skb: &Skb) -> Step<()> {
-    let Some(Work { head, half, partner, .. }) = I::work() else { return Err(Verdict::Stack) };
+    let Some(Work {
+        head,
+        half,
+        partner,
+        ..
+    }) = I::work()
+    else {
+        return Err(Verdict::Stack);
+    };
     *partner = outgoing::<I>(half, head.tuple.protocol);
     translate::<I>(skb)
 }
@@ -26,16 +34,24 @@ pub fn as_known<I: Call>(skb: &Skb) -> Step<()> {
 /// Gives the packet in [`Work::head`] the tuple in [`Work::partner`].
 #[inline(always)]
 pub fn translate<I: Call>(skb: &Skb) -> Step<()> {
-    if I::translate(skb.raw()) == DONE { Ok(()) } else { Err(Verdict::Drop(Counter::DropMalformed)) }
+    if I::translate(skb.raw()) == DONE {
+        Ok(())
+    } else {
+        Err(Verdict::Drop(Counter::DropMalformed))
+    }
 }
 
 /// See [`translate`].
 #[inline(always)]
 pub fn to_partner<I: Net>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { head, partner, .. }) = I::work() else { return FAILED };
+    let Some(Work { head, partner, .. }) = I::work() else {
+        return FAILED;
+    };
     let mut skb = Skb::new(ctx);
     fragment::remember(head);
-    if translate::translate(&mut skb, head, partner).is_err() || skb.store(head.l3, &head.header).is_err() {
+    if translate::translate(&mut skb, head, partner).is_err()
+        || skb.store(head.l3, &head.header).is_err()
+    {
         return FAILED;
     }
     DONE

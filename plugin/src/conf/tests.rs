@@ -46,7 +46,7 @@ fn an_empty_config_has_the_documented_defaults() {
             uplinks: None,
             bypass: Bypass::Learned,
             spoofing: Spoofing::Dropped,
-            mac_check: MacCheck::Off,
+            mac_check: MacCheck::On,
             default_gateway: DefaultGateway::FromIpam,
             dad: Dad::Off,
             bpf_root: PathBuf::from(BPF_ROOT),

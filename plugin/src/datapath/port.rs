@@ -126,7 +126,7 @@ pub(crate) struct Text<'a>(pub(crate) &'a HostPort);
 
 impl Text<'_> {
     /// Address and port.
-    pub(crate) fn socket(&self) -> SocketAddr {
+    pub(crate) fn socket(self) -> SocketAddr {
         let HostPort {
             addr, port, family, ..
         } = self.0;
@@ -139,7 +139,7 @@ impl Text<'_> {
     }
 
     /// The protocol's name.
-    pub(crate) fn protocol(&self) -> &'static str {
+    pub(crate) fn protocol(self) -> &'static str {
         match self.0.protocol {
             protocol::TCP => "tcp",
             protocol::UDP => "udp",

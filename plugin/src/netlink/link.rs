@@ -31,6 +31,10 @@ impl fmt::Display for Mac {
 
 /// A device as the kernel describes it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, each a flag of the kernel's message"
+)]
 pub(crate) struct Link {
     pub(crate) index: u32,
     pub(crate) name: String,

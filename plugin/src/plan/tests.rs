@@ -91,7 +91,7 @@ fn dual_stack_with_routes_and_masquerade() {
     insta::assert_snapshot!(text(&plan), @r"
     host veth836d7657cb1 86:7a:88:d6:78:fb
     pod eth0 8e:c0:c6:a8:b9:f4
-    mtu 1400 flags 0b1111
+    mtu 1400 flags 0b1001111
     address 10.1.2.5/24
     address 2001:db8:1::5/64
     gateway 10.1.2.1
@@ -136,7 +136,7 @@ fn an_interface_without_ipam_has_only_its_ends() {
     insta::assert_snapshot!(text(&plan), @r"
     host veth836d7657cb1 86:7a:88:d6:78:fb
     pod eth0 8e:c0:c6:a8:b9:f4
-    mtu 9000 flags 0b11011
+    mtu 9000 flags 0b1011011
     ");
 }
 
@@ -156,7 +156,7 @@ fn several_addresses_of_a_family_share_gateways_and_keep_their_order() {
     insta::assert_snapshot!(text(&plan), @r"
     host veth836d7657cb1 86:7a:88:d6:78:fb
     pod eth0 8e:c0:c6:a8:b9:f4
-    mtu 1400 flags 0b1111
+    mtu 1400 flags 0b1001111
     address 10.1.2.5/24
     address 10.1.2.6/24
     address 10.9.0.2/16

@@ -96,9 +96,9 @@ impl Guest<'_> {
         // Two processors, but one thread that runs them in turn: with a thread for each, a processor may go on with the stale
         // translation of code that another one is patching, and the kernel dies of an unexpected breakpoint.
         command.args(["-machine", "pc", "-accel", "tcg,thread=single", "-smp", "2"]);
-        // The guest's clock counts instructions, a nanosecond each, and waiting costs nothing: what times out there does not
-        // depend on how busy this machine is.
-        command.args(["-icount", "shift=0,sleep=off"]);
+        // While it works, the guest's clock counts instructions, a nanosecond each: what times out there does not depend on how
+        // busy this machine is.
+        command.args(["-icount", "shift=0"]);
         // A fifth level of page tables is one more to walk in software.
         command.args(["-cpu", "max,la57=off", "-m", MEMORY]);
         command.arg("-kernel").arg(self.kernel.image());

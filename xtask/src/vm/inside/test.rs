@@ -56,11 +56,13 @@ impl Test {
         format!("{}::{}", self.file, self.name)
     }
 
-    /// Runs it, if there is time. The output of one that fails is kept in `logs`.
-    pub(super) fn run(&self, end: Instant, logs: &Path) -> anyhow::Result<Record> {
+    /// Runs it, unless there is a file `stop`. The output of one that fails is kept in `logs`.
+    pub(super) fn run(&self, stop: &Path, logs: &Path) -> anyhow::Result<Record> {
         let start = Instant::now();
         let name = self.full_name();
-        let outcome = if start < end {
+        let outcome = if stop.exists() {
+            Outcome::NotRun
+        } else {
             let log = logs.join(format!("{}.log", name.replace("::", ".")));
             let status = self.execute(&log)?;
             let printed =
@@ -71,8 +73,6 @@ impl Test {
                     .with_context(|| format!("cannot remove {}", log.display()))?;
             }
             outcome
-        } else {
-            Outcome::NotRun
         };
         let seconds = start.elapsed().as_secs_f64();
         Ok(Record::Test {
