@@ -17,8 +17,8 @@ pub(crate) enum End {
     Server,
 }
 
-/// Weight among other processes: all that there is, short of real time, under which the kernel's own threads would starve.
-const NICE: libc::c_int = -20;
+/// Ahead of other processes, ten to one, but not so far that the kernel's own threads, which carry packets too, would starve.
+const NICE: libc::c_int = -10;
 
 /// Keeps the calling thread on the core of its end, ahead of whatever else wants that core.
 pub(crate) fn pin(end: End) -> Result<()> {
