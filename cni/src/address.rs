@@ -1,5 +1,5 @@
-//! Addresses as the reference library reads them: an empty text is no address, and an IPv4 address written as an
-//! IPv4-mapped IPv6 one is an IPv4 address.
+//! Addresses as the reference library reads them: an empty text is no address, and an IPv4 address
+//! written as an IPv4-mapped IPv6 one is an IPv4 address.
 
 use std::net::IpAddr;
 

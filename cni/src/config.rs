@@ -1,7 +1,7 @@
 //! The network config on stdin.
 //!
-//! A [`NetConf`] holds the whole document; each accessor decodes its own part when it is asked for, so that a DEL
-//! works with a config in which something it does not need is wrong.
+//! A [`NetConf`] holds the whole document; each accessor decodes its own part when it is asked for,
+//! so that a DEL works with a config in which something it does not need is wrong.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -13,7 +13,8 @@ use crate::lenient::{self, DecodeError};
 use crate::result::{CniResult, Dns};
 use crate::version::{self, Version};
 
-/// The keys of [`NetConf::valid_attachments`]: the specification's, then what its tagged text once said.
+/// The keys of [`NetConf::valid_attachments`]: the specification's, then what its tagged text once
+/// said.
 const VALID_ATTACHMENTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
 /// A network config, its name and version checked.
@@ -103,7 +104,8 @@ impl NetConf {
         lenient::get(&self.raw, key)
     }
 
-    /// The plugin's own keys, from the top level of the document (see [`crate::lenient`] for how `T` looks).
+    /// The plugin's own keys, from the top level of the document (see [`crate::lenient`] for how
+    /// `T` looks).
     pub fn plugin<T: DeserializeOwned>(&self) -> Result<T, Error> {
         lenient::from_map(&self.raw).map_err(|error| invalid(&error))
     }
@@ -140,8 +142,8 @@ impl NetConf {
         Ok(Some(ipam.r#type).filter(|kind| !kind.is_empty()))
     }
 
-    /// The config's own `dns`. Present only if it sets something: then it replaces the IPAM's as a whole. An empty
-    /// list sets something, null does not.
+    /// The config's own `dns`. Present only if it sets something: then it replaces the IPAM's as a
+    /// whole. An empty list sets something, null does not.
     pub fn dns(&self) -> Result<Option<Dns>, Error> {
         #[derive(Default, Deserialize)]
         #[serde(default)]
@@ -174,8 +176,8 @@ impl NetConf {
 
     /// The attachments that a GC must keep.
     ///
-    /// A missing key is an error: nobody said what is valid. Null is an empty list, because that is how a runtime in
-    /// Go writes the list of no containers.
+    /// A missing key is an error: nobody said what is valid. Null is an empty list, because that is
+    /// how a runtime in Go writes the list of no containers.
     pub fn valid_attachments(&self) -> Result<Vec<AttachmentId>, Error> {
         let Some((key, value)) = VALID_ATTACHMENTS
             .into_iter()

@@ -1,4 +1,5 @@
-//! Running another plugin, for IPAM, with the environment and the whole config that the runtime gave.
+//! Running another plugin, for IPAM, with the environment and the whole config that the runtime
+//! gave.
 
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +23,8 @@ const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 /// What a delegate is run with.
 ///
-/// The process's own environment is handed on, with `CNI_COMMAND` set to the verb; the delegate's stderr is forwarded.
+/// The process's own environment is handed on, with `CNI_COMMAND` set to the verb; the delegate's
+/// stderr is forwarded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Delegation {
     /// Folders to search, in order: `CNI_PATH`.
@@ -125,7 +127,8 @@ impl Delegation {
             }
         };
         let stdin = child.stdin.take();
-        // Written beside the reading: a delegate that answers before it has read everything must not block both.
+        // Written beside the reading: a delegate that answers before it has read everything must
+        // not block both.
         thread::scope(|scope| {
             scope.spawn(|| {
                 // A delegate may exit without reading; its status tells what that means.

@@ -192,8 +192,8 @@ pub enum NetnsOverride {
 impl Invocation {
     /// Reads the environment through `lookup`. An empty value counts as missing.
     ///
-    /// A value that is present but wrong is reported at once, alone; otherwise all that is missing is reported
-    /// together. Both are code 4.
+    /// A value that is present but wrong is reported at once, alone; otherwise all that is missing
+    /// is reported together. Both are code 4.
     pub fn parse(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, Error> {
         let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let text = |name: &str| {

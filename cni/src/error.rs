@@ -86,8 +86,8 @@ impl Code {
 
 /// A failure as the runtime gets to see it.
 ///
-/// `msg` says what happened, to what, and what to do; `details` holds what would distract there. Runtimes show the two
-/// joined by `"; "`, and so does [`fmt::Display`].
+/// `msg` says what happened, to what, and what to do; `details` holds what would distract there.
+/// Runtimes show the two joined by `"; "`, and so does [`fmt::Display`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// The kind of failure.
@@ -172,7 +172,8 @@ impl Error {
         Self::new(Code::Internal, msg)
     }
 
-    /// The document for stdout: keys as the specification has them, four spaces deep, no newline at the end.
+    /// The document for stdout: keys as the specification has them, four spaces deep, no newline at
+    /// the end.
     #[must_use]
     pub fn to_json(&self, version: Version) -> String {
         crate::result::pretty(&WireError {

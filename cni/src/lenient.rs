@@ -1,10 +1,11 @@
 //! JSON as runtimes write it for plugins in Go.
 //!
-//! Keys of a struct match in any case (an exact match wins), null is the default value, unknown keys are ignored. A
-//! value of the wrong type is an error that names the key, by its path, and the value.
+//! Keys of a struct match in any case (an exact match wins), null is the default value, unknown
+//! keys are ignored. A value of the wrong type is an error that names the key, by its path, and the
+//! value.
 //!
-//! Works with any `#[derive(Deserialize)]` struct. Mark it `#[serde(default)]`, as every key may be missing, and do
-//! not use `#[serde(flatten)]`: a flattened struct hides the names of its keys.
+//! Works with any `#[derive(Deserialize)]` struct. Mark it `#[serde(default)]`, as every key may be
+//! missing, and do not use `#[serde(flatten)]`: a flattened struct hides the names of its keys.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

@@ -1,8 +1,8 @@
 //! The contract between a container runtime and a CNI plugin, versions 0.1.0 to 1.1.0.
 //!
-//! A plugin implements [`Plugin`] and calls [`serve()`]; this crate reads the environment and stdin, checks them in the
-//! order and with the words of the reference implementation, calls the one method that was asked for, and writes
-//! exactly one JSON document (or none) on stdout.
+//! A plugin implements [`Plugin`] and calls [`serve()`]; this crate reads the environment and
+//! stdin, checks them in the order and with the words of the reference implementation, calls the
+//! one method that was asked for, and writes exactly one JSON document (or none) on stdout.
 //!
 //! There is no interface work here: no netlink, no eBPF, no `unsafe`.
 #![forbid(unsafe_code)]

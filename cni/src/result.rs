@@ -68,7 +68,8 @@ pub struct IpConfig {
     pub gateway: Option<IpAddr>,
 }
 
-/// A route inside the container. Attributes that are zero count as not given, except for `table` and `scope`.
+/// A route inside the container. Attributes that are zero count as not given, except for `table`
+/// and `scope`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// The destination.

@@ -50,13 +50,14 @@ pub struct NetworkRequest {
 
 /// A CNI plugin.
 ///
-/// Before any method is called, names and versions are checked, and for ADD and DEL that the container's netns is not
-/// the plugin's own. A method must not write to stdout.
+/// Before any method is called, names and versions are checked, and for ADD and DEL that the
+/// container's netns is not the plugin's own. A method must not write to stdout.
 pub trait Plugin {
     /// Attaches the container, or changes nothing.
     fn add(&self, request: &Request) -> Result<CniResult, Error>;
 
-    /// Detaches the container. Succeeds if it is not attached; works without netns and without `prevResult`.
+    /// Detaches the container. Succeeds if it is not attached; works without netns and without
+    /// `prevResult`.
     fn del(&self, request: &Request) -> Result<(), Error>;
 
     /// Verifies that the attachment is what `prevResult` says.
@@ -82,7 +83,8 @@ pub struct Outcome {
 
 /// Answers the runtime that started this process; the value to return from `main`.
 ///
-/// Installs a panic hook: a panic is answered with an error document as well, also where panics abort.
+/// Installs a panic hook: a panic is answered with an error document as well, also where panics
+/// abort.
 pub fn serve(about: &About<'_>, plugin: &impl Plugin) -> ExitCode {
     std::panic::set_hook(Box::new(answer_panic));
     let outcome = answer(about, plugin, |name| std::env::var_os(name), io::stdin());

@@ -112,7 +112,8 @@ fn parse(text: &str) -> Result<Triple, Error> {
     Ok(triple)
 }
 
-/// Decides in which version to answer: the config's `declared` one, if the verb exists there and the plugin speaks it.
+/// Decides in which version to answer: the config's `declared` one, if the verb exists there and
+/// the plugin speaks it.
 pub(crate) fn negotiate(
     verb: Verb,
     declared: &str,

@@ -1,8 +1,10 @@
-//! The functions that programs call: each is verified once, on its own, whoever calls it and whatever was found out before.
+//! The functions that programs call: each is verified once, on its own, whoever calls it and
+//! whatever was found out before.
 //!
-//! That is what the kernel does for functions that are global in BTF (5.6). Inlined, or as local functions, the paths through all of them
-//! multiply beyond what it is willing to check, and their stack frames beyond 512 bytes. Such a function takes the context and numbers only
-//! (5.10); what else it needs is in [`Work`](crate::maps::Work).
+//! That is what the kernel does for functions that are global in BTF (5.6). Inlined, or as local
+//! functions, the paths through all of them multiply beyond what it is willing to check, and their
+//! stack frames beyond 512 bytes. Such a function takes the context and numbers only (5.10); what
+//! else it needs is in [`Work`](crate::maps::Work).
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_ebpf::ip::{V4, V6};

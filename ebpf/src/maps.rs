@@ -46,8 +46,9 @@ impl<I: Ip> Place<I> {
 
 /// Room for what is too large for the stack, one per CPU and family. The slow path alone uses it.
 ///
-/// Functions of [`Call`](crate::call::Call) change it too. A reference into it that was passed as an argument must not be read after such a
-/// call has changed what it refers to: ask for the work again.
+/// Functions of [`Call`](crate::call::Call) change it too. A reference into it that was passed as
+/// an argument must not be read after such a call has changed what it refers to: ask for the work
+/// again.
 pub struct Work<I: Ip> {
     /// The packet.
     pub head: Head<I>,
@@ -71,18 +72,20 @@ pub struct Work<I: Ip> {
     pub next_hop: bpf_redir_neigh,
 }
 
-/// Empties a flow. By words: the compiler's `memset` is a loop over bytes, which the verifier walks through at each call.
+/// Empties a flow. By words: the compiler's `memset` is a loop over bytes, which the verifier walks
+/// through at each call.
 #[inline(always)]
 pub fn clear<A>(flow: &mut Flow<A>) {
     let words = core::ptr::from_mut(flow).cast::<u64>();
     for word in 0..size_of::<Flow<A>>() / size_of::<u64>() {
-        // SAFETY: inside the flow, whose size and alignment are multiples of a word's; all bytes zero are an empty flow. Volatile, or the
-        // compiler makes a `memset` of it again.
+        // SAFETY: inside the flow, whose size and alignment are multiples of a word's; all bytes
+        // zero are an empty flow. Volatile, or the compiler makes a `memset` of it again.
         unsafe { words.add(word).write_volatile(0) };
     }
 }
 
-/// Constants of the node. Not static: user space overrides the symbol before the programs are loaded.
+/// Constants of the node. Not static: user space overrides the symbol before the programs are
+/// loaded.
 #[unsafe(no_mangle)]
 static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0));
 
@@ -169,7 +172,8 @@ pub fn trace_level() -> u32 {
 #[inline(always)]
 pub fn count(counter: Counter) {
     if let Some(slot) = COUNTERS.get_ptr_mut(counter as u32) {
-        // SAFETY: the slot belongs to this CPU, and programs of one CPU don't interrupt each other at tc.
+        // SAFETY: the slot belongs to this CPU, and programs of one CPU don't interrupt each other
+        // at tc.
         unsafe { *slot += 1 };
     }
 }
@@ -184,18 +188,21 @@ pub fn endpoint(addr: Addr) -> Option<Endpoint> {
 /// What is known of a device.
 #[inline(always)]
 pub fn device(ifindex: u32) -> Option<&'static Device> {
-    // SAFETY: entries are replaced whole, by user space; freed ones stay readable until the program ends (RCU).
+    // SAFETY: entries are replaced whole, by user space; freed ones stay readable until the program
+    // ends (RCU).
     unsafe { DEVICES.get(ifindex) }
 }
 
 /// Who serves a port of the host.
 #[inline(always)]
 pub fn port(key: &HostPort) -> Option<&'static PortTarget> {
-    // SAFETY: entries are replaced whole, by user space; freed ones stay readable until the program ends (RCU).
+    // SAFETY: entries are replaced whole, by user space; freed ones stay readable until the program
+    // ends (RCU).
     unsafe { PORTS.get(key) }
 }
 
-/// Whether a local address is one of a Service, see [`SERVICE_ADDRESSES`](underpass_abi::map::SERVICE_ADDRESSES).
+/// Whether a local address is one of a Service, see
+/// [`SERVICE_ADDRESSES`](underpass_abi::map::SERVICE_ADDRESSES).
 #[inline(always)]
 pub fn is_service_address(addr: Addr) -> bool {
     SERVICE_ADDRESSES.get_ptr(&addr).is_some()
@@ -308,7 +315,8 @@ impl Net for V4 {
 
     #[inline(always)]
     fn fib_source(params: &bpf_fib_lookup) -> Addr4 {
-        // SAFETY: every member of the union is valid for any bytes; the family says which one counts.
+        // SAFETY: every member of the union is valid for any bytes; the family says which one
+        // counts.
         Addr4(unsafe { params.__bindgen_anon_3.ipv4_src })
     }
 
@@ -378,7 +386,8 @@ impl Net for V6 {
 
     #[inline(always)]
     fn fib_source(params: &bpf_fib_lookup) -> Addr6 {
-        // SAFETY: every member of the union is valid for any bytes; both types are 16 bytes in the same order.
+        // SAFETY: every member of the union is valid for any bytes; both types are 16 bytes in the
+        // same order.
         Addr6(unsafe {
             core::mem::transmute::<[u32; 4], [u64; 2]>(params.__bindgen_anon_3.ipv6_src)
         })

@@ -24,7 +24,8 @@ use crate::{maps::node, verdict::Verdict};
 const BPF_F_IPV6: u64 = 1 << 7;
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
-/// `skb->tc_index` of a packet that the bypass puts onto an uplink: `to_wire` must not look at it again.
+/// `skb->tc_index` of a packet that the bypass puts onto an uplink: `to_wire` must not look at it
+/// again.
 const BYPASSED: u32 = 0x7550;
 
 /// A packet at a tc hook.
@@ -56,7 +57,8 @@ impl Skb {
     /// Ethernet type, network order.
     #[inline(always)]
     pub fn protocol(&self) -> u32 {
-        // SAFETY: the context is valid while the program runs. The same holds for all field accesses below.
+        // SAFETY: the context is valid while the program runs. The same holds for all field
+        // accesses below.
         unsafe { (*self.raw()).protocol }
     }
 
@@ -109,8 +111,8 @@ impl Skb {
         unsafe { (*self.raw()).tc_index = 0 };
     }
 
-    /// Length of the largest packet on the wire, headers of `headers` bytes (network and transport) included: for a GSO packet its
-    /// segments.
+    /// Length of the largest packet on the wire, headers of `headers` bytes (network and transport)
+    /// included: for a GSO packet its segments.
     #[inline(always)]
     pub fn wire_length(&self, l3: u32, headers: u32) -> u32 {
         // SAFETY: see `protocol`.
@@ -129,11 +131,13 @@ impl Skb {
         if data + 14 > self.ctx.data_end() {
             return None;
         }
-        // SAFETY: the verifier holds us to the check above; packet data may be read at any alignment of two.
+        // SAFETY: the verifier holds us to the check above; packet data may be read at any
+        // alignment of two.
         Some(unsafe { *((data + 6) as *const [u16; 3]) })
     }
 
-    /// Into the pod behind a host veth, past the stack. A wrong device would swallow the packet without a word (5.10).
+    /// Into the pod behind a host veth, past the stack. A wrong device would swallow the packet
+    /// without a word (5.10).
     #[inline(always)]
     pub fn redirect_peer(&mut self, ifindex: u32) -> Verdict {
         self.ctx.set_mark(0);
@@ -248,7 +252,8 @@ impl Packet for Skb {
         let result =
             unsafe { bpf_l4_csum_replace(self.raw(), offset, 0, u64::from(delta.wsum()), flags) };
         if covers == Covers::Pseudo6 && !has_flag {
-            // Kernels without the flag take the change off a device's sum over the whole packet, as if IPv6 had a header checksum.
+            // Kernels without the flag take the change off a device's sum over the whole packet, as
+            // if IPv6 had a header checksum.
             self.account(delta);
         }
         if result == 0 { Ok(()) } else { Err(Short) }

@@ -12,7 +12,8 @@ use crate::pool::{Candidate, Pool};
 use crate::range::Range;
 use crate::store::{Locked, Store, StoreError};
 
-/// So many addresses are tried one by one; then the directory is listed, which tells of all at once.
+/// So many addresses are tried one by one; then the directory is listed, which tells of all at
+/// once.
 const PROBES: usize = 32;
 
 /// What an attachment was given.
@@ -98,7 +99,8 @@ impl From<AllocationError> for CniError {
     }
 }
 
-/// Leases one address from each pool, all under one lock. On failure nothing is leased that was not before.
+/// Leases one address from each pool, all under one lock. On failure nothing is leased that was not
+/// before.
 pub fn add(request: &Request) -> Result<Allocation, CniError> {
     let pools = config::pools(&request.conf)?;
     let requested = config::requested(&request.conf, &request.attachment)?;

@@ -8,8 +8,9 @@ use crate::config;
 use crate::owner::Owner;
 use crate::store::Store;
 
-/// Verifies that each address of `prevResult` that lies in our pools is leased to this attachment, and that it holds
-/// at least one. Addresses of other plugins in the chain are none of our business.
+/// Verifies that each address of `prevResult` that lies in our pools is leased to this attachment,
+/// and that it holds at least one. Addresses of other plugins in the chain are none of our
+/// business.
 pub fn check(request: &Request) -> Result<(), Error> {
     let conf = &request.conf;
     let pools = config::pools(conf)?;

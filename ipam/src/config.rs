@@ -78,8 +78,9 @@ pub fn data_dir(conf: &NetConf) -> Result<PathBuf, Error> {
     }))
 }
 
-/// The pools to lease from, one address each. The order is the result's, and names `last_reserved_ip.<n>`: what the
-/// runtime gave, then the range at the top level of `ipam`, then `ipam.ranges`.
+/// The pools to lease from, one address each. The order is the result's, and names
+/// `last_reserved_ip.<n>`: what the runtime gave, then the range at the top level of `ipam`, then
+/// `ipam.ranges`.
 ///
 /// Code 7 if they make no sense.
 pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
@@ -130,8 +131,8 @@ fn one_per_family(version: Version, pools: &[Pool]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The addresses that were asked for: `CNI_ARGS`, then `args.cni.ips`, then `runtimeConfig.ips`; each once. A prefix
-/// length is accepted and ignored, the range has its own.
+/// The addresses that were asked for: `CNI_ARGS`, then `args.cni.ips`, then `runtimeConfig.ips`;
+/// each once. A prefix length is accepted and ignored, the range has its own.
 pub(crate) fn requested(conf: &NetConf, attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
     let args = CniArgs::parse(&attachment.args)?;
     args.require_known(&KNOWN_ARGS)?;

@@ -6,8 +6,9 @@ use crate::config;
 use crate::owner::Owner;
 use crate::store::Store;
 
-/// Frees all that the attachment holds in this network. Needs nothing of the config but the network's name and
-/// `dataDir`, so ranges that are wrong by now are no obstacle. Succeeds if nothing is held.
+/// Frees all that the attachment holds in this network. Needs nothing of the config but the
+/// network's name and `dataDir`, so ranges that are wrong by now are no obstacle. Succeeds if
+/// nothing is held.
 pub fn del(request: &Request) -> Result<(), Error> {
     let store = Store::new(&config::data_dir(&request.conf)?, &request.conf.name);
     if let Some(mut locked) = store.lock_existing()? {

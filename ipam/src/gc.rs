@@ -8,8 +8,8 @@ use crate::config;
 use crate::owner::Owner;
 use crate::store::Store;
 
-/// Frees every lease of this network whose owner is not a valid attachment; a legacy lease, if no attachment of its
-/// container is valid. Goes on past failures and reports them together.
+/// Frees every lease of this network whose owner is not a valid attachment; a legacy lease, if no
+/// attachment of its container is valid. Goes on past failures and reports them together.
 ///
 /// Reads every lease once; files that no plugin can have written stay.
 pub fn gc(request: &NetworkRequest) -> Result<(), Error> {

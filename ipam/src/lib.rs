@@ -1,9 +1,10 @@
 //! Addresses: a pure allocator, and a directory as its database.
 //!
-//! The directory is the one of the reference plugin `host-local`, byte by byte, and is guarded by the same lock: both
-//! may work on it in turns or at the same time.
+//! The directory is the one of the reference plugin `host-local`, byte by byte, and is guarded by
+//! the same lock: both may work on it in turns or at the same time.
 //!
-//! - [`range`](mod@range) and [`pool`]: which addresses exist and in which order they are tried; no IO.
+//! - [`range`](mod@range) and [`pool`]: which addresses exist and in which order they are tried; no
+//!   IO.
 //! - [`store`]: leases as files, and an index beside them that keeps every call short.
 //! - [`add()`], [`del()`], [`check()`], [`gc()`], [`status()`]: the verbs.
 #![forbid(unsafe_code)]

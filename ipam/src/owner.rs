@@ -7,8 +7,8 @@ use underpass_cni::{Attachment, AttachmentId};
 pub struct Owner {
     /// The container's id.
     pub container_id: String,
-    /// The interface's name. Absent in files from before interfaces were recorded: then every interface of the
-    /// container is meant.
+    /// The interface's name. Absent in files from before interfaces were recorded: then every
+    /// interface of the container is meant.
     pub ifname: Option<String>,
 }
 
@@ -40,7 +40,8 @@ impl Owner {
         }
     }
 
-    /// Reads a lease file. White space around the content does not count; nothing else than that is no owner.
+    /// Reads a lease file. White space around the content does not count; nothing else than that is
+    /// no owner.
     #[must_use]
     pub fn parse(content: &[u8]) -> Option<Self> {
         let content = String::from_utf8_lossy(content);
@@ -60,7 +61,8 @@ impl Owner {
         })
     }
 
-    /// Whether a lease of `self` is one of `owner`, who has an interface: exactly, or as a legacy lease.
+    /// Whether a lease of `self` is one of `owner`, who has an interface: exactly, or as a legacy
+    /// lease.
     #[must_use]
     pub fn covers(&self, owner: &Self) -> bool {
         self.container_id == owner.container_id

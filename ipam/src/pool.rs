@@ -97,11 +97,12 @@ impl Pool {
             .fold(0, |sum, range| sum.saturating_add(range.capacity()))
     }
 
-    /// Every address once, in the order in which they are tried: from the one after `last` round to `last` itself, or
-    /// from the start if `last` is unknown or not of this pool. A range's own gateway is left out.
+    /// Every address once, in the order in which they are tried: from the one after `last` round to
+    /// `last` itself, or from the start if `last` is unknown or not of this pool. A range's own
+    /// gateway is left out.
     ///
-    /// So an address that was just freed is the last to be leased again: neighbours and connections have time to
-    /// forget it.
+    /// So an address that was just freed is the last to be leased again: neighbours and connections
+    /// have time to forget it.
     pub fn candidates(&self, last: Option<IpAddr>) -> impl Iterator<Item = Candidate<'_>> {
         let resume = last.and_then(|last| {
             let index = self.ranges.iter().position(|range| range.contains(last))?;

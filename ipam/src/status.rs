@@ -6,8 +6,8 @@ use underpass_cni::{Code, Error, NetworkRequest};
 use crate::config;
 use crate::store::Store;
 
-/// Says no with code 50 if some pool has no free address, or the folder cannot be written. Lists the folder, reads no
-/// lease, waits for no lock, changes nothing.
+/// Says no with code 50 if some pool has no free address, or the folder cannot be written. Lists
+/// the folder, reads no lease, waits for no lock, changes nothing.
 pub fn status(request: &NetworkRequest) -> Result<(), Error> {
     let pools = config::pools(&request.conf)?;
     let data_dir = config::data_dir(&request.conf)?;

@@ -1,18 +1,20 @@
 //! A directory as the database: one file per leased address, named by it and holding its owner.
 //!
 //! # Format
-//! That of the reference plugin `host-local`: `<dataDir>/<network>/` holds `lock`, a file per lease, and
-//! `last_reserved_ip.<n>` for the n-th pool. Every call works under `flock(2)` on `lock`, as the reference does, so
-//! both may share a directory. `ls` shows what is leased, `rm` frees it.
+//! That of the reference plugin `host-local`: `<dataDir>/<network>/` holds `lock`, a file per
+//! lease, and `last_reserved_ip.<n>` for the n-th pool. Every call works under `flock(2)` on
+//! `lock`, as the reference does, so both may share a directory. `ls` shows what is leased, `rm`
+//! frees it.
 //!
 //! # Crashes
-//! A lease appears by `link(2)`, complete or not at all. An empty file, as the reference leaves one behind when it is
-//! killed between creating and writing, is nobody's: it is reclaimed, under the lock, under which nobody else can be
-//! about to write it. Nothing is synced to the disk: after a power failure, containers are gone with their leases.
+//! A lease appears by `link(2)`, complete or not at all. An empty file, as the reference leaves one
+//! behind when it is killed between creating and writing, is nobody's: it is reclaimed, under the
+//! lock, under which nobody else can be about to write it. Nothing is synced to the disk: after a
+//! power failure, containers are gone with their leases.
 //!
 //! # Size
-//! Whose lease a file is stands in the file, so the reference reads every file in every call. An index beside the
-//! directory (see [`index`]) answers that question here with one look-up.
+//! Whose lease a file is stands in the file, so the reference reads every file in every call. An
+//! index beside the directory (see [`index`]) answers that question here with one look-up.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -30,8 +32,8 @@ pub mod index;
 use error::Attempt;
 pub use error::StoreError;
 
-/// The folder of our own, in the data directory. No network's name begins with a dot, and the reference never looks
-/// outside its network's folder.
+/// The folder of our own, in the data directory. No network's name begins with a dot, and the
+/// reference never looks outside its network's folder.
 const STATE: &str = ".underpass";
 
 /// The leases of one network.
@@ -104,8 +106,9 @@ impl Store {
         }
     }
 
-    /// Where the index lives: beside the folder, or inside where the folder is a mount of its own, as hard links do
-    /// not cross that border. There, too, the reference reads it as what it is: the same leases once more.
+    /// Where the index lives: beside the folder, or inside where the folder is a mount of its own,
+    /// as hard links do not cross that border. There, too, the reference reads it as what it
+    /// is: the same leases once more.
     fn state_dir(&self) -> Result<PathBuf, StoreError> {
         let device = |path: &Path| {
             fs::metadata(path)
@@ -164,7 +167,8 @@ impl Locked {
         Ok(true)
     }
 
-    /// Frees all that is `owner`'s; legacy leases only if there is nothing else, as the reference does.
+    /// Frees all that is `owner`'s; legacy leases only if there is nothing else, as the reference
+    /// does.
     pub fn release_all(&mut self, owner: &Owner) -> Result<(), StoreError> {
         let leases = self.owned(owner)?;
         let exact = leases.iter().any(|(_, found)| found == owner);
@@ -268,8 +272,8 @@ impl Locked {
     }
 }
 
-/// Writes `text` over a file of the same length, in one system call, which no kill divides: to make a file takes longer than all the rest
-/// of an ADD. False if that is not possible.
+/// Writes `text` over a file of the same length, in one system call, which no kill divides: to make
+/// a file takes longer than all the rest of an ADD. False if that is not possible.
 fn write_over(path: &Path, text: &str) -> bool {
     let Ok(file) = OpenOptions::new().write(true).open(path) else {
         return false;

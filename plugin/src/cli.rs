@@ -1,4 +1,5 @@
-//! The operator's command line. Results go to stdout, everything else to stderr; colours and the exit code are decided here.
+//! The operator's command line. Results go to stdout, everything else to stderr; colours and the
+//! exit code are decided here.
 
 use std::{io, path::PathBuf, process::ExitCode};
 
@@ -17,8 +18,8 @@ const GOOD: Style = AnsiColor::Green.on_default();
 const BAD: Style = AnsiColor::Red.on_default();
 const FAINT: Style = Style::new().dimmed();
 
-/// A CNI plugin that carries containers' traffic under the host's network stack. Container runtimes call it by the CNI protocol; these
-/// commands are for people.
+/// A CNI plugin that carries containers' traffic under the host's network stack. Container runtimes
+/// call it by the CNI protocol; these commands are for people.
 #[derive(Parser)]
 #[command(name = "underpass", version, arg_required_else_help = true)]
 struct Arguments {

@@ -38,7 +38,8 @@ pub(crate) enum Spoofing {
     Allowed,
 }
 
-/// Whether a container may change its MAC. Nobody but the host's end of its veth ever sees it, so that harms nobody.
+/// Whether a container may change its MAC. Nobody but the host's end of its veth ever sees it, so
+/// that harms nobody.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MacCheck {
     /// Frames with another MAC are dropped.
@@ -110,7 +111,8 @@ struct Keys {
     anti_spoof: Option<bool>,
     macspoofchk: Option<bool>,
     is_default_gateway: bool,
-    // A routed interface is a gateway, and sends packets back to where they came from, without being told.
+    // A routed interface is a gateway, and sends packets back to where they came from, without
+    // being told.
     #[serde(rename = "isGateway")]
     _is_gateway: bool,
     #[serde(rename = "hairpinMode")]
@@ -228,7 +230,8 @@ impl Conf {
         Ok(decoded)
     }
 
-    /// Decodes the one key that DEL and GC need: nothing else of a config may keep them from cleaning up.
+    /// Decodes the one key that DEL and GC need: nothing else of a config may keep them from
+    /// cleaning up.
     pub(crate) fn bpf_root(conf: &NetConf) -> Result<PathBuf, Error> {
         #[derive(Default, Deserialize)]
         #[serde(default, rename_all = "camelCase")]

@@ -1,4 +1,5 @@
-//! The eBPF side of a node: programs and maps, loaded once and pinned, opened by every call after that.
+//! The eBPF side of a node: programs and maps, loaded once and pinned, opened by every call after
+//! that.
 
 use std::{
     io,

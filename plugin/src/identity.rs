@@ -1,6 +1,8 @@
-//! Who an attachment is: (network, container, interface), and the names and numbers that follow from it.
+//! Who an attachment is: (network, container, interface), and the names and numbers that follow
+//! from it.
 //!
-//! DEL and GC have nothing else to go by, so everything here is stable for ever: another release finds what this one made.
+//! DEL and GC have nothing else to go by, so everything here is stable for ever: another release
+//! finds what this one made.
 
 use sha2::{Digest as _, Sha256};
 use underpass_abi::endpoint::Owner;
@@ -11,7 +13,8 @@ use crate::netlink::link::Mac;
 const ALIAS_MAX: usize = 255;
 /// Begins the alias of every host veth of ours.
 pub(crate) const ALIAS_PREFIX: &str = "underpass:";
-/// In place of the three parts, where they are too long for an alias: network and owner in hexadecimal.
+/// In place of the three parts, where they are too long for an alias: network and owner in
+/// hexadecimal.
 const HASHED: &str = "#";
 
 /// One attachment of one container to one network.
@@ -65,7 +68,8 @@ impl Identity {
         network_id(&self.network)
     }
 
-    /// The name of the host's end: 15 characters, beginning with `veth` so that `NetworkManager` leaves it alone.
+    /// The name of the host's end: 15 characters, beginning with `veth` so that `NetworkManager`
+    /// leaves it alone.
     pub(crate) fn host_name(&self) -> String {
         host_name(self.owner())
     }

@@ -1,4 +1,5 @@
-//! `underpass`: the CNI plugin where a runtime calls it, and the operator's command line where a person does.
+//! `underpass`: the CNI plugin where a runtime calls it, and the operator's command line where a
+//! person does.
 
 use std::{env, io, path::Path, process::ExitCode};
 
@@ -39,7 +40,8 @@ fn main() -> ExitCode {
     serve(&about, &verb::Underpass)
 }
 
-/// The name that this program was installed under: existing configs ask for `ptp` and `host-local`, and find what they expect.
+/// The name that this program was installed under: existing configs ask for `ptp` and `host-local`,
+/// and find what they expect.
 fn name() -> String {
     env::args_os()
         .next()

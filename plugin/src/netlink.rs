@@ -1,7 +1,8 @@
 //! Route netlink: one socket per network namespace, one request at a time.
 //!
-//! A netlink socket belongs to the namespace of the thread that opened it and stays there, so a socket opened on a thread inside a
-//! container's namespace configures the container from any thread.
+//! A netlink socket belongs to the namespace of the thread that opened it and stays there, so a
+//! socket opened on a thread inside a container's namespace configures the container from any
+//! thread.
 
 use std::io;
 
@@ -22,7 +23,8 @@ pub(crate) mod route;
 
 /// Header flag of a dump during which the table changed; libc has no name for it.
 const NLM_F_DUMP_INTR: u16 = 0x10;
-/// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an error.
+/// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an
+/// error.
 const DUMP_ATTEMPTS: u32 = 10;
 
 /// A request that the kernel refused, or that never reached it.

@@ -1,5 +1,5 @@
-//! A network namespace as a handle: work happens on a short-lived thread that enters it and dies there, so that no thread ever has to
-//! find its way back.
+//! A network namespace as a handle: work happens on a short-lived thread that enters it and dies
+//! there, so that no thread ever has to find its way back.
 
 use std::{
     fmt,
@@ -50,7 +50,8 @@ pub(crate) struct Netns {
 }
 
 impl Netns {
-    /// Opens the namespace at a path, such as `/run/netns/x` or `/proc/7/ns/net`. `None`: there is nothing at that path (any more).
+    /// Opens the namespace at a path, such as `/run/netns/x` or `/proc/7/ns/net`. `None`: there is
+    /// nothing at that path (any more).
     pub(crate) fn open(path: &Path) -> Result<Option<Self>, Error> {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -64,7 +65,8 @@ impl Netns {
         };
         let magic = fstatfs(&file).map(|stat| stat.filesystem_type());
         if !matches!(magic, Ok(NSFS_MAGIC | PROC_SUPER_MAGIC)) {
-            // A deleted bind mount leaves a plain file behind, which is as gone as a missing one, except to those who must enter it.
+            // A deleted bind mount leaves a plain file behind, which is as gone as a missing one,
+            // except to those who must enter it.
             return Err(Error::NotANamespace {
                 path: path.to_owned(),
             });

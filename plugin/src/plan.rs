@@ -1,5 +1,5 @@
-//! What an attachment will be, decided before anything is touched: config and lease in, names, addresses, routes and map entries out.
-//! No input or output happens here.
+//! What an attachment will be, decided before anything is touched: config and lease in, names,
+//! addresses, routes and map entries out. No input or output happens here.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -68,7 +68,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Decides. `uplink_mtu` is the smallest MTU of the uplinks in bytes, `sandbox` the netns as the runtime wrote it.
+    /// Decides. `uplink_mtu` is the smallest MTU of the uplinks in bytes, `sandbox` the netns as
+    /// the runtime wrote it.
     pub(crate) fn new(
         identity: Identity,
         conf: &Conf,
@@ -194,7 +195,8 @@ fn add_default_routes(ips: &[IpConfig], routes: &mut Vec<CniRoute>) {
     }
 }
 
-/// First the gateways, on the link; then each address's own network, through its gateway; then what the IPAM asked for.
+/// First the gateways, on the link; then each address's own network, through its gateway; then what
+/// the IPAM asked for.
 fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
     let mut routes: Vec<Route> = Vec::new();
     let mut push = |route: Route| {
@@ -273,7 +275,8 @@ fn host_ports(conf: &Conf, addresses: &[IpNet]) -> Vec<Binding> {
     bindings(&conf.ports, &addresses)
 }
 
-/// Multicast and link-local destinations are never masqueraded; else what the config says, else the container's own networks.
+/// Multicast and link-local destinations are never masqueraded; else what the config says, else the
+/// container's own networks.
 fn no_masquerade(conf: &Conf, addresses: &[IpNet]) -> Vec<IpNet> {
     if conf.masquerade == Masquerade::Off {
         return Vec::new();

@@ -1,5 +1,6 @@
-//! The steps of an ADD, one file each. A step has `apply`, which leaves its undoing on a stack; `verify` for CHECK; and `revert` for DEL
-//! and GC, which need nothing but what the kernel still has.
+//! The steps of an ADD, one file each. A step has `apply`, which leaves its undoing on a stack;
+//! `verify` for CHECK; and `revert` for DEL and GC, which need nothing but what the kernel still
+//! has.
 
 use crate::error::Error;
 
@@ -14,8 +15,9 @@ pub(crate) mod sysctl;
 
 type Revert<'a> = Box<dyn FnOnce() -> Result<(), Error> + 'a>;
 
-/// What to do if the ADD fails: dropped without [`Self::keep`], it reverts every step, the last one first. Where panics abort, a panic is
-/// like a kill: the DEL that the runtime sends after a failed ADD finds the rest.
+/// What to do if the ADD fails: dropped without [`Self::keep`], it reverts every step, the last one
+/// first. Where panics abort, a panic is like a kill: the DEL that the runtime sends after a failed
+/// ADD finds the rest.
 #[derive(Default)]
 pub(crate) struct Undo<'a> {
     reverts: Vec<(&'static str, Revert<'a>)>,

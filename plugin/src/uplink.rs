@@ -1,4 +1,5 @@
-//! Which devices lead to the world, and which of their addresses the world sees. A decision from what netlink said; no input or output.
+//! Which devices lead to the world, and which of their addresses the world sees. A decision from
+//! what netlink said; no input or output.
 
 use std::net::IpAddr;
 
@@ -20,7 +21,8 @@ pub(crate) struct Uplink {
     pub(crate) index: u32,
     pub(crate) name: String,
     pub(crate) device: Device,
-    /// Whether its default route came from router advertisements, which stop when the host forwards unless `accept_ra` is 2.
+    /// Whether its default route came from router advertisements, which stop when the host
+    /// forwards unless `accept_ra` is 2.
     pub(crate) advertised: bool,
 }
 
@@ -34,7 +36,8 @@ pub(crate) struct Surroundings<'a> {
 }
 
 impl Surroundings<'_> {
-    /// The uplinks: those that `patterns` name, else those that carry a default route or a global address.
+    /// The uplinks: those that `patterns` name, else those that carry a default route or a global
+    /// address.
     pub(crate) fn uplinks(&self, patterns: Option<&[Glob]>) -> Vec<Uplink> {
         self.links
             .iter()
@@ -63,7 +66,8 @@ impl Surroundings<'_> {
         if self.default_routes(link).next().is_some() {
             return true;
         }
-        // Bridges of containers and dummies for Service addresses have global addresses, and nothing behind them.
+        // Bridges of containers and dummies for Service addresses have global addresses, and
+        // nothing behind them.
         let inward = matches!(link.kind, Some(InfoKind::Bridge | InfoKind::Dummy));
         // A veth with host addresses alone is another plugin's way to one container.
         let to_one = |address: &Address| {
@@ -86,7 +90,8 @@ impl Surroundings<'_> {
         }
     }
 
-    /// The address that the kernel would choose as the source of a packet by this link; zero if it has none.
+    /// The address that the kernel would choose as the source of a packet by this link; zero if it
+    /// has none.
     fn masquerade(&self, link: &Link, family: fn(&IpAddr) -> bool) -> Addr {
         let preferred = self
             .default_routes(link)

@@ -22,7 +22,8 @@ pub struct DecodeError {
 }
 
 impl DecodeError {
-    /// The key that holds the value, like `ipam.ranges[0][1].subnet`; empty for the document itself.
+    /// The key that holds the value, like `ipam.ranges[0][1].subnet`; empty for the document
+    /// itself.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path

@@ -61,7 +61,8 @@ fn accepted(config: Version) -> &'static [Version] {
 }
 
 impl CniResult {
-    /// Decodes a result of any released version; without a `cniVersion` it is one of `default`. Code 6 otherwise.
+    /// Decodes a result of any released version; without a `cniVersion` it is one of `default`.
+    /// Code 6 otherwise.
     pub fn from_value(document: &Value, default: Version) -> Result<Self, Error> {
         Self::decode(document, declared(document, default)?)
     }

@@ -9,8 +9,9 @@ use crate::error::{Code, Error};
 
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// Code 8 if `netns` is the plugin's own: a stale path like `/proc/<pid>/ns/net` may lead to the host's, and its
-/// devices are not ours to touch. A path that cannot be looked at is judged by whoever opens it.
+/// Code 8 if `netns` is the plugin's own: a stale path like `/proc/<pid>/ns/net` may lead to the
+/// host's, and its devices are not ours to touch. A path that cannot be looked at is judged by
+/// whoever opens it.
 pub(super) fn refuse_own(netns: Option<&Path>, netns_override: NetnsOverride) -> Result<(), Error> {
     let (Some(netns), NetnsOverride::Refuse) = (netns, netns_override) else {
         return Ok(());

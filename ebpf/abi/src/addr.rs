@@ -1,10 +1,12 @@
-//! Addresses: one type per family for the packet's path, one 16-byte form for maps that hold both families.
+//! Addresses: one type per family for the packet's path, one 16-byte form for maps that hold both
+//! families.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{Plain, plain};
 
-/// An IPv4 address as it stands in a packet: the four bytes in network order, held in one word for cheap comparison.
+/// An IPv4 address as it stands in a packet: the four bytes in network order, held in one word for
+/// cheap comparison.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Addr4(pub u32);
@@ -14,7 +16,8 @@ pub struct Addr4(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Addr6(pub [u64; 2]);
 
-/// An address of either family: IPv6, or IPv4 mapped into `::ffff:0:0/96`. Network order. The key of maps that hold both.
+/// An address of either family: IPv6, or IPv4 mapped into `::ffff:0:0/96`. Network order. The key
+/// of maps that hold both.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Addr(pub [u64; 2]);

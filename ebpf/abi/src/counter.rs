@@ -1,4 +1,5 @@
-//! The one list of everything that is counted: kernel counter, CLI label and row of docs/drops.md come from here.
+//! The one list of everything that is counted: kernel counter, CLI label and row of docs/drops.md
+//! come from here.
 
 macro_rules! counters {
     ($($(#[$attr:meta])* $variant:ident $name:literal $kind:ident $text:literal,)*) => {

@@ -4,7 +4,8 @@ use crate::{addr::Addr, plain};
 
 /// Value of `ENDPOINTS` (key: [`Addr`] of a pod): the host veth that owns the address.
 ///
-/// An ifindex is never used twice in the life of a network namespace (the kernel counts upwards), so it is also the owner's generation.
+/// An ifindex is never used twice in the life of a network namespace (the kernel counts upwards),
+/// so it is also the owner's generation.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Endpoint {
@@ -38,7 +39,8 @@ pub struct Device {
 pub mod device {
     /// A host veth of ours. Otherwise the device is an uplink.
     pub const POD: u32 = 1;
-    /// Packets must carry the pod's own addresses, and nothing that only routers and servers of the network send.
+    /// Packets must carry the pod's own addresses, and nothing that only routers and servers of the
+    /// network send.
     pub const ANTI_SPOOF: u32 = 1 << 1;
     /// `ipMasq`.
     pub const MASQUERADE: u32 = 1 << 2;
@@ -58,7 +60,8 @@ pub type Owner = [u8; 16];
 /// How many addresses one attachment may have.
 pub const MAX_ADDRESSES: usize = 8;
 
-/// Value of `OWNERS`: all that one attachment put into maps, so that DEL finds it without the device, the netns or a result.
+/// Value of `OWNERS`: all that one attachment put into maps, so that DEL finds it without the
+/// device, the netns or a result.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attachment {
@@ -76,7 +79,8 @@ pub struct Attachment {
 
 /// Key of `NO_MASQUERADE`, a longest-prefix trie: destinations that keep the pod's source address.
 ///
-/// The prefix length of a key counts the 32 bits of the network, so a prefix of n bits in IPv6 has 32 + n, one in IPv4 32 + 96 + n.
+/// The prefix length of a key counts the 32 bits of the network, so a prefix of n bits in IPv6 has
+/// 32 + n, one in IPv4 32 + 96 + n.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Destination {

@@ -1,7 +1,8 @@
 //! The flow cache: what the bypass remembers.
 //!
-//! A flow that nothing translates is one entry under its canonical key. A translated flow has two: one under the tuple of the pod's
-//! side, one under the tuple of the other side; each holds both tuples, so that either rebuilds the other.
+//! A flow that nothing translates is one entry under its canonical key. A translated flow has two:
+//! one under the tuple of the pod's side, one under the tuple of the other side; each holds both
+//! tuples, so that either rebuilds the other.
 
 use crate::{addr::Family, plain};
 
@@ -78,7 +79,8 @@ impl End {
     }
 }
 
-/// A canonical key: a tuple turned so that its smaller end (address, then port) is the source. Both directions of a flow have the same.
+/// A canonical key: a tuple turned so that its smaller end (address, then port) is the source. Both
+/// directions of a flow have the same.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key<A>(pub Tuple<A>);
@@ -168,7 +170,8 @@ pub mod action {
     pub const WIRE: u8 = 2;
     /// Rewrite as said, then leave it to the stack.
     pub const STACK: u8 = 3;
-    /// The tuple is the outer side of a translated flow: a packet of the host that has it must be given another port.
+    /// The tuple is the outer side of a translated flow: a packet of the host that has it must be
+    /// given another port.
     pub const TAKEN: u8 = 4;
 }
 
@@ -210,7 +213,8 @@ pub mod state {
     pub const FINISHED: u32 = FIN_A | FIN_B;
     /// RST seen.
     pub const RST: u32 = 1 << 4;
-    /// The entry of the translated side: its other entry is under the tuple that the halves rewrite to.
+    /// The entry of the translated side: its other entry is under the tuple that the halves rewrite
+    /// to.
     pub const OUTER: u32 = 1 << 5;
     /// The flow came to a host port: it ends when the port is mapped to somebody else.
     pub const PORT: u32 = 1 << 6;

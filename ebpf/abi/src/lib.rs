@@ -1,7 +1,8 @@
 //! Types and constants that the eBPF programs and user space share: the layout of every pinned map.
 //!
-//! Whatever crosses the boundary is `repr(C)`, has no implicit padding, no `bool` and no `enum`, and says its byte order. A change of
-//! any layout here is a new [`ABI`], hence a new directory of pins: an old program never meets a new value.
+//! Whatever crosses the boundary is `repr(C)`, has no implicit padding, no `bool` and no `enum`,
+//! and says its byte order. A change of any layout here is a new [`ABI`], hence a new directory of
+//! pins: an old program never meets a new value.
 #![no_std]
 
 pub mod addr;
@@ -15,7 +16,8 @@ pub mod port;
 /// Version of all layouts in this crate; part of the pins' path (`<bpfRoot>/v<ABI>/`).
 pub const ABI: u32 = 1;
 
-/// Marks a type as free of padding and valid for every bit pattern, so that it may be filled from a packet or a map.
+/// Marks a type as free of padding and valid for every bit pattern, so that it may be filled from a
+/// packet or a map.
 ///
 /// # Safety
 /// The type is `repr(C)`, has no padding bytes, and any content of its bytes is a valid value.

@@ -26,28 +26,33 @@ pub const STATE: &str = "STATE";
 pub const ENDPOINTS: &str = "ENDPOINTS";
 /// Hash: ifindex (`u32`) to [`Device`](crate::endpoint::Device).
 pub const DEVICES: &str = "DEVICES";
-/// Hash: [`Owner`](crate::endpoint::Owner) to [`Attachment`](crate::endpoint::Attachment). Used by user space alone.
+/// Hash: [`Owner`](crate::endpoint::Owner) to [`Attachment`](crate::endpoint::Attachment). Used by
+/// user space alone.
 pub const OWNERS: &str = "OWNERS";
 /// Trie: [`Destination`](crate::endpoint::Destination) to `u32` (1).
 pub const NO_MASQUERADE: &str = "NO_MASQUERADE";
-/// LRU hash: [`Key`](crate::flow::Key)`<Addr4>` to [`Flow`](crate::flow::Flow)`<Addr4>`, flows heard from both ends.
+/// LRU hash: [`Key`](crate::flow::Key)`<Addr4>` to [`Flow`](crate::flow::Flow)`<Addr4>`, flows
+/// heard from both ends.
 pub const FLOWS4: &str = "FLOWS4";
 /// The same for IPv6.
 pub const FLOWS6: &str = "FLOWS6";
-/// LRU hash: as [`FLOWS4`], flows of which only one end was heard: a flood of these can't evict the others.
+/// LRU hash: as [`FLOWS4`], flows of which only one end was heard: a flood of these can't evict the
+/// others.
 pub const OPENING4: &str = "OPENING4";
 /// The same for IPv6.
 pub const OPENING6: &str = "OPENING6";
-/// LRU hash: [`FragmentKey`](crate::flow::FragmentKey)`<Addr4>` to [`FragmentPorts`](crate::flow::FragmentPorts).
+/// LRU hash: [`FragmentKey`](crate::flow::FragmentKey)`<Addr4>` to
+/// [`FragmentPorts`](crate::flow::FragmentPorts).
 pub const FRAGMENTS4: &str = "FRAGMENTS4";
 /// The same for IPv6.
 pub const FRAGMENTS6: &str = "FRAGMENTS6";
 /// Hash: [`HostPort`](crate::port::HostPort) to [`PortTarget`](crate::port::PortTarget).
 pub const PORTS: &str = "PORTS";
-/// Hash: [`ShadowedPort`](crate::port::ShadowedPort) to [`PortTarget`](crate::port::PortTarget). Used by user space alone.
+/// Hash: [`ShadowedPort`](crate::port::ShadowedPort) to [`PortTarget`](crate::port::PortTarget).
+/// Used by user space alone.
 pub const SHADOWED_PORTS: &str = "SHADOWED_PORTS";
-/// Hash: [`Addr`](crate::addr::Addr) to `u32` (1): local addresses that no host port is served on, because they are those of Services (IPVS
-/// holds them on a dummy device).
+/// Hash: [`Addr`](crate::addr::Addr) to `u32` (1): local addresses that no host port is served on,
+/// because they are those of Services (IPVS holds them on a dummy device).
 pub const SERVICE_ADDRESSES: &str = "SERVICE_ADDRESSES";
 /// Per-CPU array of `u64`, by [`Counter`](crate::counter::Counter).
 pub const COUNTERS: &str = "COUNTERS";

@@ -1,11 +1,13 @@
-//! What the programs know of their node: constants given when they are loaded, and the little state that may change afterwards.
+//! What the programs know of their node: constants given when they are loaded, and the little state
+//! that may change afterwards.
 
 use crate::plain;
 
 /// Symbol of the [`Node`] constant in the eBPF object; user space overrides it before loading.
 pub const NODE_SYMBOL: &str = "NODE";
 
-/// Constants of the node, in the object's read-only data: the verifier folds them into the programs.
+/// Constants of the node, in the object's read-only data: the verifier folds them into the
+/// programs.
 ///
 /// A tick is `1 << tick_shift` jiffies, close to one second; every timeout is in ticks.
 #[repr(C)]
@@ -19,8 +21,8 @@ pub struct Node {
     pub tick_shift: u32,
     /// Lifetime of idle flows, in ticks.
     pub timeout: Timeouts,
-    /// First port (host order) of the range searched first when a source port can't be kept: outside the host's ephemeral ports
-    /// and the NodePort range.
+    /// First port (host order) of the range searched first when a source port can't be kept:
+    /// outside the host's ephemeral ports and the NodePort range.
     pub port_first: u32,
     /// Number of ports in that range.
     pub port_count: u32,
@@ -30,7 +32,8 @@ pub struct Node {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
-    /// TCP with packets seen from both sides and no FIN or RST. RFC 5382 asks for at least 2 h 4 min.
+    /// TCP with packets seen from both sides and no FIN or RST. RFC 5382 asks for at least 2 h 4
+    /// min.
     pub tcp_established: u32,
     /// TCP of which only one side was heard. RFC 5382 asks for at least 4 min.
     pub tcp_opening: u32,
@@ -52,7 +55,8 @@ pub struct Timeouts {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct State {
-    /// Raised by every change of endpoints, devices or policy: each flow re-validates itself at its next packet. Never 0.
+    /// Raised by every change of endpoints, devices or policy: each flow re-validates itself at
+    /// its next packet. Never 0.
     pub epoch: u32,
     /// What `underpass trace` asked for: 0 nothing, else the highest [`aya_log` level](https://docs.rs/aya-log-common) number to log.
     pub trace: u32,
@@ -64,7 +68,8 @@ const _: () = assert!(size_of::<Node>() == 16 + 8 + 32 + 8);
 
 /// Bits of [`Node::features`].
 pub mod feature {
-    /// `BPF_FIB_LOOKUP_SRC`: `bpf_fib_lookup` returns the source address that the kernel would choose (6.7).
+    /// `BPF_FIB_LOOKUP_SRC`: `bpf_fib_lookup` returns the source address that the kernel would
+    /// choose (6.7).
     pub const FIB_SRC: u32 = 1;
     /// `BPF_F_IPV6` of `bpf_l4_csum_replace` (6.16, and stable kernels of June 2025).
     pub const CSUM_IPV6: u32 = 1 << 1;

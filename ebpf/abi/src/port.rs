@@ -11,7 +11,8 @@ pub const IPV6: u8 = 10;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct HostPort {
-    /// Address of the host, mapped form; zero: every local address of the family that has no entry of its own.
+    /// Address of the host, mapped form; zero: every local address of the family that has no entry
+    /// of its own.
     pub addr: Addr,
     /// Port, network order.
     pub port: u16,
@@ -41,7 +42,8 @@ pub struct PortTarget {
     pub reserved: u16,
 }
 
-/// Key of `SHADOWED_PORTS`, whose values are [`PortTarget`]s too: older mappings of a port, which serve again when the newer ones are gone.
+/// Key of `SHADOWED_PORTS`, whose values are [`PortTarget`]s too: older mappings of a port, which
+/// serve again when the newer ones are gone.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ShadowedPort {

@@ -1,4 +1,5 @@
-//! What a pod sends: the bypass for flows that are known, else checks of its source, then the stack.
+//! What a pod sends: the bypass for flows that are known, else checks of its source, then the
+//! stack.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
@@ -67,8 +68,8 @@ fn other_step(skb: &Skb) -> Step<Verdict> {
 /// What [`check`] returns for a packet that has a bypass now; no return code of tc.
 const LEARNED: i32 = -6;
 
-/// Whether the pod may send the packet, which no bypass took: its verdict, or [`NEXT`], or [`LEARNED`] where the stack is not asked
-/// (`eager`).
+/// Whether the pod may send the packet, which no bypass took: its verdict, or [`NEXT`], or
+/// [`LEARNED`] where the stack is not asked (`eager`).
 #[inline(always)]
 pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
@@ -95,8 +96,9 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     NEXT
 }
 
-/// Hands the packet in [`Work::head`](crate::maps::Work::head) to the stack, with its fingerprint. One to a host port
-/// that another pod of this node serves is translated before the stack routes it.
+/// Hands the packet in [`Work::head`](crate::maps::Work::head) to the stack, with its fingerprint.
+/// One to a host port that another pod of this node serves is translated before the stack routes
+/// it.
 #[inline(always)]
 pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);

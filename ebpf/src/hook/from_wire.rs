@@ -1,4 +1,5 @@
-//! What the world sends: the bypass for flows that are known, translation back for those that the stack carries.
+//! What the world sends: the bypass for flows that are known, translation back for those that the
+//! stack carries.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{addr::Family as _, endpoint::device as flags, flow::rewrite};
@@ -37,7 +38,8 @@ pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
     }
 }
 
-/// A packet whose network header is at `l3`, and that no bypass took: [`NEXT`] if it has one now (`eager`), else its verdict.
+/// A packet whose network header is at `l3`, and that no bypass took: [`NEXT`] if it has one now
+/// (`eager`), else its verdict.
 #[inline(always)]
 pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);

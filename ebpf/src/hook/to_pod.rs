@@ -1,4 +1,5 @@
-//! What the stack delivers to a pod: learned if it came through unchanged, else whatever was learned for its tuple is forgotten.
+//! What the stack delivers to a pod: learned if it came through unchanged, else whatever was
+//! learned for its tuple is forgotten.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::flow::rewrite;
@@ -34,8 +35,8 @@ pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
     PASS
 }
 
-/// What comes back from a host port gets the address and port that the pod asked for: here, since the stack takes no packet with an
-/// address of its own as the source.
+/// What comes back from a host port gets the address and port that the pod asked for: here, since
+/// the stack takes no packet with an address of its own as the source.
 #[inline(always)]
 pub fn arrive<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if I::copy_live() == flow::PRESENT

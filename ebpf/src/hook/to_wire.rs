@@ -1,5 +1,5 @@
-//! What leaves by an uplink: pods' packets are learned and masqueraded here, and nowhere else. Nothing of a masqueraded pod gets out with
-//! the pod's address.
+//! What leaves by an uplink: pods' packets are learned and masqueraded here, and nowhere else.
+//! Nothing of a masqueraded pod gets out with the pod's address.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
@@ -39,7 +39,8 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     }
 }
 
-/// A packet of a flow that is known is translated as the flow says, and learned if it came through the stack unchanged.
+/// A packet of a flow that is known is translated as the flow says, and learned if it came through
+/// the stack unchanged.
 #[inline(always)]
 pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);
@@ -87,7 +88,8 @@ fn known_of_pod<I: Call>(
     Ok(Verdict::Stack)
 }
 
-/// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this uplink, it must take another.
+/// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this
+/// uplink, it must take another.
 #[inline(always)]
 fn known_of_host<I: Call>(skb: &Skb, half: &Half<I::Addr>) -> Step<Verdict> {
     if half.rewrite & rewrite::SRC != 0 {
@@ -98,7 +100,8 @@ fn known_of_host<I: Call>(skb: &Skb, half: &Half<I::Addr>) -> Step<Verdict> {
     Ok(Verdict::Stack)
 }
 
-/// A packet of a flow that is not known yet, of a pod or of the host on a tuple that is taken, in [`Work::head`].
+/// A packet of a flow that is not known yet, of a pod or of the host on a tuple that is taken, in
+/// [`Work::head`].
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let Some(Work { head, .. }) = I::work() else {

@@ -1,4 +1,5 @@
-//! The fast path: parsed, looked up, checked, rewritten, redirected. Whatever is unusual goes on to the next stage, untouched.
+//! The fast path: parsed, looked up, checked, rewritten, redirected. Whatever is unusual goes on to
+//! the next stage, untouched.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
@@ -47,10 +48,12 @@ pub enum Trust {
     Settled,
 }
 
-/// What [`send`] returns for a packet that has a bypass once its flow is settled; no return code of tc.
+/// What [`send`] returns for a packet that has a bypass once its flow is settled; no return code of
+/// tc.
 const SETTLE: i32 = -3;
 
-/// Sends the packet on its flow's bypass; [`NEXT`] if it has none, or if the packet is one for the stack.
+/// Sends the packet on its flow's bypass; [`NEXT`] if it has none, or if the packet is one for the
+/// stack.
 #[inline(always)]
 pub fn take<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
     let sent = I::send(ctx, side as u32, Trust::Stamp as u32);
@@ -114,7 +117,8 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
     } else {
         count(Counter::BypassWire);
         match I::work() {
-            // Once a tick the kernel's own neighbour code sends the packet, so that it goes on probing the next hop.
+            // Once a tick the kernel's own neighbour code sends the packet, so that it goes on
+            // probing the next hop.
             Some(work) if trust == Trust::Settled => {
                 skb.redirect_neighbour(out_ifindex, &mut work.next_hop)
             }

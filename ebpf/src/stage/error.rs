@@ -1,4 +1,5 @@
-//! ICMP errors about translated flows, in both directions. They are few: the stack forwards them, we only rewrite.
+//! ICMP errors about translated flows, in both directions. They are few: the stack forwards them,
+//! we only rewrite.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
@@ -19,8 +20,8 @@ use crate::{
     verdict::{Step, Verdict, code},
 };
 
-/// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be `quoted`: if it is about what a masqueraded flow sent, it is
-/// the pod's.
+/// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be
+/// `quoted`: if it is about what a masqueraded flow sent, it is the pod's.
 #[inline(always)]
 pub fn from_wire<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
     code(incoming::<I>(&mut Skb::new(ctx), quoted == PARSED))
@@ -55,7 +56,8 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     rewrite(skb, head, inner, quote, src, dst)
 }
 
-/// An error to the world, as for [`from_wire`], from a pod or from this host: what it quotes must have the tuple that the world knows.
+/// An error to the world, as for [`from_wire`], from a pod or from this host: what it quotes must
+/// have the tuple that the world knows.
 #[inline(always)]
 pub fn to_wire<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
     code(outgoing::<I>(&mut Skb::new(ctx), quoted == PARSED))

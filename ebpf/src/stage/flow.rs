@@ -29,8 +29,9 @@ pub const PRESENT: u32 = 1;
 #[inline(always)]
 pub fn find<I: Net>(key: &Key<I::Addr>) -> Option<(&'static mut Flow<I::Addr>, Table)> {
     if let Some(flow) = I::flows().get_ptr_mut(key) {
-        // SAFETY: an entry stays readable until the program ends (RCU). Several CPUs may write its fields; each field is one word, and
-        // a reader that meets a half that is being written finds a wrong stamp or device and asks the stack.
+        // SAFETY: an entry stays readable until the program ends (RCU). Several CPUs may write its
+        // fields; each field is one word, and a reader that meets a half that is being
+        // written finds a wrong stamp or device and asks the stack.
         return Some((unsafe { &mut *flow }, Table::Flows));
     }
     let flow = I::opening().get_ptr_mut(key)?;
@@ -92,7 +93,8 @@ pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
 #[inline(always)]
 const fn after(before: u32, end: End, flags: u8) -> u32 {
     if flags & tcp::RST != 0 {
-        // A refusal is no answer: a flood of connections to closed ports must not leave the table of unanswered flows.
+        // A refusal is no answer: a flood of connections to closed ports must not leave the table
+        // of unanswered flows.
         return before | state::RST;
     }
     let mut after = before | end.heard();
@@ -105,8 +107,9 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
     after
 }
 
-/// Copies what is known of the direction of the packet in [`Work::head`] to [`Work::half`]: [`PRESENT`] if its flow lives. One that was
-/// idle for too long is removed, and one whose pod is gone, or whose host port leads elsewhere.
+/// Copies what is known of the direction of the packet in [`Work::head`] to [`Work::half`]:
+/// [`PRESENT`] if its flow lives. One that was idle for too long is removed, and one whose pod is
+/// gone, or whose host port leads elsewhere.
 ///
 /// The two entries of a translated flow live as long as the livelier of them.
 #[inline(always)]
@@ -151,8 +154,8 @@ pub fn copy_live<I: Net>() -> u32 {
     ABSENT
 }
 
-/// Whether the pods at either end of a direction are still those that it was learned for: their addresses may belong to others by now, or
-/// to nobody, and then lead out of the node again.
+/// Whether the pods at either end of a direction are still those that it was learned for: their
+/// addresses may belong to others by now, or to nobody, and then lead out of the node again.
 #[inline(always)]
 pub fn is_owned<I: Net>(half: &Half<I::Addr>, src: I::Addr) -> bool {
     if half.in_ifindex != 0 && !owns::<I>(half.in_ifindex, src) {
@@ -169,7 +172,8 @@ fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
 
 /// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.
 ///
-/// An answered flow moves to the other table, together with its partner if it is translated: look it up again.
+/// An answered flow moves to the other table, together with its partner if it is translated: look
+/// it up again.
 #[inline(always)]
 pub fn note<I: Net>() -> u32 {
     let Some(Work {
@@ -228,8 +232,8 @@ fn settle_in<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, table: Table) {
     }
 }
 
-/// The bypass takes over the flow of the packet in [`Work::head`]: its pod's packets leave by this uplink, replies to a translated flow go
-/// to the pod.
+/// The bypass takes over the flow of the packet in [`Work::head`]: its pod's packets leave by this
+/// uplink, replies to a translated flow go to the pod.
 #[inline(always)]
 pub fn leave_by_wire<I: Net>(uplink: u32) -> u32 {
     let Some(Work {
@@ -283,9 +287,11 @@ pub fn remove_one<I: Net>(key: &Key<I::Addr>) {
     let _ = I::opening().remove(key);
 }
 
-/// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides again.
+/// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides
+/// again.
 ///
-/// A translated flow keeps its translation, which does not depend on who forwards; it goes by the stack from now on.
+/// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
+/// stack from now on.
 #[inline(always)]
 pub fn forget<I: Net>() -> u32 {
     let Some(Work {

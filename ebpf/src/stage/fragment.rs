@@ -22,7 +22,8 @@ pub fn remember<I: Net>(head: &Head<I>) {
     }
 }
 
-/// Gives a later fragment the ports of its first, if that was seen a short while ago: then it has a tuple like any other packet.
+/// Gives a later fragment the ports of its first, if that was seen a short while ago: then it has a
+/// tuple like any other packet.
 #[inline(always)]
 pub fn complete<I: Net>(head: &mut Head<I>) {
     if head.piece != Piece::Later {

@@ -1,5 +1,5 @@
-//! Learning: a packet left the stack with the tuple it entered with, so whatever decides in the stack let it through unchanged. Every
-//! later packet of its flow takes the bypass.
+//! Learning: a packet left the stack with the tuple it entered with, so whatever decides in the
+//! stack let it through unchanged. Every later packet of its flow takes the bypass.
 
 use aya_ebpf::bindings::{__sk_buff, BPF_ANY};
 use aya_log_ebpf::debug;
@@ -46,7 +46,8 @@ pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
     skb.hash() == fingerprint(node().key, &head.tuple)
 }
 
-/// Learns a flow from the packet in [`Work::head`], which the stack carried from the device `from_ifindex` to the pod behind `to_ifindex`.
+/// Learns a flow from the packet in [`Work::head`], which the stack carried from the device
+/// `from_ifindex` to the pod behind `to_ifindex`.
 #[inline(always)]
 pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -> u32 {
     let Some(Work {
@@ -79,7 +80,8 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
         } else {
             from.flags & flags::LAYER3 == 0
         };
-    // What comes from the world to a masqueraded pod is noted even without bypass: its replies must keep their source.
+    // What comes from the world to a masqueraded pod is noted even without bypass: its replies must
+    // keep their source.
     if !bypass && (from_pod || to.flags & flags::MASQUERADE == 0) {
         return IGNORED;
     }
@@ -90,7 +92,8 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
     let is_translated = half(flow, end).rewrite != 0;
     let back = half(flow, end.other());
     if back.rewrite & rewrite::EARLY != 0 && bypass {
-        // A flow to a host port, from a pod of this node, that the stack let through: both directions are known from the port.
+        // A flow to a host port, from a pod of this node, that the stack let through: both
+        // directions are known from the port.
         leave_to_pod(back, from_ifindex, from);
         back.action = action::PEER;
         partner_place.set(&outgoing::<I>(back, tuple.protocol));
@@ -102,7 +105,8 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
         return close::<I>(ctx, key);
     }
     if back.rewrite != 0 || is_translated {
-        // The reply of a masqueraded flow, translated back by `from_wire` and left to the stack: nothing new.
+        // The reply of a masqueraded flow, translated back by `from_wire` and left to the stack:
+        // nothing new.
         return IGNORED;
     }
     let in_ifindex = if from_pod { from_ifindex } else { 0 };
@@ -124,7 +128,8 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
     close::<I>(ctx, key)
 }
 
-/// Learns the way of the packet in [`Work::head`], from the pod behind `pod_ifindex` out of an uplink.
+/// Learns the way of the packet in [`Work::head`], from the pod behind `pod_ifindex` out of an
+/// uplink.
 #[inline(always)]
 pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u32 {
     let Some(Work {
@@ -154,8 +159,8 @@ pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u3
 
 /// Whether the bypass may take over what the stack sends out of this uplink.
 ///
-/// Not where the routing table, asked the simple way, gives another answer than the stack gave: then there is more to the decision
-/// (marks, policy) than we could repeat.
+/// Not where the routing table, asked the simple way, gives another answer than the stack gave:
+/// then there is more to the decision (marks, policy) than we could repeat.
 #[inline(always)]
 pub fn agrees<I: Call>(skb: &Skb, head: &Head<I>, pod_ifindex: u32, pod: &Device) -> bool {
     if pod.flags & flags::BYPASS == 0

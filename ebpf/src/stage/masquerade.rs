@@ -1,8 +1,8 @@
-//! Masquerade: a pod's flow gets the address of the uplink, and a port under which no other flow, and no socket of the host, talks to the
-//! same remote address and port.
+//! Masquerade: a pod's flow gets the address of the uplink, and a port under which no other flow,
+//! and no socket of the host, talks to the same remote address and port.
 //!
-//! The outer entry is inserted with `BPF_NOEXIST`: that insertion is the lock. The source port is kept where it is free, because
-//! applications notice when it is not.
+//! The outer entry is inserted with `BPF_NOEXIST`: that insertion is the lock. The source port is
+//! kept where it is free, because applications notice when it is not.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_NOEXIST},
@@ -37,7 +37,8 @@ use crate::{
     verdict::{Step, Verdict},
 };
 
-/// How many ports of one round are looked up. With nine in ten ports taken a round fails once in a thousand times.
+/// How many ports of one round are looked up. With nine in ten ports taken a round fails once in a
+/// thousand times.
 const ATTEMPTS: u32 = 64;
 /// How many of them are in the node's preferred range.
 const PREFERRED: u32 = 16;
@@ -87,12 +88,13 @@ pub enum Way {
     Bypass,
 }
 
-/// Gives a new flow, of the packet in [`Work::head`], a source address and port. Its entries are in the table when this returns, and the
-/// tuple to leave with is in [`Work::partner`].
+/// Gives a new flow, of the packet in [`Work::head`], a source address and port. Its entries are in
+/// the table when this returns, and the tuple to leave with is in [`Work::partner`].
 #[inline(always)]
 pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
     let Work { request, route, .. } = I::work().ok_or(Verdict::Stack)?;
-    // The bypass has just asked for the route. Where the stack chose another uplink than the routing table says, that one's address counts.
+    // The bypass has just asked for the route. Where the stack chose another uplink than the
+    // routing table says, that one's address counts.
     let is_routed = way == Way::Bypass
         || node().features & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
     let addr = route
@@ -122,7 +124,8 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
     }
 }
 
-/// Logs what became of [`Work::request`]. No context: the compiler sees that logging ignores it and would pass none.
+/// Logs what became of [`Work::request`]. No context: the compiler sees that logging ignores it and
+/// would pass none.
 #[inline(always)]
 pub fn trace<I: Net>(result: u32) -> u32 {
     let Some(Work { request, .. }) = I::work() else {
@@ -171,7 +174,8 @@ fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
     if result != CLAIMED {
         return result;
     }
-    // Looked up again: the port was chosen, and the tuple may have been replaced, behind the back of the reference above.
+    // Looked up again: the port was chosen, and the tuple may have been replaced, behind the back
+    // of the reference above.
     let result = I::commit();
     let Some(Work {
         request, partner, ..
@@ -291,7 +295,8 @@ pub fn insert<I: Net>() -> u32 {
     {
         return NO_PORT;
     }
-    // Another CPU may have moved the same tuple to the other table between our look and our insertion.
+    // Another CPU may have moved the same tuple to the other table between our look and our
+    // insertion.
     if I::flows().get_ptr(&place.key).is_some() {
         let _ = I::opening().remove(&place.key);
         return NO_PORT;
@@ -299,8 +304,8 @@ pub fn insert<I: Net>() -> u32 {
     CLAIMED
 }
 
-/// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`]: a connection, or a listener that one may yet
-/// be made to; or a host port.
+/// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`]: a
+/// connection, or a listener that one may yet be made to; or a host port.
 #[inline(always)]
 pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work {
@@ -318,7 +323,8 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
     }
     let mut tuple = I::socket_tuple(&outer.reversed());
     let lookup = if outer.protocol == protocol::TCP {
-        // SAFETY: the context is valid, the tuple has the size that is passed; the reference is released below.
+        // SAFETY: the context is valid, the tuple has the size that is passed; the reference is
+        // released below.
         unsafe {
             bpf_skc_lookup_tcp(
                 ctx.cast(),
@@ -348,7 +354,8 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
     USED
 }
 
-/// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken, should the host itself use it.
+/// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken,
+/// should the host itself use it.
 #[inline(always)]
 fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
     clear(flow);
@@ -401,7 +408,8 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
     out.action = request.out;
 }
 
-/// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If another CPU was faster with the same flow, its choice stands and ours is given back.
+/// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If
+/// another CPU was faster with the same flow, its choice stands and ours is given back.
 #[inline(always)]
 pub fn commit<I: Net>() -> u32 {
     let Some(Work {
@@ -417,7 +425,8 @@ pub fn commit<I: Net>() -> u32 {
     if request.owner == 0
         && let Some((flow, _)) = find::<I>(key)
     {
-        // The host's flow has the tuple that is the outer one of a pod's flow: both are in one entry.
+        // The host's flow has the tuple that is the outer one of a pod's flow: both are in one
+        // entry.
         fill_inner::<I>(half(flow, end), request);
         return CLAIMED;
     }
@@ -446,8 +455,8 @@ pub fn commit<I: Net>() -> u32 {
     CLAIMED
 }
 
-/// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was not evicted: its half is in
-/// [`Work::half`], the other entry's tuple in [`Work::partner`].
+/// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was
+/// not evicted: its half is in [`Work::half`], the other entry's tuple in [`Work::partner`].
 #[inline(always)]
 pub fn restore<I: Net>() -> u32 {
     let (
@@ -491,7 +500,8 @@ pub fn restore<I: Net>() -> u32 {
         clear(flow);
         fill_inner::<I>(half(flow, end.other()), request);
     }
-    // The direction of this packet was used before, so its flow was answered; if not, it expires all the same.
+    // The direction of this packet was used before, so its flow was answered; if not, it expires
+    // all the same.
     flow.state |= state::ANSWERED;
     prolong(flow, head.tuple.protocol, tick());
     let _ = I::flows().insert(&*key, &*flow, u64::from(BPF_NOEXIST));
@@ -513,7 +523,8 @@ const fn opener(flow_state: u32) -> Opener {
     }
 }
 
-/// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it can't be given an address.
+/// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it
+/// can't be given an address.
 #[inline(always)]
 pub fn may_open<I: Net>(head: &Head<I>) -> bool {
     head.tcp_flags & (tcp::SYN | tcp::ACK) != tcp::SYN | tcp::ACK && head.tcp_flags & tcp::RST == 0

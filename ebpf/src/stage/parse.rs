@@ -14,8 +14,8 @@ pub const PARSED: u32 = 0;
 /// The packet is shorter than its headers.
 pub const SHORT: u32 = 1;
 
-/// Parses the packet whose network header is at `l3` into [`Work::head`], and finds its [`Work::place`]. A later fragment is given the ports
-/// of its first.
+/// Parses the packet whose network header is at `l3` into [`Work::head`], and finds its
+/// [`Work::place`]. A later fragment is given the ports of its first.
 #[inline(always)]
 pub fn whole<I: Net>(ctx: *mut __sk_buff, l3: u32) -> u32 {
     let Some(Work { head, place, .. }) = I::work() else {

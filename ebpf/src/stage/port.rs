@@ -1,7 +1,8 @@
 //! Host ports: a flow to a port of the host goes to the container that serves it.
 //!
-//! The container sees the client's own address. What comes back must leave with the address and port that the client asked for, so both
-//! entries are stored with the first packet, as for a masqueraded flow whose replies come first.
+//! The container sees the client's own address. What comes back must leave with the address and
+//! port that the client asked for, so both entries are stored with the first packet, as for a
+//! masqueraded flow whose replies come first.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
@@ -26,9 +27,10 @@ use crate::{
     skb::Skb,
 };
 
-/// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves its destination:
-/// [`PRESENT`](super::flow::PRESENT), and its
-/// direction is in [`Work::half`]. `client` is the host veth that the packet came from, 0 if it came from the world.
+/// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
+/// its destination: [`PRESENT`](super::flow::PRESENT), and its
+/// direction is in [`Work::half`]. `client` is the host veth that the packet came from, 0 if it
+/// came from the world.
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     let Some(Work { head, request, .. }) = I::work() else {
@@ -101,7 +103,8 @@ pub fn aim<I: Net>(at: u32) -> u32 {
     at
 }
 
-/// Who serves the destination of a packet: the entry of the address itself counts before that of every address.
+/// Who serves the destination of a packet: the entry of the address itself counts before that of
+/// every address.
 #[inline(always)]
 fn serving<I: Net>(tuple: &Tuple<I::Addr>) -> Option<&'static PortTarget> {
     let mut key = HostPort {
@@ -123,7 +126,8 @@ pub fn is_mapped<I: Net>(outer: &Tuple<I::Addr>) -> bool {
     serving::<I>(&outer.reversed()).is_some()
 }
 
-/// Whether a flow to a host port still goes where the port leads, as told by its half for packets with `tuple`.
+/// Whether a flow to a host port still goes where the port leads, as told by its half for packets
+/// with `tuple`.
 #[inline(always)]
 pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_state: u32) -> bool {
     if flow_state & state::PORT == 0 {
@@ -143,8 +147,8 @@ pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_sta
 
 /// Whether the destination is an address of this host now, and not one of a Service.
 ///
-/// The routing table tells: a local address is not forwarded. Neither is one without a route, but such a packet would not be for us by its
-/// Ethernet destination.
+/// The routing table tells: a local address is not forwarded. Neither is one without a route, but
+/// such a packet would not be for us by its Ethernet destination.
 #[inline(always)]
 fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
     let Some(Work { head, .. }) = I::work() else {
@@ -157,7 +161,8 @@ fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
     skb.is_for_host() && I::is_local(ctx, skb.ifindex()) == route::LOCAL
 }
 
-/// Whether the packet is in the middle of a connection of the host's own, made before the port was mapped.
+/// Whether the packet is in the middle of a connection of the host's own, made before the port was
+/// mapped.
 #[inline(always)]
 fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
     head.tuple.protocol == protocol::TCP

@@ -11,7 +11,8 @@ use crate::{
     skb::size,
 };
 
-/// `BPF_FIB_LOOKUP_SRC` (6.7): tell the source address that the kernel would choose. Older kernels refuse the whole lookup.
+/// `BPF_FIB_LOOKUP_SRC` (6.7): tell the source address that the kernel would choose. Older kernels
+/// refuse the whole lookup.
 const FIB_LOOKUP_SRC: u32 = 1 << 4;
 const RET_SUCCESS: i64 = 0;
 const RET_NO_NEIGHBOUR: i64 = 7;
@@ -23,10 +24,11 @@ pub const LOCAL: u32 = 1;
 /// It is not.
 pub const FOREIGN: u32 = 0;
 
-/// Whether the destination of the packet in [`Work::head`], which came in by `in_ifindex`, is an address of this host.
+/// Whether the destination of the packet in [`Work::head`], which came in by `in_ifindex`, is an
+/// address of this host.
 ///
-/// Seen from the input side, with forwarding on, the kernel answers `NOT_FWDED` for what it delivers locally (and for what it has no route
-/// for).
+/// Seen from the input side, with forwarding on, the kernel answers `NOT_FWDED` for what it
+/// delivers locally (and for what it has no route for).
 #[inline(always)]
 pub fn is_local<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
     let Some(Work { head, .. }) = I::work() else {
@@ -66,9 +68,11 @@ fn ask<I: Net>(tuple: &Tuple<I::Addr>, in_ifindex: u32) -> bpf_fib_lookup {
 /// Where the kernel forwards a packet to.
 #[derive(Clone, Copy)]
 pub struct Route<A> {
-    /// Address that the kernel would give to a packet of its own on this route; nothing before 6.7.
+    /// Address that the kernel would give to a packet of its own on this route; nothing before
+    /// 6.7.
     pub source: Option<A>,
-    /// MTU of the route in bytes, path MTU discovery included; of the device before 5.12, which does not tell.
+    /// MTU of the route in bytes, path MTU discovery included; of the device before 5.12, which
+    /// does not tell.
     pub mtu: u32,
     /// Ethernet destination and source; zero while the neighbour is not resolved.
     pub eth: [[u8; 6]; 2],
@@ -77,11 +81,13 @@ pub struct Route<A> {
 /// No route: see [`lookup`].
 pub const NONE: u32 = 0;
 
-/// Looks up the route of the packet in [`Work::head`] as if it came in by `in_ifindex`; the device to leave by, the rest is in
-/// [`Work::route`] and [`Work::next_hop`]. [`NONE`] if the kernel does not forward it, or not simply (blackhole, tunnel, policy).
+/// Looks up the route of the packet in [`Work::head`] as if it came in by `in_ifindex`; the device
+/// to leave by, the rest is in [`Work::route`] and [`Work::next_hop`]. [`NONE`] if the kernel does
+/// not forward it, or not simply (blackhole, tunnel, policy).
 ///
-/// `tot_len` is given, as 1: without it the kernel compares the packet with the MTU by rules that are wrong for GSO packets and for devices
-/// without Ethernet headers; with it `mtu_result` is filled since 5.12.
+/// `tot_len` is given, as 1: without it the kernel compares the packet with the MTU by rules that
+/// are wrong for GSO packets and for devices without Ethernet headers; with it `mtu_result` is
+/// filled since 5.12.
 #[inline(always)]
 pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
     let Some(Work {

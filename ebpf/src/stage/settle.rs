@@ -1,5 +1,6 @@
-//! Settling a flow: at the first packet of each tick, after every change on the node, and when the flow's own state changes. Is it still
-//! alive, is its pod still there, does the route still lead where it led?
+//! Settling a flow: at the first packet of each tick, after every change on the node, and when the
+//! flow's own state changes. Is it still alive, is its pod still there, does the route still lead
+//! where it led?
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{counter::Counter, endpoint::device as flags, flow::action};
@@ -19,7 +20,8 @@ pub const SETTLED: u32 = 0;
 /// What [`settle`] found: the stack decides.
 pub const STALE: u32 = 1;
 
-/// Checks the direction that the packet belongs to, and brings it up to date. A flow whose ends are gone is removed.
+/// Checks the direction that the packet belongs to, and brings it up to date. A flow whose ends are
+/// gone is removed.
 #[inline(always)]
 pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work {

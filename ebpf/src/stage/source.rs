@@ -1,4 +1,5 @@
-//! What a pod may send: its own addresses, its own MAC, and nothing that only routers or servers of the network send.
+//! What a pod may send: its own addresses, its own MAC, and nothing that only routers or servers of
+//! the network send.
 
 use underpass_abi::{
     addr::{Addr4, Family as _},
@@ -55,7 +56,8 @@ pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
     {
         return Err(Verdict::Drop(Counter::DropDhcpServer));
     }
-    // A chain of extension headers so long that we did not reach its end could hide any of the above.
+    // A chain of extension headers so long that we did not reach its end could hide any of the
+    // above.
     if head.kind == Kind::Other
         && head.piece != Piece::Later
         && is_extension::<I>(head.tuple.protocol)
@@ -84,7 +86,8 @@ pub fn check_arp(skb: &Skb, pod: &Device) -> Step<()> {
     if pod.flags & device::ANTI_SPOOF == 0 {
         return Ok(());
     }
-    // Sender's hardware and protocol address at bytes 8 and 14 of an Ethernet/IPv4 ARP packet (RFC 826).
+    // Sender's hardware and protocol address at bytes 8 and 14 of an Ethernet/IPv4 ARP packet (RFC
+    // 826).
     let refused = Verdict::Drop(Counter::DropArp);
     let mac: [u16; 3] = skb.load(ETHERNET + 8).map_err(|_| refused)?;
     let addr = Addr4(skb.load(ETHERNET + 14).map_err(|_| refused)?);

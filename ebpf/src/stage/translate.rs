@@ -15,7 +15,8 @@ use crate::{
 const DONE: u32 = 0;
 const FAILED: u32 = 1;
 
-/// Gives the packet in [`Work::head`] the tuple that its flow's direction in [`Work::half`] leaves with.
+/// Gives the packet in [`Work::head`] the tuple that its flow's direction in [`Work::half`] leaves
+/// with.
 #[inline(always)]
 pub fn as_known<I: Call>(skb: &Skb) -> Step<()> {
     let Some(Work {

@@ -1,26 +1,31 @@
-//! An index over the leases, that nobody but this crate knows of, and that stays right when others change the leases.
+//! An index over the leases, that nobody but this crate knows of, and that stays right when others
+//! change the leases.
 //!
 //! # Contents
-//! - `owner/<container>:<interface>`: the addresses that may be this owner's, one a line. Never trusted: the lease
-//!   file itself is read before anything is done to it. An address too many is harmless, so lines are only appended.
+//! - `owner/<container>:<interface>`: the addresses that may be this owner's, one a line. Never
+//!   trusted: the lease file itself is read before anything is done to it. An address too many is
+//!   harmless, so lines are only appended.
 //! - `address/<address>`: a second hard link to each lease file that the index knows.
 //! - `mark`: the boot and the modification time of the directory with which the index was complete.
 //!
 //! # Why it is never wrong
-//! What must not happen is a lease that the index does not know. Leases are made by this crate, which writes the index
-//! first, or by others. Whoever adds an entry to a directory sets its modification time to now. At the end of each
-//! call, with the lock still held, it is set to the mark: a time in the past, that no clock shows again. So
-//! "the time is the mark" means that nobody has added an entry since, and one `stat(2)` tells it.
+//! What must not happen is a lease that the index does not know. Leases are made by this crate,
+//! which writes the index first, or by others. Whoever adds an entry to a directory sets its
+//! modification time to now. At the end of each call, with the lock still held, it is set to the
+//! mark: a time in the past, that no clock shows again. So "the time is the mark" means that nobody
+//! has added an entry since, and one `stat(2)` tells it.
 //!
-//! If it is not the mark (the reference was at work, or an operator, or a call of ours was killed), names and inode
-//! numbers of both directories are compared; a lease whose file is the very one linked in `address` is known, and only
-//! the others are read. As the link keeps the inode number in use, it cannot belong to a new file.
+//! If it is not the mark (the reference was at work, or an operator, or a call of ours was killed),
+//! names and inode numbers of both directories are compared; a lease whose file is the very one
+//! linked in `address` is known, and only the others are read. As the link keeps the inode number
+//! in use, it cannot belong to a new file.
 //!
-//! After a reboot, when a crash of the machine may have lost any part of either directory, the index is built anew:
-//! the one time that every lease is read. That takes about five times as long as a call of the reference, which reads
-//! them every time.
+//! After a reboot, when a crash of the machine may have lost any part of either directory, the
+//! index is built anew: the one time that every lease is read. That takes about five times as long
+//! as a call of the reference, which reads them every time.
 //!
-//! A second index for the same directory, by another path to it, is no danger: each sees the other's mark as a change.
+//! A second index for the same directory, by another path to it, is no danger: each sees the
+//! other's mark as a change.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions};
@@ -110,7 +115,8 @@ impl Index {
         let _ = fs::remove_dir_all(&self.state);
     }
 
-    /// Writes the lease of `ip` where a hard link makes it valid, and the index for it. Returns the file's path.
+    /// Writes the lease of `ip` where a hard link makes it valid, and the index for it. Returns the
+    /// file's path.
     pub(super) fn stage(&mut self, ip: IpAddr, owner: &Owner) -> Result<PathBuf, StoreError> {
         self.note(ip, owner)?;
         let path = self.address_path(ip);
@@ -167,7 +173,8 @@ impl Index {
         let _ = fs::remove_file(self.owner_path(owner));
     }
 
-    /// Reads the leases that somebody else made, and drops the links of those that somebody else removed.
+    /// Reads the leases that somebody else made, and drops the links of those that somebody else
+    /// removed.
     fn learn_new_leases(&mut self) -> Result<(), StoreError> {
         let known = self.state.join("address");
         let mut known: HashMap<IpAddr, u64> = super::leases(&known)

@@ -1,4 +1,5 @@
-//! `underpass trace`: records of aya-log from the pinned programs. Nothing is logged while nobody listens.
+//! `underpass trace`: records of aya-log from the pinned programs. Nothing is logged while nobody
+//! listens.
 
 use std::{
     io::{self, Write as _},
@@ -39,7 +40,8 @@ pub(super) fn run(
         .info()
         .map_err(DatapathError::program(map::FROM_POD))?
         .id();
-    // From here on signals are read like any other event, so that the level is reset however the trace ends.
+    // From here on signals are read like any other event, so that the level is reset however the
+    // trace ends.
     let mut interrupts = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         interrupts.add(signal);

@@ -88,8 +88,8 @@ pub(super) fn mappings(entries: &[Entry]) -> Result<Vec<PortMapping>, Error> {
     Ok(mappings)
 }
 
-/// Where the host ports lead, for a container with these addresses: to the first of each family. A family that it does not have is left
-/// out.
+/// Where the host ports lead, for a container with these addresses: to the first of each family. A
+/// family that it does not have is left out.
 pub(crate) fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> {
     let first = |family: u8| {
         let is_v4 = family == port::IPV4;

@@ -89,8 +89,8 @@ pub(crate) fn missing(
     Ok(missing)
 }
 
-/// Makes the programs know the uplinks as they are now, and sit on all of them. The caller raises the epoch when this returns
-/// [`Changed::Yes`], after everything else that it changes.
+/// Makes the programs know the uplinks as they are now, and sit on all of them. The caller raises
+/// the epoch when this returns [`Changed::Yes`], after everything else that it changes.
 pub(crate) fn reconcile_uplinks(
     _lock: &Lock,
     netlink: &Netlink,

@@ -1,4 +1,5 @@
-//! The one lock of a node: held while pins are made, and while the few entries that all attachments share are changed.
+//! The one lock of a node: held while pins are made, and while the few entries that all attachments
+//! share are changed.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -11,7 +12,8 @@ use super::Error;
 
 const FOLDER: &str = "/run/underpass";
 
-/// An exclusive lock that follows from bpfRoot alone; free again when dropped, or when the process dies.
+/// An exclusive lock that follows from bpfRoot alone; free again when dropped, or when the process
+/// dies.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
@@ -26,7 +28,8 @@ impl Lock {
         Ok(Self { _file: file })
     }
 
-    /// The other lock of a node, for the one reader of its log: `None` if somebody reads it already.
+    /// The other lock of a node, for the one reader of its log: `None` if somebody reads it
+    /// already.
     pub(crate) fn try_acquire_trace(root: &Path) -> Result<Option<Self>, Error> {
         let path = path(root, "trace");
         let file = open(&path)?;

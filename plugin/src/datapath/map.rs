@@ -244,7 +244,8 @@ mod aya_flags {
     pub(super) const NO_EXIST: u32 = 1;
 }
 
-/// Opens a pinned map as the type that it must be: sizes of keys and values are compared with the kernel's.
+/// Opens a pinned map as the type that it must be: sizes of keys and values are compared with the
+/// kernel's.
 pub(super) fn open<T>(pins: &Pins, name: &'static str, kind: fn(MapData) -> Map) -> Result<T, Error>
 where
     T: TryFrom<Map, Error = MapError>,

@@ -1,4 +1,5 @@
-//! Loads the eBPF object: once per boot, so that no ADD after the first parses BTF or waits for the verifier.
+//! Loads the eBPF object: once per boot, so that no ADD after the first parses BTF or waits for the
+//! verifier.
 
 use std::{fs::File, io::Read as _, path::Path};
 
@@ -43,7 +44,8 @@ pub(crate) fn open_or_load(root: &Path) -> Result<Pins, Error> {
 }
 
 fn load(pins: &Pins) -> Result<(), Error> {
-    // Kernels before 5.11 count maps against this limit; on later ones it does not matter whether it can be raised.
+    // Kernels before 5.11 count maps against this limit; on later ones it does not matter whether
+    // it can be raised.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     let node = Node::new(jiffies_per_second(), random_key()?, feature::present());
     let flows = flow_count(memory());

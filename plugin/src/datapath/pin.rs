@@ -1,7 +1,7 @@
 //! Where programs and maps are pinned: `<bpfRoot>/v<ABI>/{maps,programs}/<name>`.
 //!
-//! The folder is made under another name and renamed when everything is in it, so one that exists is complete: a call killed half-way
-//! leaves only a folder that the next one removes.
+//! The folder is made under another name and renamed when everything is in it, so one that exists
+//! is complete: a call killed half-way leaves only a folder that the next one removes.
 
 use std::{
     fs, io,
@@ -59,7 +59,8 @@ impl Pins {
         }
     }
 
-    /// Makes an empty folder to pin into, and removes those of calls that were killed. The caller holds the lock.
+    /// Makes an empty folder to pin into, and removes those of calls that were killed. The caller
+    /// holds the lock.
     pub(crate) fn begin(&self) -> Result<Unfinished, Error> {
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700).recursive(true);
@@ -91,7 +92,8 @@ impl Pins {
         })
     }
 
-    /// Removes all pins, and the folders that are empty after that. Returns whether there were any. The caller holds the lock.
+    /// Removes all pins, and the folders that are empty after that. Returns whether there were any.
+    /// The caller holds the lock.
     pub(crate) fn remove(&self) -> Result<bool, Error> {
         let folder = self.folder();
         if !folder.exists() {

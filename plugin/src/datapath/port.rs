@@ -120,7 +120,8 @@ pub(crate) fn set_service_addresses(
     })
 }
 
-/// A host port for people: `192.0.2.2:8080/tcp`, the unspecified address where every address is meant.
+/// A host port for people: `192.0.2.2:8080/tcp`, the unspecified address where every address is
+/// meant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text<'a>(pub(crate) &'a HostPort);
 

@@ -60,8 +60,8 @@ impl Address {
 }
 
 impl Netlink {
-    /// Gives an address to a device: usable at once (no duplicate detection). A global one comes without the route to its prefix that the
-    /// kernel would add.
+    /// Gives an address to a device: usable at once (no duplicate detection). A global one comes
+    /// without the route to its prefix that the kernel would add.
     pub(crate) fn add_address(
         &self,
         device: &Device,

@@ -1,7 +1,8 @@
 //! tc: the clsact qdisc and eBPF filters in direct-action mode.
 //!
-//! A filter is identified by device, direction, priority and handle; ours have numbers of their own, so a request never meets a filter
-//! of anyone else. The qdisc is shared: it is created where it is missing and never deleted.
+//! A filter is identified by device, direction, priority and handle; ours have numbers of their
+//! own, so a request never meets a filter of anyone else. The qdisc is shared: it is created where
+//! it is missing and never deleted.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
@@ -12,7 +13,8 @@ use netlink_packet_route::{
 
 use super::{Error, Mode, Netlink, link::Device};
 
-/// Priority of our filters: behind those that other programs place by hand, which are small numbers.
+/// Priority of our filters: behind those that other programs place by hand, which are small
+/// numbers.
 pub(crate) const PRIORITY: u16 = 0xC0DE;
 /// Handle of our filters.
 const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
@@ -71,7 +73,8 @@ impl Netlink {
         }
     }
 
-    /// Puts our filter of that direction onto a device that has the clsact qdisc, in place of an older one of ours.
+    /// Puts our filter of that direction onto a device that has the clsact qdisc, in place of an
+    /// older one of ours.
     pub(crate) fn set_filter(
         &self,
         device: &Device,

@@ -129,7 +129,8 @@ impl fmt::Display for By<'_> {
     }
 }
 
-/// Attributes of an existing device to change in one request; those that are `None` or false stay as they are.
+/// Attributes of an existing device to change in one request; those that are `None` or false stay
+/// as they are.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Change<'a> {
     /// Text that `ip link` shows, at most 255 bytes.
@@ -246,7 +247,8 @@ impl Netlink {
         self.dump_links(LinkMessage::default())
     }
 
-    /// The devices of kind `dummy`. The kernel looks for them, which on a node with hundreds of containers is cheaper than to read all.
+    /// The devices of kind `dummy`. The kernel looks for them, which on a node with hundreds of
+    /// containers is cheaper than to read all.
     pub(crate) fn dummies(&self) -> Result<Vec<Link>, Error> {
         let mut message = LinkMessage::default();
         message

@@ -59,7 +59,8 @@ pub(crate) fn verify(
             ));
         }
         let Some(gateway) = ip.gateway else { continue };
-        // The kernel forgets neighbours when the interface's MAC changes, and then asks; only a wrong one leads nowhere.
+        // The kernel forgets neighbours when the interface's MAC changes, and then asks; only a
+        // wrong one leads nowhere.
         let astray = neighbours.iter().find(|neighbour| {
             neighbour.index == there.index && neighbour.addr == gateway && neighbour.mac != here.mac
         });

@@ -111,8 +111,8 @@ pub(crate) fn verify(
     Ok(())
 }
 
-/// Removes what an attachment put into maps while its device may still exist; the attachment itself stays known, so that a call that is
-/// killed now can be repeated.
+/// Removes what an attachment put into maps while its device may still exist; the attachment itself
+/// stays known, so that a call that is killed now can be repeated.
 pub(crate) fn withdraw(maps: &mut Maps, attachment: &Attachment) -> Result<(), Error> {
     for addr in addresses(attachment) {
         maps.remove_endpoint(addr, attachment.ifindex)?;

@@ -1,4 +1,5 @@
-//! Addresses: from the allocator in this process, or from another IPAM plugin by the contract's delegation.
+//! Addresses: from the allocator in this process, or from another IPAM plugin by the contract's
+//! delegation.
 
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request};
 
@@ -42,7 +43,8 @@ pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Giv
                 dns: allocation.dns,
             }
         }
-        // It asks on the interface, which does not exist yet, in a broadcast domain, which a routed interface never has.
+        // It asks on the interface, which does not exist yet, in a broadcast domain, which a routed
+        // interface never has.
         Ipam::Delegate(name) if name == DHCP => {
             let details = "a routed interface has no broadcast domain in which a DHCP server could be found: \
                            use host-local, or static with runtimeConfig.ips";

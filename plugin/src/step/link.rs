@@ -83,8 +83,9 @@ const CARRIER_POLL: Duration = Duration::from_micros(200);
 
 /// Sets the host's end up, from where on packets pass.
 ///
-/// The container's end has been up for a while, without a carrier. It gets one now, but the kernel gives it a queue only when its
-/// deferred work has taken note (`linkwatch`); on a busy node that takes milliseconds, and until then it drops what is sent.
+/// The container's end has been up for a while, without a carrier. It gets one now, but the kernel
+/// gives it a queue only when its deferred work has taken note (`linkwatch`); on a busy node that
+/// takes milliseconds, and until then it drops what is sent.
 pub(crate) fn open(node: &Netlink, pod: &Netlink, pair: &Pair) -> Result<(), Error> {
     let up = Change {
         up: true,
@@ -146,7 +147,8 @@ pub(crate) fn verify(
     Ok(here.zip(there))
 }
 
-/// Deletes the pair of an attachment, found by its name and, where maps know it, its index. No pair is fine.
+/// Deletes the pair of an attachment, found by its name and, where maps know it, its index. No pair
+/// is fine.
 pub(crate) fn revert(node: &Netlink, owner: Owner, index: Option<u32>) -> Result<(), Error> {
     let name = identity::host_name(owner);
     let by_index = index.map(By::Index);
@@ -160,7 +162,8 @@ pub(crate) fn revert(node: &Netlink, owner: Owner, index: Option<u32>) -> Result
     Ok(())
 }
 
-/// A device without an alias can only be ours by name: an ADD that was killed before it could set the alias.
+/// A device without an alias can only be ours by name: an ADD that was killed before it could set
+/// the alias.
 fn is_of(link: &Link, owner: Owner) -> bool {
     if !link.is_veth() {
         return false;

@@ -23,7 +23,8 @@ use crate::{
 
 mod precedence;
 
-/// Maps the ports to the container, of which the maps know the attachment already. Whoever served one of them does so no longer.
+/// Maps the ports to the container, of which the maps know the attachment already. Whoever served
+/// one of them does so no longer.
 pub(crate) fn apply(
     node: &Netlink,
     maps: &Maps,
@@ -60,7 +61,8 @@ pub(crate) fn apply(
     Ok(maps.raise_epoch()?)
 }
 
-/// Brings the addresses of Services up to date, unless there are no host ports that they could be taken for.
+/// Brings the addresses of Services up to date, unless there are no host ports that they could be
+/// taken for.
 pub(crate) fn refresh_services(node: &Netlink, maps: &Maps) -> Result<(), Error> {
     if HostPorts::open(maps.pins())?.is_empty()? {
         return Ok(());
@@ -73,8 +75,8 @@ pub(crate) fn refresh_services(node: &Netlink, maps: &Maps) -> Result<(), Error>
     }
 }
 
-/// Addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold those of Services there. To the kernel they are
-/// as local as the node's own.
+/// Addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold those
+/// of Services there. To the kernel they are as local as the node's own.
 fn service_addresses(node: &Netlink) -> Result<Vec<IpAddr>, Error> {
     let dummies: BTreeSet<u32> = node.dummies()?.iter().map(|link| link.index).collect();
     if dummies.is_empty() {
@@ -121,7 +123,8 @@ pub(crate) fn verify(
     Ok(())
 }
 
-/// Takes its ports from an attachment that the maps still know. Older mappings of the same ports serve again.
+/// Takes its ports from an attachment that the maps still know. Older mappings of the same ports
+/// serve again.
 pub(crate) fn revert(maps: &Maps, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
     if attachment.port_count == 0 {
         return Ok(());

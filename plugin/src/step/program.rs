@@ -45,8 +45,9 @@ pub(crate) fn uplinks(
     Ok(surroundings.uplinks(patterns))
 }
 
-/// The devices that may be uplinks for their addresses and routes. On a node with hundreds of containers they are a few among hundreds,
-/// and a list of all devices would be the slowest part of an ADD.
+/// The devices that may be uplinks for their addresses and routes. On a node with hundreds of
+/// containers they are a few among hundreds, and a list of all devices would be the slowest part of
+/// an ADD.
 fn outward_links(
     node: &Netlink,
     maps: &Maps,
@@ -97,7 +98,8 @@ pub(crate) fn repair_uplinks(
     }
 }
 
-/// Brings the uplinks up to date, then makes every flow validate itself again: the last change of an ADD to the maps.
+/// Brings the uplinks up to date, then makes every flow validate itself again: the last change of
+/// an ADD to the maps.
 pub(crate) fn finish(node: &Netlink, maps: &mut Maps, uplinks: &[Uplink]) -> Result<(), Error> {
     let lock = Lock::acquire(maps.pins().root())?;
     attach::reconcile_uplinks(&lock, node, maps, uplinks)?;

@@ -22,7 +22,8 @@ const ANY_TABLE: u32 = 0;
 /// The container's routes; its end is up. They go with the link.
 pub(crate) fn apply_pod(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
     for route in &plan.routes {
-        // The same destination by another gateway is a second next hop; exactly the same route twice is one.
+        // The same destination by another gateway is a second next hop; exactly the same route
+        // twice is one.
         match pod.add_route(&pair.pod, route, Mode::Append) {
             Err(error) if error.is_present() => {}
             answer => answer?,
@@ -31,9 +32,11 @@ pub(crate) fn apply_pod(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), E
     Ok(())
 }
 
-/// The host's side, its end up: the gateways' addresses, and each address of the container as a neighbour and a route. All go with the link.
+/// The host's side, its end up: the gateways' addresses, and each address of the container as a
+/// neighbour and a route. All go with the link.
 ///
-/// Where the container may change its MAC (`macspoofchk` is off), the neighbour is left to ARP and neighbour discovery.
+/// Where the container may change its MAC (`macspoofchk` is off), the neighbour is left to ARP and
+/// neighbour discovery.
 pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
     for gateway in &plan.gateways {
         let scope = if is_link_local(*gateway) {
@@ -60,7 +63,8 @@ pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(),
     Ok(())
 }
 
-/// The container's routes that the runtime remembers, in whichever table a later plugin moved them to.
+/// The container's routes that the runtime remembers, in whichever table a later plugin moved them
+/// to.
 pub(crate) fn verify_pod(
     pod: &Netlink,
     there: &Link,

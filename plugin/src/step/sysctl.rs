@@ -1,5 +1,6 @@
-//! Settings below `/proc/sys/net`, which are those of the namespace of the calling thread. Each is read first and written only when it
-//! differs, so that a read-only `/proc` with the right values is enough.
+//! Settings below `/proc/sys/net`, which are those of the namespace of the calling thread. Each is
+//! read first and written only when it differs, so that a read-only `/proc` with the right values
+//! is enough.
 
 use std::{
     fs, io,
@@ -8,8 +9,8 @@ use std::{
 
 use crate::{conf::Dad, error::Error, netns::Netns, plan::Plan, uplink::Uplink};
 
-/// Whether this kernel has IPv6 at all, so that devices can be told to make no addresses of their own: the programs drop what a container
-/// sends from addresses that nobody gave it.
+/// Whether this kernel has IPv6 at all, so that devices can be told to make no addresses of their
+/// own: the programs drop what a container sends from addresses that nobody gave it.
 pub(super) fn has_ipv6() -> bool {
     Path::new("/proc/sys/net/ipv6").exists()
 }
@@ -45,7 +46,8 @@ fn if_present(path: impl AsRef<Path>, value: &'static str) -> Setting {
     }
 }
 
-/// Makes the node forward packets, for the families that the container has. Never undone: others may rely on it by then.
+/// Makes the node forward packets, for the families that the container has. Never undone: others
+/// may rely on it by then.
 pub(crate) fn forward(plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
     if plan.has_v4() {
         required("ipv4/ip_forward", "1").apply()?;
@@ -53,7 +55,8 @@ pub(crate) fn forward(plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
     if plan.has_v6() {
         let forwarding = required("ipv6/conf/all/forwarding", "1");
         if !forwarding.holds()? {
-            // A host that forwards ignores router advertisements, and would lose the default route that it got from one.
+            // A host that forwards ignores router advertisements, and would lose the default route
+            // that it got from one.
             for uplink in uplinks.iter().filter(|uplink| uplink.advertised) {
                 let accept = if_present(format!("ipv6/conf/{}/accept_ra", uplink.name), "2");
                 if accept.value()?.as_deref() == Some("1") {

@@ -1,4 +1,5 @@
-//! ADD: the whole of it, in order. Every step leaves its undoing behind, and a failure runs them all.
+//! ADD: the whole of it, in order. Every step leaves its undoing behind, and a failure runs them
+//! all.
 
 use underpass_cni::{CniResult, Request};
 
@@ -67,7 +68,8 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
     time.lap("maps");
     program::apply(&node, &pins, &pair)?;
     time.lap("filters");
-    // Before the first packet: one that left by an uplink without programs would show the container's address.
+    // Before the first packet: one that left by an uplink without programs would show the
+    // container's address.
     program::finish(&node, &mut maps, &uplinks)?;
     time.lap("uplink programs");
     link::open(&node, &pod, &pair)?;

@@ -68,7 +68,8 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
     }
 }
 
-/// What the runtime remembers of the container's end. Later plugins of a chain may have changed it, and added interfaces of their own.
+/// What the runtime remembers of the container's end. Later plugins of a chain may have changed it,
+/// and added interfaces of their own.
 struct Container<'a> {
     mac: Option<&'a str>,
     ips: Vec<&'a IpConfig>,

@@ -1,4 +1,5 @@
-//! DEL: whatever the kernel and the IPAM still have of the attachment, with or without netns, `prevResult` and today's config.
+//! DEL: whatever the kernel and the IPAM still have of the attachment, with or without netns,
+//! `prevResult` and today's config.
 
 use underpass_cni::Request;
 
@@ -48,8 +49,9 @@ pub(super) fn open(pins: &Pins) -> Result<Option<Maps>, Error> {
     Ok(Some(Maps::open(pins)?))
 }
 
-/// Removes map entries and devices of an attachment: first the entries that lead to the device, then the device, then what is known of
-/// the attachment, so that a call that is killed in between can be repeated.
+/// Removes map entries and devices of an attachment: first the entries that lead to the device,
+/// then the device, then what is known of the attachment, so that a call that is killed in between
+/// can be repeated.
 pub(super) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> Result<(), Error> {
     let Some(maps) = maps else {
         return link::revert(node, owner, None);

@@ -1,5 +1,5 @@
-//! GC: frees what belongs to attachments of this network that the runtime does not know any more, and puts right what others did to the
-//! uplinks. Goes on past errors.
+//! GC: frees what belongs to attachments of this network that the runtime does not know any more,
+//! and puts right what others did to the uplinks. Goes on past errors.
 
 use std::collections::BTreeSet;
 
@@ -81,7 +81,8 @@ fn collect(
     Ok(())
 }
 
-/// Forgets devices of this network, and uplinks, that do not exist any more and belong to no attachment.
+/// Forgets devices of this network, and uplinks, that do not exist any more and belong to no
+/// attachment.
 fn forget_devices(maps: &mut Maps, network: u32, links: &[Link]) -> Result<(), Error> {
     let known: BTreeSet<u32> = maps
         .attachments()?

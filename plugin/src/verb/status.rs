@@ -1,5 +1,5 @@
-//! STATUS: whether an ADD would work (50 if not), and whether the containers that are there suffer (51). Polled every few seconds: reads a
-//! little, changes nothing.
+//! STATUS: whether an ADD would work (50 if not), and whether the containers that are there suffer
+//! (51). Polled every few seconds: reads a little, changes nothing.
 
 use underpass_cni::{Error as CniError, NetworkRequest};
 
@@ -37,7 +37,8 @@ fn existing(pins: &Pins) -> Result<Vec<String>, Error> {
     let node = Netlink::open()?;
     let links = node.links()?;
     let mut wrong = Vec::new();
-    // Uplinks that are new or have changed are the next ADD's business: a network that is not ready for them would never see that ADD.
+    // Uplinks that are new or have changed are the next ADD's business: a network that is not ready
+    // for them would never see that ADD.
     for (index, entry) in maps.devices()? {
         if let Some(link) = links.iter().find(|link| link.index == index) {
             let places = attach::places(entry.flags);

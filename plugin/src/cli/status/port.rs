@@ -29,7 +29,8 @@ pub(super) struct HostPort {
     pub(super) serving: bool,
 }
 
-/// All mappings, sorted; of one port, the one that counts first. `attachment` names the attachment of a device.
+/// All mappings, sorted; of one port, the one that counts first. `attachment` names the attachment
+/// of a device.
 pub(super) fn collect(
     pins: &Pins,
     attachment: impl Fn(u32) -> String,

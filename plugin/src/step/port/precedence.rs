@@ -1,6 +1,7 @@
 //! Which of several containers serves a host port: the newest that asked for it and is still there.
 //!
-//! Every write leaves the maps in a state that a repeated call can go on from, so a call may be killed between any two.
+//! Every write leaves the maps in a state that a repeated call can go on from, so a call may be
+//! killed between any two.
 
 use std::cmp::Reverse;
 
@@ -31,7 +32,8 @@ pub(super) trait Table {
     fn is_alive(&self, owner: Owner) -> Result<bool, Error>;
 }
 
-/// Gives a port to a target, from now on. Its serial is raised above that of the mapping that it replaces.
+/// Gives a port to a target, from now on. Its serial is raised above that of the mapping that it
+/// replaces.
 pub(super) fn claim(
     table: &mut impl Table,
     port: HostPort,
@@ -46,7 +48,8 @@ pub(super) fn claim(
     table.serve(port, &target)
 }
 
-/// Takes all ports from an owner. Those that it serves go to the newest of the older owners that is still there.
+/// Takes all ports from an owner. Those that it serves go to the newest of the older owners that is
+/// still there.
 pub(super) fn release(table: &mut impl Table, owner: Owner) -> Result<(), Error> {
     let (own, mut others): (Vec<_>, Vec<_>) = table
         .shadowed()?

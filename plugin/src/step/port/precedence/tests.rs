@@ -156,7 +156,8 @@ fn an_owner_that_served_again_and_was_replaced_again_is_known_once() {
 
 #[test]
 fn a_call_killed_between_two_writes_can_be_repeated() {
-    // Killed after the older mapping was shadowed, before the newer one was written: the older one is there twice.
+    // Killed after the older mapping was shadowed, before the newer one was written: the older one
+    // is there twice.
     let mut model = Model::default();
     model.add(1, &[80]);
     let served = model.serving[&port(80)];
