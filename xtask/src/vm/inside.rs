@@ -13,7 +13,7 @@ mod test;
 
 /// Where a guest has the folder that it shares with its host.
 const SHARED: &str = "/guest";
-/// A file there that the host makes when it is time to come to an end; the guest's own clock goes slower than the host's.
+/// A file there that the host makes when it is time to come to an end.
 pub(super) const STOP: &str = "stop";
 
 #[derive(clap::Args)]

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use crate::vm::record::{Outcome, Record};
 
-/// How long one test may take. Emulation makes everything ten to twenty times slower.
+/// How long one test may take. Emulation makes everything about ten times slower.
 const LIMIT: Duration = Duration::from_mins(4);
 
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
