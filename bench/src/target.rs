@@ -22,6 +22,27 @@ pub(crate) enum Wanted {
     AtMost,
 }
 
+/// What the measurement says of a target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Verdict {
+    Reached,
+    Missed,
+    /// The target lies within the spread of the rounds: this run can't tell.
+    Unclear,
+}
+
+impl Verdict {
+    /// Its word in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Reached => "reached",
+            Self::Missed => "MISSED",
+            Self::Unclear => "unclear",
+        }
+    }
+}
+
 /// One target and the figure that it is about.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Target {
@@ -29,22 +50,39 @@ pub(crate) struct Target {
     pub(crate) wanted: Wanted,
     pub(crate) bound: f64,
     pub(crate) measured: f64,
-    pub(crate) reached: bool,
+    pub(crate) verdict: Verdict,
 }
 
 impl Target {
+    /// Of a figure without a spread.
     fn new(what: String, wanted: Wanted, bound: f64, measured: f64) -> Self {
         let reached = match wanted {
             Wanted::AtLeast => measured >= bound,
             Wanted::AtMost => measured <= bound,
+        };
+        let verdict = if reached {
+            Verdict::Reached
+        } else {
+            Verdict::Missed
         };
         Self {
             what,
             wanted,
             bound,
             measured,
-            reached,
+            verdict,
         }
+    }
+
+    /// Of a figure with a spread. A machine that was not steady shows as a median beyond its own quartiles; that widens the spread.
+    fn of(what: String, wanted: Wanted, bound: f64, measured: Summary) -> Self {
+        let mut target = Self::new(what, wanted, bound, measured.median);
+        let low = measured.q1.min(measured.median);
+        let high = measured.q3.max(measured.median);
+        if low < bound && bound < high {
+            target.verdict = Verdict::Unclear;
+        }
+        target
     }
 }
 
@@ -80,7 +118,7 @@ fn packets(all: &[Series]) -> Vec<Target> {
             (Plugin::Eager, Load::Connections, 0.95),
         ] {
             if let Some(series) = find(plugin, load) {
-                targets.push(Target::new(
+                targets.push(Target::of(
                     format!(
                         "{}, {family:?}, {}, {}: of {}",
                         route.name(),
@@ -90,7 +128,7 @@ fn packets(all: &[Series]) -> Vec<Target> {
                     ),
                     Wanted::AtLeast,
                     target,
-                    series.of_limit.median,
+                    series.of_limit,
                 ));
             }
         }
@@ -105,7 +143,7 @@ fn packets(all: &[Series]) -> Vec<Target> {
         if let (Some(own), Some(best)) = (find(Plugin::Learned, Load::Packets), best)
             && let Some(ratio) = Summary::ratio(&own.samples, &best.samples)
         {
-            targets.push(Target::new(
+            targets.push(Target::of(
                 format!(
                     "{}, {family:?}, learned, UDP 64 B: of {}",
                     route.name(),
@@ -113,7 +151,7 @@ fn packets(all: &[Series]) -> Vec<Target> {
                 ),
                 Wanted::AtLeast,
                 target,
-                ratio.median,
+                ratio,
             ));
         }
     }
@@ -159,10 +197,10 @@ fn calls(outcome: &Outcome) -> Vec<Target> {
         }
         if let (Some(del), Some(floor)) = (
             find(own, "DEL", containers),
-            find("ip link (floor)", "DEL", containers),
+            find("ip link", "DEL", containers),
         ) {
             targets.push(at_most(
-                format!("DEL at {containers} containers: of deleting a veth pair"),
+                format!("DEL at {containers} containers: of `ip link delete` of a veth pair"),
                 1.25,
                 del / floor,
             ));
@@ -205,4 +243,22 @@ fn calls(outcome: &Outcome) -> Vec<Target> {
         control.binary as f64 / MIB,
     ));
     targets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_within_the_spread_is_neither_reached_nor_missed() {
+        let verdict = |median, q1, q3| {
+            let measured = Summary { median, q1, q3 };
+            Target::of(String::new(), Wanted::AtLeast, 0.95, measured).verdict
+        };
+        assert_eq!(verdict(0.97, 0.96, 0.98), Verdict::Reached);
+        assert_eq!(verdict(0.90, 0.88, 0.94), Verdict::Missed);
+        assert_eq!(verdict(0.96, 0.94, 0.98), Verdict::Unclear);
+        // The ratio of medians and the rounds' own ratios disagree.
+        assert_eq!(verdict(0.97, 0.90, 0.93), Verdict::Unclear);
+    }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use underpass_tests::{Node, netns::Netns};
 
 /// The caller's name in tables.
-pub(super) const NAME: &str = "ip link (floor)";
+pub(super) const NAME: &str = "ip link";
 
 /// Milliseconds to make a pair with one end in a container, and to delete it.
 pub(super) fn veth(node: &Node, container: &Netns) -> Result<(f64, f64)> {

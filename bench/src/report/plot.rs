@@ -89,7 +89,7 @@ impl Canvas {
                                 label: format!("{:.1}", call.ms.median),
                                 colour: match call.caller {
                                     "learned" => OWN,
-                                    "ip link (floor)" => LIMIT,
+                                    "ip link" => LIMIT,
                                     _ => PEER,
                                 },
                             },

@@ -191,7 +191,7 @@ fn targets(text: &mut String, targets: &[Target]) -> fmt::Result {
             target.what,
             target.measured,
             target.bound,
-            if target.reached { "reached" } else { "MISSED" }
+            target.verdict.name()
         )?;
     }
     let reached = targets.iter().filter(|target| target.reached).count();

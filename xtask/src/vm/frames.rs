@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// Kernels before 6.9 round every frame up to that; later ones to 16 where the program is compiled.
+/// 5.10 and 6.1 round every frame up to that; 6.12 and newer to 16 where the program is compiled.
 const ROUNDING: u64 = 32;
 const INSTRUCTION: usize = 8;
 

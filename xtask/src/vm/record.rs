@@ -48,7 +48,7 @@ pub(super) struct Program {
     pub(super) name: String,
     /// Instructions that the verifier went through; its limit is a million.
     pub(super) verified: u64,
-    /// Bytes of the deepest chain of calls, each frame rounded to 32 as kernels before 6.9 do; their limit is 512.
+    /// Bytes of the deepest chain of calls, each frame rounded to 32 as 5.10 and 6.1 do; their limit is 512.
     pub(super) stack: u64,
     /// From the system call to its return: verification and compilation.
     pub(super) milliseconds: u64,

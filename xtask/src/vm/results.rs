@@ -10,7 +10,7 @@ use super::record::{self, Outcome, Program, Record};
 
 /// Instructions that a program may cost the verifier: half of its limit, so that a little more does not break an upgrade.
 const VERIFIED: u64 = 500_000;
-/// Bytes of stack that kernels before 6.9 allow, as they reckon.
+/// Bytes of stack that kernels allow, reckoned as 5.10 and 6.1 do.
 const STACK: u64 = 512;
 
 /// Everything a guest reported.
