@@ -23,6 +23,7 @@ mod cpu;
 mod fdinfo;
 mod load;
 mod machine;
+mod others;
 mod path;
 mod plugin;
 mod program;
@@ -34,6 +35,7 @@ mod traffic;
 
 use load::Timing;
 use machine::Machine;
+use others::Used;
 use path::Paths;
 
 /// Measures underpass against the kernel's limits and the reference plugins.
@@ -139,6 +141,8 @@ pub(crate) struct Outcome {
     settings: Settings,
     /// Seconds that it took.
     duration_s: u64,
+    /// Cores that other processes took on average meanwhile.
+    others: Option<f64>,
     traffic: Vec<traffic::Series>,
     bypassed: Vec<path::Bypassed>,
     control: Option<control::Outcome>,
@@ -171,6 +175,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         machine: Machine::here()?,
         settings,
         duration_s: 0,
+        others: None,
         traffic: Vec::new(),
         bypassed: Vec::new(),
         control: None,
@@ -183,6 +188,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             outcome.machine.describe()
         );
     }
+    let used = Used::now()?;
     // The paths stay until all is done: the kernel would take them down in the background of the next part.
     let mut paths = None;
     if wanted(Part::Traffic) {
@@ -199,6 +205,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         outcome.control = Some(control::measure(&outcome.settings)?);
     }
     outcome.targets = target::judge(&outcome);
+    outcome.others = Some(Used::now()?.others_since(&used));
     outcome.duration_s = begin.elapsed().as_secs();
     drop(paths);
 

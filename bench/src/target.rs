@@ -222,13 +222,14 @@ fn calls(outcome: &Outcome) -> Vec<Target> {
             many / few,
         ));
     }
-    targets.push(at_most(
+    targets.push(Target::of(
         format!(
             "{} ADDs at once: of as many in a row",
             control.series.containers
         ),
+        Wanted::AtMost,
         0.6,
-        control.series.ratio.median,
+        control.series.ratio,
     ));
     if let Some(memory) = control.memory.first() {
         targets.push(at_most(

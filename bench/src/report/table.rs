@@ -9,9 +9,12 @@ use crate::{
     load::Load,
     path::{Carrier, Route},
     program,
-    target::{Target, Wanted},
+    target::{Target, Verdict, Wanted},
     traffic::{self, Series},
 };
+
+/// Cores that other processes may take on average before the result says that it is worth little.
+const QUIET: f64 = 0.1;
 
 /// Everything, as lines of at most some 110 characters.
 pub(crate) fn table(outcome: &Outcome) -> String {
@@ -31,6 +34,18 @@ fn write(text: &mut String, outcome: &Outcome) -> fmt::Result {
         "method:  {} rounds, {} ms each after {} ms; median, its share of the limit and the quartiles of that share; {} s in all",
         settings.rounds, settings.window_ms, settings.warm_up_ms, outcome.duration_s
     )?;
+    if let Some(others) = outcome.others {
+        writeln!(
+            text,
+            "others:  {:.2} cores were taken by other processes meanwhile{}",
+            others,
+            if others > QUIET {
+                ": too much, do not trust shares and calls"
+            } else {
+                ""
+            }
+        )?;
+    }
     if !outcome.traffic.is_empty() {
         for route in Route::ALL {
             packets(text, route, &outcome.traffic)?;
@@ -194,6 +209,16 @@ fn targets(text: &mut String, targets: &[Target]) -> fmt::Result {
             target.verdict.name()
         )?;
     }
-    let reached = targets.iter().filter(|target| target.reached).count();
-    writeln!(text, "  {reached} of {} reached", targets.len())
+    let count = |verdict| {
+        let with = targets.iter().filter(|target| target.verdict == verdict);
+        with.count()
+    };
+    writeln!(
+        text,
+        "  of {}: {} reached, {} missed, {} that the spread of this run leaves unclear",
+        targets.len(),
+        count(Verdict::Reached),
+        count(Verdict::Missed),
+        count(Verdict::Unclear)
+    )
 }
