@@ -92,7 +92,7 @@ impl Summed for Addr4 {
 impl Summed for Addr6 {
     #[inline(always)]
     fn delta(self, new: Self) -> Delta {
-        Delta::of64(self.0[0], new.0[0]).and(Delta::of64(self.0[1], new.0[1]))
+        Delta::of64(self.0, new.0).and(Delta::of64(self.1, new.1))
     }
 }
 

@@ -1,7 +1,10 @@
 //! The proof that a packet carries of itself: a keyed hash of its tuple, written to `skb->hash` where the packet enters the stack and
 //! compared where it leaves.
 
-use underpass_abi::{addr::Family, flow::Tuple};
+use underpass_abi::{
+    addr::{Addr, Family},
+    flow::Tuple,
+};
 
 // Odd 64-bit constants with no structure of their own: the fractional parts of the golden ratio and of the square root of 3.
 const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
@@ -12,8 +15,8 @@ const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
 #[inline(always)]
 #[must_use]
 pub fn fingerprint<A: Family>(key: [u64; 2], tuple: &Tuple<A>) -> u32 {
-    let [src_high, src_low] = tuple.src.wide().0;
-    let [dst_high, dst_low] = tuple.dst.wide().0;
+    let Addr(src_high, src_low) = tuple.src.wide();
+    let Addr(dst_high, dst_low) = tuple.dst.wide();
     let ports =
         u64::from(tuple.sport) << 24 | u64::from(tuple.dport) << 8 | u64::from(tuple.protocol);
     let factors = [FACTORS[0] ^ key[0] << 1, FACTORS[1] ^ key[1] << 1];

@@ -37,6 +37,7 @@ mod hook {
     pub mod to_wire;
 }
 mod maps;
+mod memory;
 mod skb;
 mod stage {
     pub mod bypass;

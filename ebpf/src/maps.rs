@@ -17,7 +17,10 @@ use underpass_abi::{
 };
 use underpass_ebpf::ip::{Head, Ip, V4, V6};
 
-use crate::stage::{masquerade::Request, route::Route};
+use crate::{
+    memory::zeroed,
+    stage::{masquerade::Request, route::Route},
+};
 
 /// Where a tuple's entry is in the flow tables, and which end of it the tuple's source is.
 pub struct Place<I: Ip> {
@@ -70,18 +73,6 @@ pub struct Work<I: Ip> {
     pub route: Route<I::Addr>,
     /// The next hop of that.
     pub next_hop: bpf_redir_neigh,
-}
-
-/// Empties a flow. By words: the compiler's `memset` is a loop over bytes, which the verifier walks
-/// through at each call.
-#[inline(always)]
-pub fn clear<A>(flow: &mut Flow<A>) {
-    let words = core::ptr::from_mut(flow).cast::<u64>();
-    for word in 0..size_of::<Flow<A>>() / size_of::<u64>() {
-        // SAFETY: inside the flow, whose size and alignment are multiples of a word's; all bytes
-        // zero are an empty flow. Volatile, or the compiler makes a `memset` of it again.
-        unsafe { words.add(word).write_volatile(0) };
-    }
 }
 
 /// Constants of the node. Not static: user space overrides the symbol before the programs are
@@ -223,7 +214,7 @@ pub fn keeps_source(network: u32, dst: Addr) -> bool {
 #[inline(always)]
 fn dst_bytes(addr: Addr) -> [u8; 16] {
     // SAFETY: both are 16 bytes without padding, in the same order.
-    unsafe { core::mem::transmute(addr.0) }
+    unsafe { core::mem::transmute(addr) }
 }
 
 /// What a family has of its own in the kernel: tables and the addresses of helpers' arguments.
@@ -297,7 +288,7 @@ impl Net for V4 {
 
     #[inline(always)]
     fn narrow(addr: Addr) -> Addr4 {
-        let [_, _, _, _, a, b, c, d] = addr.0[1].to_ne_bytes();
+        let [_, _, _, _, a, b, c, d] = addr.1.to_ne_bytes();
         Addr4(u32::from_ne_bytes([a, b, c, d]))
     }
 
@@ -323,7 +314,7 @@ impl Net for V4 {
     #[inline(always)]
     fn socket_tuple(incoming: &Tuple<Addr4>) -> bpf_sock_tuple {
         // SAFETY: all bytes zero is a valid tuple; writing a member of the union is safe.
-        let mut tuple: bpf_sock_tuple = unsafe { core::mem::zeroed() };
+        let mut tuple: bpf_sock_tuple = unsafe { zeroed() };
         tuple.__bindgen_anon_1.ipv4.saddr = incoming.src.0;
         tuple.__bindgen_anon_1.ipv4.daddr = incoming.dst.0;
         tuple.__bindgen_anon_1.ipv4.sport = incoming.sport;
@@ -370,12 +361,13 @@ impl Net for V6 {
 
     #[inline(always)]
     fn narrow(addr: Addr) -> Addr6 {
-        Addr6(addr.0)
+        Addr6(addr.0, addr.1)
     }
 
     #[inline(always)]
     fn masquerade_address(uplink: &Device) -> Option<Addr6> {
-        (uplink.masquerade6.0 != [0, 0]).then_some(Addr6(uplink.masquerade6.0))
+        let addr = Self::narrow(uplink.masquerade6);
+        (addr.0 | addr.1 != 0).then_some(addr)
     }
 
     #[inline(always)]
@@ -388,15 +380,13 @@ impl Net for V6 {
     fn fib_source(params: &bpf_fib_lookup) -> Addr6 {
         // SAFETY: every member of the union is valid for any bytes; both types are 16 bytes in the
         // same order.
-        Addr6(unsafe {
-            core::mem::transmute::<[u32; 4], [u64; 2]>(params.__bindgen_anon_3.ipv6_src)
-        })
+        unsafe { core::mem::transmute::<[u32; 4], Addr6>(params.__bindgen_anon_3.ipv6_src) }
     }
 
     #[inline(always)]
     fn socket_tuple(incoming: &Tuple<Addr6>) -> bpf_sock_tuple {
         // SAFETY: all bytes zero is a valid tuple; writing a member of the union is safe.
-        let mut tuple: bpf_sock_tuple = unsafe { core::mem::zeroed() };
+        let mut tuple: bpf_sock_tuple = unsafe { zeroed() };
         tuple.__bindgen_anon_1.ipv6.saddr = words(incoming.src);
         tuple.__bindgen_anon_1.ipv6.daddr = words(incoming.dst);
         tuple.__bindgen_anon_1.ipv6.sport = incoming.sport;
@@ -407,13 +397,13 @@ impl Net for V6 {
     /// `::`, `fe80::/10` and multicast listener reports from them.
     #[inline(always)]
     fn is_local_scope(addr: Addr6) -> bool {
-        let [a, b, ..] = addr.0[0].to_ne_bytes();
-        addr.0 == [0, 0] || (a == 0xfe && b & 0xc0 == 0x80)
+        let [a, b, ..] = addr.0.to_ne_bytes();
+        addr.0 | addr.1 == 0 || (a == 0xfe && b & 0xc0 == 0x80)
     }
 }
 
 #[inline(always)]
 fn words(addr: Addr6) -> [u32; 4] {
     // SAFETY: both are 16 bytes without padding, in the same order.
-    unsafe { core::mem::transmute(addr.0) }
+    unsafe { core::mem::transmute(addr) }
 }

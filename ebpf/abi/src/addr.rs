@@ -11,16 +11,17 @@ use crate::{Plain, plain};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Addr4(pub u32);
 
-/// An IPv6 address as it stands in a packet: sixteen bytes in network order, held in two words.
-#[repr(transparent)]
+/// An IPv6 address as it stands in a packet: sixteen bytes in network order, held in two words. (No
+/// array: a pair is passed and copied in registers.)
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Addr6(pub [u64; 2]);
+pub struct Addr6(pub u64, pub u64);
 
 /// An address of either family: IPv6, or IPv4 mapped into `::ffff:0:0/96`. Network order. The key
 /// of maps that hold both.
-#[repr(transparent)]
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Addr(pub [u64; 2]);
+pub struct Addr(pub u64, pub u64);
 
 plain!(Addr4, Addr6, Addr);
 
@@ -36,7 +37,7 @@ impl Addr4 {
         } else {
             0
         };
-        Addr([0, MAPPED_PREFIX | ((self.0 as u64) << shift)])
+        Addr(0, MAPPED_PREFIX | ((self.0 as u64) << shift))
     }
 }
 
@@ -45,17 +46,17 @@ impl Addr6 {
     #[inline(always)]
     #[must_use]
     pub const fn widen(self) -> Addr {
-        Addr(self.0)
+        Addr(self.0, self.1)
     }
 }
 
-fn words(bytes: [u8; 16]) -> [u64; 2] {
+fn words(bytes: [u8; 16]) -> (u64, u64) {
     let [high, low] = [0, 64].map(|shift| (u128::from_be_bytes(bytes) << shift >> 64) as u64);
-    [high.to_be(), low.to_be()]
+    (high.to_be(), low.to_be())
 }
 
-fn bytes(words: [u64; 2]) -> [u8; 16] {
-    let [high, low] = words.map(u64::from_be);
+fn bytes(high: u64, low: u64) -> [u8; 16] {
+    let (high, low) = (u64::from_be(high), u64::from_be(low));
     (u128::from(high) << 64 | u128::from(low)).to_be_bytes()
 }
 
@@ -73,13 +74,14 @@ impl From<Addr4> for Ipv4Addr {
 
 impl From<Ipv6Addr> for Addr6 {
     fn from(addr: Ipv6Addr) -> Self {
-        Self(words(addr.octets()))
+        let (high, low) = words(addr.octets());
+        Self(high, low)
     }
 }
 
 impl From<Addr6> for Ipv6Addr {
     fn from(addr: Addr6) -> Self {
-        Self::from(bytes(addr.0))
+        Self::from(bytes(addr.0, addr.1))
     }
 }
 
@@ -87,14 +89,14 @@ impl From<IpAddr> for Addr {
     fn from(addr: IpAddr) -> Self {
         match addr {
             IpAddr::V4(addr) => Addr4::from(addr).widen(),
-            IpAddr::V6(addr) => Self(words(addr.octets())),
+            IpAddr::V6(addr) => Addr6::from(addr).widen(),
         }
     }
 }
 
 impl From<Addr> for IpAddr {
     fn from(addr: Addr) -> Self {
-        Ipv6Addr::from(bytes(addr.0)).to_canonical()
+        Ipv6Addr::from(bytes(addr.0, addr.1)).to_canonical()
     }
 }
 
@@ -144,6 +146,6 @@ mod tests {
             Addr4::from(Ipv4Addr::new(192, 0, 2, 7)).widen(),
             Addr::from(IpAddr::V6(mapped))
         );
-        assert_eq!(Addr4::from(Ipv4Addr::new(192, 0, 2, 7)).widen().0[0], 0);
+        assert_eq!(Addr4::from(Ipv4Addr::new(192, 0, 2, 7)).widen().0, 0);
     }
 }

@@ -35,7 +35,9 @@ pub struct Tuple<A> {
     /// IP protocol number.
     pub protocol: u8,
     /// Zero.
-    pub reserved: [u8; 3],
+    pub reserved: u8,
+    /// Zero. (An array of three bytes would be filled by a call.)
+    pub reserved2: u16,
 }
 
 /// Which end of a canonical key a packet comes from: index into [`Flow::halves`].
@@ -96,7 +98,8 @@ impl<A: Family> Tuple<A> {
             sport,
             dport,
             protocol,
-            reserved: [0; 3],
+            reserved: 0,
+            reserved2: 0,
         }
     }
 
@@ -110,7 +113,8 @@ impl<A: Family> Tuple<A> {
             sport: self.dport,
             dport: self.sport,
             protocol: self.protocol,
-            reserved: [0; 3],
+            reserved: 0,
+            reserved2: 0,
         }
     }
 
@@ -249,16 +253,7 @@ pub struct FragmentPorts {
 use crate::addr::{Addr4, Addr6};
 
 plain!(FragmentPorts, FragmentKey<Addr4>, FragmentKey<Addr6>);
-plain!(
-    Tuple<Addr4>,
-    Tuple<Addr6>,
-    Key<Addr4>,
-    Key<Addr6>,
-    Half<Addr4>,
-    Half<Addr6>,
-    Flow<Addr4>,
-    Flow<Addr6>
-);
+plain!(for either family: Tuple, Key, Half, Flow);
 
 const _: () = assert!(size_of::<Tuple<Addr4>>() == 16 && size_of::<Tuple<Addr6>>() == 40);
 const _: () = assert!(size_of::<Half<Addr4>>() == 64 && size_of::<Half<Addr6>>() == 88);

@@ -24,6 +24,14 @@ pub const ABI: u32 = 1;
 pub unsafe trait Plain: Copy + 'static {}
 
 macro_rules! plain {
+    (for either family: $($t:ident),* $(,)?) => {$(
+        // SAFETY: repr(C), no padding with either of the two address types (asserted by the size
+        // checks next to each type), integers only.
+        unsafe impl<A: $crate::addr::Family> $crate::Plain for $t<A> {}
+        #[cfg(feature = "user")]
+        // SAFETY: as above.
+        unsafe impl<A: $crate::addr::Family> aya::Pod for $t<A> {}
+    )*};
     ($($t:ty),* $(,)?) => {$(
         // SAFETY: repr(C), no padding (asserted by the size checks next to each type), integers only.
         unsafe impl $crate::Plain for $t {}

@@ -51,7 +51,7 @@ impl Ip for V6 {
 
     #[inline(always)]
     fn addresses(header: &Header6) -> (Addr6, Addr6) {
-        (Addr6([header[1], header[2]]), Addr6([header[3], header[4]]))
+        (Addr6(header[1], header[2]), Addr6(header[3], header[4]))
     }
 
     #[inline(always)]
@@ -122,8 +122,8 @@ impl Ip for V6 {
 
     #[inline(always)]
     fn set_addresses(header: &mut Header6, src: Addr6, dst: Addr6) {
-        [header[1], header[2]] = src.0;
-        [header[3], header[4]] = dst.0;
+        [header[1], header[2]] = [src.0, src.1];
+        [header[3], header[4]] = [dst.0, dst.1];
     }
 
     #[inline(always)]

@@ -9,7 +9,10 @@ use underpass_abi::{
 use underpass_ebpf::l4::tcp;
 
 use super::{learn::leave_to_wire, port};
-use crate::maps::{Net, Place, Work, count, endpoint, node, tick};
+use crate::{
+    maps::{Net, Place, Work, count, endpoint, node, tick},
+    memory,
+};
 
 /// Which table an entry is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,7 +131,7 @@ pub fn copy_live<I: Net>() -> u32 {
     let Some((flow, _)) = find::<I>(key) else {
         return ABSENT;
     };
-    *copy = *half(flow, *end);
+    memory::copy(copy, half(flow, *end));
     *state = flow.state;
     if !is_owned::<I>(copy, head.tuple.src) || !port::is_current::<I>(&head.tuple, copy, *state) {
         remove::<I>(key, copy, partner_place);

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{
     call::Call,
-    maps::{Net, Place, Work, clear, count, device, endpoint, node, stamp, tick, trace_level},
+    maps::{Net, Place, Work, count, device, endpoint, node, stamp, tick, trace_level},
+    memory,
     skb::Skb,
 };
 
@@ -196,18 +197,20 @@ fn is_ethernet_uplink(ifindex: u32) -> bool {
 #[inline(always)]
 pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
     half.in_ifindex = ifindex;
-    half.in_mac = if device.flags & flags::CHECK_MAC != 0 {
-        device.peer_mac
+    if device.flags & flags::CHECK_MAC != 0 {
+        memory::copy(&mut half.in_mac, &device.peer_mac);
     } else {
-        ANY_MAC
-    };
+        memory::clear(&mut half.in_mac);
+    }
 }
 
 /// The pod that packets of this half go to. The next packet looks again.
 #[inline(always)]
 pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
     half.out_ifindex = ifindex;
-    half.eth = [pod.peer_mac, pod.mac];
+    let [destination, source] = &mut half.eth;
+    memory::copy(destination, &pod.peer_mac);
+    memory::copy(source, &pod.mac);
     half.mtu = pod.mtu;
     half.stamp = stamp();
 }
@@ -228,7 +231,7 @@ fn open<I: Net>(key: &Key<I::Addr>, end: End) -> Option<&'static mut Flow<I::Add
         return Some(flow);
     }
     let flow = I::scratch()?;
-    clear(flow);
+    memory::clear(flow);
     flow.state = end.heard();
     prolong(flow, key.0.protocol, tick());
     // Stored empty, so that what follows is the same for a new flow and a known one.

@@ -30,9 +30,8 @@ use super::{
 };
 use crate::{
     call::Call,
-    maps::{
-        Net, Place, Work, clear, count, device, endpoint, keeps_source, node, tick, trace_level,
-    },
+    maps::{Net, Place, Work, count, device, endpoint, keeps_source, node, tick, trace_level},
+    memory,
     skb::Skb,
     verdict::{Step, Verdict},
 };
@@ -358,7 +357,7 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
 /// should the host itself use it.
 #[inline(always)]
 fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
-    clear(flow);
+    memory::clear(flow);
     flow.state = opened(request, end) | state::OUTER;
     prolong(flow, request.outer.protocol, tick());
     let own = half(flow, end);
@@ -433,7 +432,7 @@ pub fn commit<I: Net>() -> u32 {
     let Some(flow) = I::scratch() else {
         return NO_ROOM;
     };
-    clear(flow);
+    memory::clear(flow);
     flow.state = opened(request, end);
     prolong(flow, request.inner.protocol, tick());
     fill_inner::<I>(half(flow, end), request);
@@ -497,7 +496,7 @@ pub fn restore<I: Net>() -> u32 {
         request.uplink = 0;
         request.out = action::STACK;
         request.opener = opener(*known);
-        clear(flow);
+        memory::clear(flow);
         fill_inner::<I>(half(flow, end.other()), request);
     }
     // The direction of this packet was used before, so its flow was answered; if not, it expires

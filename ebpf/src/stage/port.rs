@@ -6,7 +6,7 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
-    addr::{Addr, Family as _},
+    addr::Family as _,
     counter::Counter,
     flow::{Half, Tuple, action, protocol, rewrite, state},
     port::{HostPort, PortTarget},
@@ -24,6 +24,7 @@ use super::{
 use crate::{
     call::Call,
     maps::{Net, Work, count, endpoint, is_service_address, port},
+    memory,
     skb::Skb,
 };
 
@@ -115,7 +116,7 @@ fn serving<I: Net>(tuple: &Tuple<I::Addr>) -> Option<&'static PortTarget> {
         reserved: 0,
     };
     port(&key).or_else(|| {
-        key.addr = Addr::default();
+        memory::clear(&mut key.addr);
         port(&key)
     })
 }

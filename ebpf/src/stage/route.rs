@@ -8,6 +8,7 @@ use underpass_abi::{flow::Tuple, node::feature};
 
 use crate::{
     maps::{Net, Work, device, node},
+    memory::{self, zeroed},
     skb::size,
 };
 
@@ -54,7 +55,7 @@ pub fn is_local<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
 #[inline(always)]
 fn ask<I: Net>(tuple: &Tuple<I::Addr>, in_ifindex: u32) -> bpf_fib_lookup {
     // SAFETY: all bytes zero are valid arguments.
-    let mut params: bpf_fib_lookup = unsafe { core::mem::zeroed() };
+    let mut params: bpf_fib_lookup = unsafe { zeroed() };
     params.family = I::FAMILY;
     params.l4_protocol = tuple.protocol;
     params.sport = tuple.sport;
@@ -121,11 +122,13 @@ pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
         return NONE;
     };
     route.mtu = if mtu > 1 { mtu } else { device.mtu };
-    route.eth = if result == RET_SUCCESS {
-        [params.dmac, params.smac]
+    if result == RET_SUCCESS {
+        let [destination, source] = &mut route.eth;
+        memory::copy(destination, &params.dmac);
+        memory::copy(source, &params.smac);
     } else {
-        [[0; 6]; 2]
-    };
+        memory::clear(&mut route.eth);
+    }
     route.source = if tells_source {
         Some(I::fib_source(&params))
     } else {

@@ -13,6 +13,7 @@ use crate::{
     ETHERNET,
     call::Call,
     maps::{Place, Work, count, device, stamp},
+    memory,
 };
 
 /// What [`settle`] found: the direction is as its half says.
@@ -62,7 +63,9 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
             return STALE;
         }
         half.mtu = pod.mtu;
-        half.eth = [pod.peer_mac, pod.mac];
+        let [destination, source] = &mut half.eth;
+        memory::copy(destination, &pod.peer_mac);
+        memory::copy(source, &pod.mac);
     } else if half.action == action::WIRE {
         let uplink = I::route(ctx, half.in_ifindex);
         if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
@@ -70,7 +73,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         }
         half.out_ifindex = uplink;
         half.mtu = route.mtu;
-        half.eth = route.eth;
+        memory::copy(&mut half.eth, &route.eth);
     } else {
         return STALE;
     }

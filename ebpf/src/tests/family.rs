@@ -105,7 +105,7 @@ impl Model for V6 {
 
     fn any_addr() -> BoxedStrategy<Addr6> {
         prop_oneof![9 => any::<[u64; 2]>(), 1 => Just([7, 7])]
-            .prop_map(Addr6)
+            .prop_map(|[high, low]| Addr6(high, low))
             .boxed()
     }
 

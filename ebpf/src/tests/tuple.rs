@@ -62,16 +62,16 @@ for_both_families! {
 /// another's.
 #[test]
 fn no_change_cancels_another_under_every_key() {
-    let tuple = Tuple::new(6, Addr6([1, 2]), 3, Addr6([4, 5]), 6);
+    let tuple = Tuple::new(6, Addr6(1, 2), 3, Addr6(4, 5), 6);
     let top = 1 << 63;
     let mut seen = 0;
     for key in (0..256u64).map(|i| [i.wrapping_mul(0x1234_5678_9abc_def1), !i]) {
         for shift in 1..64 {
             let after = top | top >> shift;
-            let src = Addr6([tuple.src.0[0] ^ top, tuple.src.0[1] ^ after]);
+            let src = Addr6(tuple.src.0 ^ top, tuple.src.1 ^ after);
             seen +=
                 u32::from(fingerprint(key, &tuple) == fingerprint(key, &Tuple { src, ..tuple }));
-            let dst = Addr6([tuple.dst.0[0] ^ top, tuple.dst.0[1] ^ after]);
+            let dst = Addr6(tuple.dst.0 ^ top, tuple.dst.1 ^ after);
             seen +=
                 u32::from(fingerprint(key, &tuple) == fingerprint(key, &Tuple { dst, ..tuple }));
         }

@@ -210,6 +210,29 @@ impl Netlink {
         )
     }
 
+    /// Whether packets to this address, arriving by this device, are delivered locally.
+    pub(crate) fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family(addr);
+        message.header.destination_prefix_length = IpNet::from(addr).prefix_len();
+        message.attributes = vec![
+            RouteAttribute::Destination(addr.into()),
+            RouteAttribute::Oif(device.index),
+        ];
+        let answer = self.get(RouteNetlinkMessage::GetRoute(message), || {
+            format!("look up the route to {addr}")
+        });
+        match answer {
+            Ok(Some(RouteNetlinkMessage::NewRoute(route))) => {
+                Ok(route.header.kind == RouteType::Local)
+            }
+            Ok(_) => Ok(false),
+            // No route at all, or one that says so.
+            Err(error) if error.errno().is_some() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The unicast routes of one table; a route with several next hops is several.
     pub(crate) fn routes(&self, table: u32) -> Result<Vec<Installed>, Error> {
         let mut routes = Vec::new();

@@ -1,8 +1,13 @@
 //! The container's side: its addresses, its only neighbours, its end set up.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    thread,
+    time::{Duration, Instant},
+};
 
 use ipnet::{IpNet, Ipv6Net};
+use tracing::warn;
 use underpass_cni::IpConfig;
 
 use super::{link::Pair, sysctl};
@@ -11,7 +16,7 @@ use crate::{
     netlink::{
         Netlink,
         addr::Scope,
-        link::{Change, Link, Mac},
+        link::{Change, Device, Link, Mac},
     },
     plan::Plan,
 };
@@ -34,6 +39,38 @@ pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error
     }
     for addr in &plan.gateways {
         pod.add_neighbour(&pair.pod, *addr, plan.host.mac)?;
+    }
+    Ok(())
+}
+
+/// How long the kernel may take to deliver packets to a new address.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often it is asked.
+const DELIVERY_POLL: Duration = Duration::from_micros(200);
+
+/// Waits until the IPv6 addresses among these are delivered to.
+///
+/// The kernel answers the request for an IPv6 address before the address has its local route: deferred
+/// work adds that (`addrconf_dad_work`), also where duplicates are not looked for. On a busy node it
+/// takes milliseconds, and until then what is sent to the address is lost.
+pub(crate) fn settle(
+    netlink: &Netlink,
+    device: &Device,
+    addrs: impl Iterator<Item = IpAddr>,
+) -> Result<(), Error> {
+    let start = Instant::now();
+    for addr in addrs.filter(IpAddr::is_ipv6) {
+        while !netlink.delivers(device, addr)? {
+            if start.elapsed() > DELIVERY_TIMEOUT {
+                warn!(
+                    "{addr} is on {}, but the kernel does not deliver to it after {} ms: first packets may be lost",
+                    device.name,
+                    DELIVERY_TIMEOUT.as_millis()
+                );
+                return Ok(());
+            }
+            thread::sleep(DELIVERY_POLL);
+        }
     }
     Ok(())
 }

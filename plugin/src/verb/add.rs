@@ -1,6 +1,7 @@
 //! ADD: the whole of it, in order. Every step leaves its undoing behind, and a failure runs them
 //! all.
 
+use ipnet::IpNet;
 use underpass_cni::{CniResult, Request};
 
 use super::identity;
@@ -75,6 +76,9 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
     link::open(&node, &pod, &pair)?;
     route::apply_host(&node, &plan, &pair)?;
     time.lap("host side");
+    address::settle(&pod, &pair.pod, plan.addresses.iter().map(IpNet::addr))?;
+    address::settle(&node, &pair.host, plan.gateways.iter().copied())?;
+    time.lap("delivery");
 
     undo.keep();
     Ok(plan.result)
