@@ -7,6 +7,10 @@ use std::{env, fs};
 #[path = "../xtask/src/toolchain.rs"]
 mod toolchain;
 
+use object::{
+    build::elf::{Builder, SectionData},
+    elf,
+};
 use toolchain::Toolchain;
 
 /// What the object is made from, relative to the workspace.
@@ -58,9 +62,31 @@ fn build() -> Result<(), String> {
         ));
     }
     let object = Toolchain::object(&target);
-    fs::copy(&object, out.join("underpass.bpf.o"))
-        .map(drop)
-        .map_err(|e| format!("cannot copy {}: {e}", object.display()))
+    let linked = fs::read(&object).map_err(|e| format!("cannot read {}: {e}", object.display()))?;
+    let stripped =
+        without_dwarf(&linked).map_err(|e| format!("cannot strip {}: {e}", object.display()))?;
+    let embedded = out.join("underpass.bpf.o");
+    fs::write(&embedded, stripped).map_err(|e| format!("cannot write {}: {e}", embedded.display()))
+}
+
+/// The object without its DWARF sections, four fifths of it: BTF was made from them, and the kernel
+/// takes BTF.
+fn without_dwarf(object: &[u8]) -> Result<Vec<u8>, object::build::Error> {
+    let mut builder = Builder::read(object)?;
+    for section in &mut builder.sections {
+        let name: &[u8] = &section.name;
+        section.delete = name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
+    }
+    builder.delete_orphans();
+    // The linker has one table for the names of symbols and sections; the builder wants two.
+    let names = builder.sections.add();
+    names.name = b".shstrtab"[..].into();
+    names.sh_type = elf::SHT_STRTAB;
+    names.sh_addralign = 1;
+    names.data = SectionData::SectionString;
+    let mut stripped = Vec::new();
+    builder.write(&mut stripped)?;
+    Ok(stripped)
 }
 
 /// A variable that cargo sets for build scripts.
