@@ -11,8 +11,7 @@ use serde_json::Value;
 use crate::build::PLUGINS;
 use crate::workspace::Workspace;
 
-/// The package of the tests, and its files of tests that need a kernel, the quicker one first.
-const PACKAGE: &str = "underpass-tests";
+/// The files of tests that need a kernel, the quicker one first.
 pub(super) const TESTS: [&str; 2] = ["bpf", "netns"];
 
 /// Executables by the names they have in a guest.
@@ -29,7 +28,9 @@ impl Executables {
             found.push((name.to_owned(), workspace.released(name)));
         }
         let mut cargo = workspace.cargo();
-        cargo.args(["test", "--locked", "--no-run", "--package", PACKAGE]);
+        // With the whole workspace, dependencies have the features that they have for `cargo xtask test`:
+        // nothing is built twice.
+        cargo.args(["test", "--locked", "--no-run", "--workspace"]);
         cargo.args(["--message-format", "json-render-diagnostics"]);
         for name in TESTS {
             cargo.args(["--test", name]);
