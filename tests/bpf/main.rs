@@ -1,4 +1,5 @@
 //! Single runs of the programs on crafted packets; they need root.
 
+mod features;
 mod from_pod;
 mod mangled;

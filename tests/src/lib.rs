@@ -22,6 +22,7 @@ pub mod netns;
 pub mod node;
 pub mod pod;
 pub mod privilege;
+pub mod program;
 pub mod runtime;
 pub mod test_run;
 pub mod traffic;

@@ -1,5 +1,7 @@
 //! Single runs of a node's pinned programs on crafted frames, by `BPF_PROG_TEST_RUN`.
 
+use std::path::Path;
+
 use anyhow::{Context as _, Result};
 use aya::{
     TestRunOptions,
@@ -39,9 +41,13 @@ pub struct Verdict {
 impl<'a> Bench<'a> {
     /// Opens the pin of a program; `device` is the interface that frames seem to be on.
     pub fn open(node: &'a Node, program: &str, device: &str) -> Result<Self> {
-        let path = pins(node).join("programs").join(program);
+        Self::of(node, &pins(node).join("programs").join(program), device)
+    }
+
+    /// Opens any pin of a program in the node's own mounts.
+    pub fn of(node: &'a Node, path: &Path, device: &str) -> Result<Self> {
         let (program, ifindex) = node.netns().run(|| {
-            let program = SchedClassifier::from_pin(&path)
+            let program = SchedClassifier::from_pin(path)
                 .with_context(|| format!("open the pinned program {}", path.display()))?;
             let ifindex = nix::net::if_::if_nametoindex(device)
                 .with_context(|| format!("find the device {device}"))?;

@@ -41,7 +41,8 @@ use results::Results;
 const KERNELS: [&str; 4] = ["5.10", "6.1", "6.12", NEWEST];
 
 /// What `--short` runs: each program on each of its paths, and what kernels are known to differ in.
-const SHORT: [&str; 11] = [
+const SHORT: [&str; 12] = [
+    "features::the_plugin_knows_what_the_kernel_can_do",
     "firewall::a_drop_rule_is_honoured_between_pods",
     "from_pod::a_learned_packet_is_rewritten_and_redirected",
     "host_port::the_world_reaches_the_container",

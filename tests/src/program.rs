@@ -1,0 +1,143 @@
+//! Programs of a few instructions, made by hand so that no compiler adds anything to them.
+
+use std::{
+    ffi::CString,
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    path::Path,
+};
+
+use anyhow::{Context as _, Result};
+
+/// `BPF_PROG_TYPE_SCHED_CLS`.
+const CLASSIFIER: u32 = 3;
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_OBJ_PIN: libc::c_long = 6;
+
+/// The register that points behind the stack frame.
+pub const FRAME: u8 = 10;
+
+/// One instruction, as the kernel has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Instruction {
+    code: u8,
+    /// Destination in the lower half, source in the upper.
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+impl Instruction {
+    /// Ends the program; its value is in register 0.
+    pub const EXIT: Self = Self::new(0x95, 0, 0, 0);
+
+    const fn new(code: u8, registers: u8, offset: i16, immediate: i32) -> Self {
+        Self {
+            code,
+            registers,
+            offset,
+            immediate,
+        }
+    }
+
+    /// `r<register> = value`.
+    #[must_use]
+    pub const fn set(register: u8, value: i32) -> Self {
+        Self::new(0xb7, register, 0, value)
+    }
+
+    /// `r<to> = r<from>`.
+    #[must_use]
+    pub const fn copy(to: u8, from: u8) -> Self {
+        Self::new(0xbf, to | from << 4, 0, 0)
+    }
+
+    /// `r<register> += value`.
+    #[must_use]
+    pub const fn add(register: u8, value: i32) -> Self {
+        Self::new(0x07, register, 0, value)
+    }
+
+    /// Stores eight bytes at `offset` from the end of the stack frame.
+    #[must_use]
+    pub const fn store(offset: i16, value: i32) -> Self {
+        Self::new(0x7a, FRAME, offset, value)
+    }
+
+    /// Calls a helper by its number; arguments are in registers 1 to 5, the result in 0.
+    #[must_use]
+    pub const fn call(helper: i32) -> Self {
+        Self::new(0x85, 0, 0, helper)
+    }
+}
+
+/// What `BPF_PROG_LOAD` needs of `union bpf_attr`.
+#[repr(C)]
+struct LoadAttributes {
+    kind: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+}
+
+/// What `BPF_OBJ_PIN` needs of `union bpf_attr`.
+#[repr(C)]
+struct PinAttributes {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// Loads a program for tc and pins it.
+pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
+    let load = LoadAttributes {
+        kind: CLASSIFIER,
+        instruction_count: u32::try_from(program.len()).context("count the instructions")?,
+        instructions: program.as_ptr() as u64,
+        // Some helpers are for such programs only.
+        license: c"GPL".as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log: 0,
+        kernel_version: 0,
+        flags: 0,
+    };
+    // SAFETY: program and licence outlive the call, and the count is the program's own.
+    let fd = unsafe { bpf(BPF_PROG_LOAD, &load) }.context("load it")?;
+    let fd = i32::try_from(fd).context("the kernel's answer is no descriptor")?;
+    // SAFETY: the kernel just made this descriptor for us alone.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let path = CString::new(path.as_os_str().as_encoded_bytes()).context("use its path")?;
+    let attributes = PinAttributes {
+        path: path.as_ptr() as u64,
+        fd: fd.as_raw_fd().cast_unsigned(),
+        flags: 0,
+    };
+    // SAFETY: the path ends with a zero byte and outlives the call.
+    unsafe { bpf(BPF_OBJ_PIN, &attributes) }.context("pin it")?;
+    Ok(())
+}
+
+/// # Safety
+/// `attributes` must be the beginning of the variant of `union bpf_attr` that the command reads, its pointers valid.
+unsafe fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_long> {
+    // SAFETY: the caller vouches for the attributes; size and address are those of one live value.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_ref(attributes),
+            size_of::<T>(),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
+}
