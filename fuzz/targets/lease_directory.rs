@@ -66,6 +66,8 @@ fn play(input: &mut Unstructured<'_>) -> libfuzzer_sys::arbitrary::Result<()> {
                 } else {
                     input.bytes(4.min(input.len()))?.to_vec()
                 };
+                // A lease is made anew, as the reference does it; nobody writes over one.
+                let _ = fs::remove_file(&path);
                 let _ = fs::write(path, content);
             }
             2 => {

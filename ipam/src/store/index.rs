@@ -24,6 +24,9 @@
 //! index is built anew: the one time that every lease is read. That takes about five times as long
 //! as a call of the reference, which reads them every time.
 //!
+//! What it does not see is a lease that somebody writes over in place, for another owner: no plugin
+//! does. An editor that makes a new file of it, `mv` and `rm` are seen.
+//!
 //! A second index for the same directory, by another path to it, is no danger: each sees the
 //! other's mark as a change.
 

@@ -27,7 +27,7 @@ struct Package {
     evidence: Evidence,
 }
 
-const PACKAGES: [Package; 12] = [
+const PACKAGES: [Package; 13] = [
     Package {
         name: "gcc",
         why: "links the executables",
@@ -39,6 +39,12 @@ const PACKAGES: [Package; 12] = [
         why: "has the libc.a that makes them static",
         need: Need::Build,
         evidence: Evidence::StaticLibc,
+    },
+    Package {
+        name: "g++",
+        why: "compiles the fuzzer",
+        need: Need::Test,
+        evidence: Evidence::Program("c++"),
     },
     Package {
         name: "iproute2",
@@ -212,7 +218,7 @@ mod tests {
     fn what_is_missing_is_named_with_its_purpose() {
         let one = sentence(&[&PACKAGES[0]]);
         assert_eq!(one, "gcc (links the executables) is not installed");
-        let two = sentence(&[&PACKAGES[0], &PACKAGES[4]]);
+        let two = sentence(&[&PACKAGES[0], &PACKAGES[5]]);
         assert_eq!(
             two,
             "gcc (links the executables), nftables (filters and translates in tests) are not installed"
