@@ -131,7 +131,8 @@ fn dispatch(
         Invocation::Version => return Ok(versions(about)),
         Invocation::Call(call) => call,
     };
-    let mut document = Vec::new();
+    // One read for nearly every config.
+    let mut document = Vec::with_capacity(8192);
     stdin
         .read_to_end(&mut document)
         .map_err(|error| Error::io("error reading from stdin", &error))?;

@@ -18,7 +18,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, DirEntryExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -35,6 +35,9 @@ pub use error::StoreError;
 /// The folder of our own, in the data directory. No network's name begins with a dot, and the
 /// reference never looks outside its network's folder.
 const STATE: &str = ".underpass";
+
+/// Longer than nearly every file here, in bytes.
+const SHORT: usize = 512;
 
 /// The leases of one network.
 #[derive(Clone, Debug)]
@@ -63,38 +66,84 @@ impl Store {
 
     /// Waits for the lock, making folder and lock file if need be.
     pub fn lock(&self) -> Result<Locked, StoreError> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&self.dir)
-            .attempt("create the folder", &self.dir)?;
-        let path = self.dir.join("lock");
-        let lock = OpenOptions::new()
+        let lock = match self.open_lock() {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o755)
+                    .create(&self.dir)
+                    .attempt("create the folder", &self.dir)?;
+                self.open_lock()
+            }
+            outcome => outcome,
+        };
+        self.wait(lock)
+    }
+
+    /// As [`Self::lock`], but nothing if there is no folder: then nothing is leased.
+    pub fn lock_existing(&self) -> Result<Option<Locked>, StoreError> {
+        match self.open_lock() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            outcome => self.wait(outcome).map(Some),
+        }
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        self.dir.join("lock")
+    }
+
+    fn open_lock(&self) -> io::Result<File> {
+        OpenOptions::new()
             .read(true)
             // std asks for write access wherever it may create; the file is never written to.
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o750)
-            .open(&path)
-            .attempt("open the lock file", &path)?;
+            .open(self.lock_path())
+    }
+
+    fn wait(&self, lock: io::Result<File>) -> Result<Locked, StoreError> {
+        let path = self.lock_path();
+        let lock = lock.attempt("open the lock file", &path)?;
         lock.lock().attempt("lock", &path)?;
-        let state = self.state_dir()?;
-        let index = Index::open(self.dir.clone(), state);
+        let folder = |path: &Path| fs::metadata(path).attempt("look at the folder", path);
+        let leases = folder(&self.dir)?;
+        let beside = leases.dev() == folder(&self.data_dir)?.dev();
+        let modified = leases.modified().attempt("look at the folder", &self.dir)?;
+        let index = Index::open(self.dir.clone(), self.state_dir(beside), modified);
         Ok(Locked {
-            dir: self.dir.clone(),
+            store: self.clone(),
             index,
             _lock: lock,
         })
     }
 
-    /// As [`Self::lock`], but nothing if there is no folder: then nothing is leased.
-    pub fn lock_existing(&self) -> Result<Option<Locked>, StoreError> {
-        match fs::metadata(&self.dir) {
-            Ok(_) => self.lock().map(Some),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).attempt("look at the folder", &self.dir),
+    /// Whose `ip` is: nobody's, if there is no file or it is empty. Neither waits for the lock nor
+    /// needs a disk that can be written: another's call never changes a lease that exists.
+    pub fn owner(&self, ip: IpAddr) -> Result<Option<Owner>, StoreError> {
+        let path = self.path(ip);
+        match read_short(&path) {
+            Ok(content) => Ok(Owner::parse(&content)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::IsADirectory
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error).attempt("read the lease", &path),
         }
+    }
+
+    fn path(&self, ip: IpAddr) -> PathBuf {
+        self.dir.join(ip.to_string())
     }
 
     /// The addresses that have a file, without waiting for the lock: a glimpse.
@@ -109,24 +158,19 @@ impl Store {
     /// Where the index lives: beside the folder, or inside where the folder is a mount of its own,
     /// as hard links do not cross that border. There, too, the reference reads it as what it
     /// is: the same leases once more.
-    fn state_dir(&self) -> Result<PathBuf, StoreError> {
-        let device = |path: &Path| {
-            fs::metadata(path)
-                .map(|meta| meta.dev())
-                .attempt("look at the folder", path)
-        };
-        Ok(if device(&self.dir)? == device(&self.data_dir)? {
+    fn state_dir(&self, beside: bool) -> PathBuf {
+        if beside {
             self.data_dir.join(STATE).join(&self.network)
         } else {
             self.dir.join(STATE)
-        })
+        }
     }
 }
 
 /// The leases, with the lock held. Dropping it releases the lock.
 #[derive(Debug)]
 pub struct Locked {
-    dir: PathBuf,
+    store: Store,
     // Dropped before the lock: the index leaves its mark while the lock is held.
     index: Index,
     _lock: File,
@@ -136,7 +180,7 @@ impl Locked {
     /// Leases `ip` to `owner`. False if it is somebody's already.
     pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> Result<bool, StoreError> {
         self.index.bring_up_to_date()?;
-        let path = self.path(ip);
+        let path = self.store.path(ip);
         match fs::symlink_metadata(&path) {
             Ok(meta) if meta.is_file() && meta.len() == 0 => {
                 fs::remove_file(&path).attempt("reclaim the empty lease", &path)?;
@@ -205,24 +249,12 @@ impl Locked {
 
     /// Whose `ip` is: nobody's, if there is no file or it is empty.
     pub fn owner(&self, ip: IpAddr) -> Result<Option<Owner>, StoreError> {
-        let path = self.path(ip);
-        match fs::read(&path) {
-            Ok(content) => Ok(Owner::parse(&content)),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::IsADirectory
-                ) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error).attempt("read the lease", &path),
-        }
+        self.store.owner(ip)
     }
 
     /// Removes the file of `ip`, whoever's it is. Succeeds if there is none.
     pub fn remove(&mut self, ip: IpAddr) -> Result<(), StoreError> {
-        let path = self.path(ip);
+        let path = self.store.path(ip);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error).attempt("remove the lease", &path);
@@ -235,7 +267,7 @@ impl Locked {
 
     /// The addresses that have a file.
     pub fn leased(&self) -> Result<HashSet<IpAddr>, StoreError> {
-        let leases = leases(&self.dir).attempt("list", &self.dir)?;
+        let leases = leases(&self.store.dir).attempt("list", &self.store.dir)?;
         Ok(leases.into_iter().map(|(ip, _)| ip).collect())
     }
 
@@ -248,8 +280,8 @@ impl Locked {
     /// The address that pool `pool` leased last; nothing if that is not known.
     #[must_use]
     pub fn last_reserved(&self, pool: usize) -> Option<IpAddr> {
-        let text = fs::read_to_string(self.last_reserved_path(pool)).ok()?;
-        underpass_cni::address::parse_ip(text.trim())
+        let content = read_short(&self.last_reserved_path(pool)).ok()?;
+        underpass_cni::address::parse_ip(str::from_utf8(&content).ok()?.trim())
     }
 
     /// Remembers what pool `pool` leased last.
@@ -263,12 +295,8 @@ impl Locked {
         fs::rename(&staged, &path).attempt("write", &path)
     }
 
-    fn path(&self, ip: IpAddr) -> PathBuf {
-        self.dir.join(ip.to_string())
-    }
-
     fn last_reserved_path(&self, pool: usize) -> PathBuf {
-        self.dir.join(format!("last_reserved_ip.{pool}"))
+        self.store.dir.join(format!("last_reserved_ip.{pool}"))
     }
 }
 
@@ -285,6 +313,18 @@ fn write_over(path: &Path, text: &str) -> bool {
         && file
             .write_at(text.as_bytes(), 0)
             .is_ok_and(|written| written == text.len())
+}
+
+/// The content of a file that is expected to be shorter than [`SHORT`]: three system calls.
+fn read_short(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let mut content = vec![0; SHORT];
+    let length = file.read(&mut content)?;
+    content.truncate(length);
+    if length == SHORT {
+        file.read_to_end(&mut content)?;
+    }
+    Ok(content)
 }
 
 /// The files in `dir` that are named by an address, with their inode numbers. Reads no file.

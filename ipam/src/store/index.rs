@@ -31,14 +31,19 @@
 //! other's mark as a change.
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use nix::fcntl::AT_FDCWD;
+use nix::sys::stat::{UtimensatFlags, utimensat};
+use nix::sys::time::TimeSpec;
+
 use super::error::{Attempt, StoreError};
+use super::read_short;
 use crate::owner::Owner;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -54,6 +59,8 @@ const NAME_MAX: usize = 200;
 pub struct Index {
     leases: PathBuf,
     state: PathBuf,
+    /// Of the directory, when the lock was taken.
+    modified: SystemTime,
     completeness: Completeness,
 }
 
@@ -67,10 +74,11 @@ enum Completeness {
 }
 
 impl Index {
-    pub(super) fn open(leases: PathBuf, state: PathBuf) -> Self {
+    pub(super) fn open(leases: PathBuf, state: PathBuf, modified: SystemTime) -> Self {
         Self {
             leases,
             state,
+            modified,
             completeness: Completeness::Unknown,
         }
     }
@@ -80,14 +88,11 @@ impl Index {
         if self.completeness != Completeness::Unknown {
             return Ok(());
         }
-        let boot = fs::read_to_string(BOOT_ID)
-            .unwrap_or_default()
-            .trim()
-            .to_owned();
-        let mark = self.read_mark(&boot);
-        let modified = self.modified()?;
+        let boot = text(Path::new(BOOT_ID)).unwrap_or_default();
+        let boot = boot.trim();
+        let mark = self.read_mark(boot);
         if let Some(mark) = mark
-            && mark == modified
+            && mark == self.modified
         {
             self.completeness = Completeness::Marked(mark);
             return Ok(());
@@ -105,7 +110,7 @@ impl Index {
                 .attempt("create the folder", &path)?;
         }
         self.learn_new_leases()?;
-        let mark = self.write_mark(&boot)?;
+        let mark = self.write_mark(boot)?;
         self.completeness = Completeness::Marked(mark);
         Ok(())
     }
@@ -158,7 +163,7 @@ impl Index {
     pub(super) fn candidates(&self, owner: &Owner) -> Vec<IpAddr> {
         let mut candidates: Vec<IpAddr> = Vec::new();
         for owner in [owner, &owner.legacy()] {
-            let lines = fs::read_to_string(self.owner_path(owner)).unwrap_or_default();
+            let lines = text(&self.owner_path(owner)).unwrap_or_default();
             candidates.extend(lines.lines().filter_map(|line| line.parse::<IpAddr>().ok()));
         }
         candidates.sort_unstable();
@@ -189,7 +194,7 @@ impl Index {
                 continue;
             }
             let lease = self.leases.join(ip.to_string());
-            let content = fs::read(&lease).attempt("read the lease", &lease)?;
+            let content = read_short(&lease).attempt("read the lease", &lease)?;
             if content.is_empty() {
                 fs::remove_file(&lease).attempt("reclaim the empty lease", &lease)?;
                 continue;
@@ -227,13 +232,23 @@ impl Index {
     }
 
     fn set_modified(&self, time: SystemTime) -> io::Result<()> {
-        File::open(&self.leases)?.set_times(FileTimes::new().set_modified(time))
+        let since = time
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_err(io::Error::other)?;
+        utimensat(
+            AT_FDCWD,
+            &self.leases,
+            &TimeSpec::UTIME_OMIT,
+            &TimeSpec::from_duration(since),
+            UtimensatFlags::FollowSymlink,
+        )
+        .map_err(io::Error::from)
     }
 
     /// The mark, if it was made since the machine booted.
     fn read_mark(&self, boot: &str) -> Option<SystemTime> {
-        let text = fs::read_to_string(self.state.join("mark")).ok()?;
-        let mut fields = text.split_whitespace();
+        let mark = text(&self.state.join("mark"))?;
+        let mut fields = mark.split_whitespace();
         if fields.next() != Some(boot) {
             return None;
         }
@@ -298,6 +313,11 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
     })
+}
+
+/// A file as text; nothing, if it cannot be read or is none.
+fn text(path: &Path) -> Option<String> {
+    String::from_utf8(read_short(path).ok()?).ok()
 }
 
 fn remove_if_there(path: &Path) -> io::Result<()> {

@@ -143,7 +143,9 @@ fn a_read_only_disk_is_a_clear_error() {
         call ADD c1 > /dev/null
         mount -o remount,ro "$folder"
         for verb in ADD DEL STATUS; do call $verb c2 && echo succeeded; echo =; done
-        ls "$folder/net"
+        ls "$folder/net"; echo =
+        call CHECK c1 && echo held; echo =
+        call CHECK c2 || true
         "#
     );
     let output = with_own_mounts(&script);
@@ -156,6 +158,13 @@ fn a_read_only_disk_is_a_clear_error() {
         );
     }
     assert!(answers[3].contains("10.0.0.2"), "{}", answers[3]);
+    // To look needs no disk that can be written.
+    assert_eq!(answers[4].trim(), "held");
+    assert!(
+        answers[5].contains("Failed to find address added by container c2"),
+        "{}",
+        answers[5]
+    );
 }
 
 #[test]
