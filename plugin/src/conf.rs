@@ -14,9 +14,9 @@ pub(crate) mod port;
 /// Where pins are unless the config says otherwise.
 pub(crate) const BPF_ROOT: &str = "/sys/fs/bpf/underpass";
 /// Smallest MTU that IPv4 works with, in bytes.
-const MTU_MIN: u32 = 68;
+pub(crate) const MTU_MIN: u32 = 68;
 /// Largest MTU of a veth, in bytes.
-const MTU_MAX: u32 = 65_535;
+pub(crate) const MTU_MAX: u32 = 65_535;
 
 /// When flows leave the host's stack.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]

@@ -9,7 +9,7 @@ use underpass_cni::{CniResult, Dns, Error, Interface, IpConfig, Route as CniRout
 
 use crate::{
     conf::{
-        Bypass, Conf, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing,
+        Bypass, Conf, Dad, DefaultGateway, MTU_MAX, MTU_MIN, MacCheck, Masquerade, Spoofing,
         port::{Binding, bindings},
     },
     identity::Identity,
@@ -88,6 +88,9 @@ impl Plan {
                 ips.len()
             )));
         }
+        for route in &routes {
+            check_mtu(route)?;
+        }
         let has_v6 = ips.iter().any(|ip| ip.address.addr().is_ipv6());
         let mtu = mtu(conf, uplink_mtu, has_v6)?;
         let (host, pod) = ends(&identity, conf);
@@ -152,6 +155,17 @@ fn mtu(conf: &Conf, uplink_mtu: Option<u32>, has_v6: bool) -> Result<u32, Error>
         ))),
         Some(mtu) => Ok(mtu),
         None => Ok(uplink_mtu.unwrap_or(MTU_DEFAULT)),
+    }
+}
+
+/// An interface's limits are those of its routes.
+fn check_mtu(route: &CniRoute) -> Result<(), Error> {
+    match route.mtu {
+        Some(mtu) if !(MTU_MIN..=MTU_MAX).contains(&mtu) => Err(Error::config(format!(
+            "invalid mtu {mtu} of the route to {}: it must be 0 (as the interface) or {MTU_MIN} to {MTU_MAX}",
+            route.dst
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -122,6 +122,8 @@ fn addresses_that_the_runtime_asks_for(
 #[case(json!({ "ipam": { "type": "host-local" } }), 7, "no IP ranges specified")]
 #[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/31" }]] } }), 7, "invalid range set 0: Network 10.0.0.0/31 too small to allocate from")]
 #[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/400" }]] } }), 6, "10.0.0.0/400")]
+#[case(json!({ "ipam": { "type": "host-local", "subnet": "10.88.0.0/24", "routes": [{ "dst": "0.0.0.0/0", "mtu": 67 }] } }), 7, "invalid mtu 67 of the route to 0.0.0.0/0")]
+#[case(json!({ "ipam": { "type": "host-local", "subnet": "fd00:88::/64", "routes": [{ "dst": "::/0", "mtu": 65536 }] } }), 7, "invalid mtu 65536 of the route to ::/0")]
 fn wrong_values_are_named_and_nothing_is_done(
     #[case] keys: Value,
     #[case] code: u64,
