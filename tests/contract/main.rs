@@ -5,6 +5,7 @@ mod chain;
 mod chained;
 mod config;
 mod delegated;
+mod forwarding;
 mod gc;
 mod names;
 mod plugins;

@@ -308,3 +308,22 @@ fn without_a_verb_it_introduces_itself() -> Result<()> {
     }
     Ok(())
 }
+
+/// With arguments, and nobody who calls it as a plugin, it is a command.
+#[test]
+fn without_a_verb_its_arguments_are_a_command_line() -> Result<()> {
+    for (arguments, expected) in [
+        (&["--help"][..], "Usage: underpass"),
+        (&["--version"], env!("CARGO_PKG_VERSION")),
+        (&["status", "--help"], "Usage: underpass status"),
+    ] {
+        let output = Command::new(underpass_tests::node::plugin())
+            .args(arguments)
+            .env_remove("CNI_COMMAND")
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        ensure!(said.contains(expected), "{arguments:?}: {said}");
+    }
+    Ok(())
+}
