@@ -1,20 +1,26 @@
 //! Calls: how long a runtime waits for them, from starting the process to reaping it.
 
-use std::{fs, sync::Arc, time::Instant};
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+    time::Instant,
+};
 
 use anstream::eprintln;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use serde_json::Value;
 use underpass_tests::{Family, Node, netns::Netns, node, world::World};
 
 use crate::{
     Settings,
-    plugin::{Network, Plugin},
+    plugin::{Mapping, Network, Plugin},
     sample::Summary,
 };
 
-mod crowd;
+pub(crate) mod crowd;
 mod floor;
 mod memory;
 mod series;
@@ -67,6 +73,10 @@ pub(crate) fn measure(settings: &Settings) -> Result<Outcome> {
             memory.push(memory::Memory::of(own.node(), containers)?);
         }
     }
+    if let Some(own) = crowds.iter().find(|crowd| crowd.is_ours()) {
+        let containers = settings.containers.last().copied().unwrap_or_default();
+        memory.push(memory::Memory::with_flows(own.node(), containers, FLOWS)?);
+    }
     eprintln!("calls: many at once, after {} s", begin.elapsed().as_secs());
     Ok(Outcome {
         calls,
@@ -95,21 +105,40 @@ impl Call {
     }
 }
 
+/// Flows of a busy node.
+const FLOWS: u32 = 250_000;
+
+/// The first host port that a container gets; each gets the next two.
+const FIRST_PORT: u16 = 2_000;
+
+/// Whether containers have host ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ports {
+    None,
+    /// One for TCP, one for UDP.
+    Two,
+}
+
 /// A node with an uplink and a network of one plugin. Its containers have IPv4 alone: with IPv6 the reference would also wait for
 /// its addresses, which is no matter of speed.
 struct Site {
     node: Arc<Node>,
     network: Network,
+    ports: Ports,
+    /// The next container's first host port.
+    next: AtomicU16,
     /// Its link is the way out that masquerade is about.
     _world: World,
 }
 
 impl Site {
-    fn new(plugin: Plugin) -> Result<Self> {
+    fn new(plugin: Plugin, ports: Ports) -> Result<Self> {
         let node = Node::new()?;
         let world = World::around(&node, 1500)?;
         Ok(Self {
             network: plugin.network(&node, &[Family::V4]),
+            ports,
+            next: AtomicU16::new(FIRST_PORT),
             node: Arc::new(node),
             _world: world,
         })
@@ -120,15 +149,36 @@ impl Site {
         self.node.netns().sibling(name)
     }
 
-    /// Attaches a container: milliseconds, and the result.
-    fn add(&self, container: &Netns) -> Result<(f64, Value)> {
-        let done = self.network.add(&self.node, container)?;
-        Ok((done.elapsed.as_secs_f64() * 1e3, done.stdout))
+    /// Attaches a container: milliseconds, and the network with what later calls are given.
+    fn add(&self, container: &Netns) -> Result<(f64, Network)> {
+        let network = match self.ports {
+            Ports::None => self.network.clone(),
+            Ports::Two => {
+                let host = self.next.fetch_add(2, Ordering::Relaxed);
+                self.network.with_ports(&[
+                    Mapping {
+                        protocol: "tcp",
+                        host,
+                        container: 80,
+                    },
+                    Mapping {
+                        protocol: "udp",
+                        host: host + 1,
+                        container: 53,
+                    },
+                ])
+            }
+        };
+        let done = network.add(&self.node, container)?;
+        Ok((
+            done.elapsed.as_secs_f64() * 1e3,
+            network.after(&done.stdout),
+        ))
     }
 
     /// Detaches a container as runtimes do, with its result: milliseconds.
-    fn del(&self, container: &Netns, result: &Value) -> Result<f64> {
-        let done = self.network.after(result).del(&self.node, container)?;
+    fn del(&self, container: &Netns, attached: &Network) -> Result<f64> {
+        let done = attached.del(&self.node, container)?;
         Ok(done.elapsed.as_secs_f64() * 1e3)
     }
 }

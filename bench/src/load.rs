@@ -25,8 +25,8 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// A window in which nothing at all arrives says that a core was taken away, and is measured again.
 const ATTEMPTS: usize = 3;
 
-/// The server's port.
-const PORT: u16 = 5001;
+/// The server's port, and the host port that leads to it.
+pub(crate) const PORT: u16 = 5001;
 
 /// A kind of traffic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -43,15 +43,19 @@ pub(crate) enum Load {
     /// One flow of datagrams of 64 bytes, one system call for each; what arrives counts.
     #[serde(rename = "UDP_64")]
     Packets,
+    /// The same with 32 flows in turn and packets of mixed sizes.
+    #[serde(rename = "UDP_MIX")]
+    Mix,
 }
 
 impl Load {
     /// All, in the order of tables.
-    pub(crate) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 5] = [
         Self::Stream,
         Self::Requests,
         Self::Connections,
         Self::Packets,
+        Self::Mix,
     ];
 
     /// Its name in tables.
@@ -61,6 +65,7 @@ impl Load {
             Self::Requests => "TCP_RR",
             Self::Connections => "TCP_CRR",
             Self::Packets => "UDP 64 B",
+            Self::Mix => "UDP mix",
         }
     }
 
@@ -69,7 +74,7 @@ impl Load {
         match self {
             Self::Stream => "Gb/s",
             Self::Requests | Self::Connections => "k/s",
-            Self::Packets => "kpps",
+            Self::Packets | Self::Mix => "kpps",
         }
     }
 
@@ -77,7 +82,7 @@ impl Load {
     pub(crate) const fn scale(self) -> f64 {
         match self {
             Self::Stream => 1e9,
-            Self::Requests | Self::Connections | Self::Packets => 1e3,
+            Self::Requests | Self::Connections | Self::Packets | Self::Mix => 1e3,
         }
     }
 
@@ -88,7 +93,8 @@ impl Load {
                 Self::Stream => stream::measure(ends, timing),
                 Self::Requests => requests::measure(ends, timing),
                 Self::Connections => connections::measure(ends, timing),
-                Self::Packets => packets::measure(ends, timing),
+                Self::Packets => packets::measure(ends, timing, &packets::SMALL),
+                Self::Mix => packets::measure(ends, timing, &packets::MIX),
             }?;
             if counted > 0.0 {
                 return Ok(counted / timing.window.as_secs_f64());
@@ -106,8 +112,10 @@ impl Load {
 pub(crate) struct Ends<'a> {
     pub(crate) client: &'a Netns,
     pub(crate) server: &'a Netns,
-    /// An address of the server.
+    /// The address that the client talks to.
     pub(crate) target: IpAddr,
+    /// The server's own address: another one where a host port is between.
+    pub(crate) own: IpAddr,
 }
 
 impl Ends<'_> {
@@ -115,12 +123,16 @@ impl Ends<'_> {
         SocketAddr::new(self.target, PORT)
     }
 
+    fn own(&self) -> SocketAddr {
+        SocketAddr::new(self.own, PORT)
+    }
+
     fn listen(&self) -> Result<TcpListener> {
-        let target = self.target();
+        let own = self.own();
         let listener = self
             .server
-            .run(|| TcpListener::bind(target))
-            .with_context(|| format!("listen at {target}"))?;
+            .run(|| TcpListener::bind(own))
+            .with_context(|| format!("listen at {own}"))?;
         let seconds = i64::try_from(SILENCE.as_secs()).unwrap_or(i64::MAX);
         setsockopt(&listener, ReceiveTimeout, &TimeVal::seconds(seconds))
             .context("limit the wait for a connection")?;

@@ -98,21 +98,21 @@ impl Settings {
         let mut settings = if arguments.quick {
             Self {
                 quick: true,
-                rounds: 5,
-                warm_up_ms: 60,
-                window_ms: 300,
+                rounds: 3,
+                warm_up_ms: 50,
+                window_ms: 250,
                 containers: vec![30],
                 calls: 21,
                 series: 3,
                 runs: 4_000,
-                limit_s: 8 * 60,
+                limit_s: 12 * 60,
             }
         } else {
             Self {
                 quick: false,
-                rounds: 9,
-                warm_up_ms: 200,
-                window_ms: 1_000,
+                rounds: 7,
+                warm_up_ms: 150,
+                window_ms: 800,
                 containers: vec![30, 250, 1_000],
                 calls: 31,
                 series: 7,
@@ -145,6 +145,8 @@ pub(crate) struct Outcome {
     others: Option<f64>,
     traffic: Vec<traffic::Series>,
     bypassed: Vec<path::Bypassed>,
+    /// What could not be measured on this machine, and why.
+    left_out: Vec<String>,
     control: Option<control::Outcome>,
     programs: Option<program::Outcome>,
     targets: Vec<target::Target>,
@@ -178,6 +180,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         others: None,
         traffic: Vec::new(),
         bypassed: Vec::new(),
+        left_out: Vec::new(),
         control: None,
         programs: None,
         targets: Vec::new(),
@@ -194,8 +197,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     if wanted(Part::Traffic) {
         eprintln!("traffic: building the paths");
         let built = paths.insert(Paths::build()?);
-        outcome.traffic = traffic::measure(&built.paths, &outcome.settings)?;
+        outcome.traffic = traffic::measure(&built.ways, &outcome.settings)?;
         outcome.bypassed = built.bypassed()?;
+        outcome.left_out.clone_from(&built.left_out);
     }
     if wanted(Part::Program) {
         eprintln!("programs: single runs, then under traffic");

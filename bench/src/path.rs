@@ -12,7 +12,9 @@ use crate::{
     plugin::{self, Plugin},
 };
 
+mod flowtable;
 mod limit;
+mod ports;
 
 /// Where a way leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -22,17 +24,20 @@ pub(crate) enum Route {
     PodToPod,
     /// From a container to a server beyond the uplink, masqueraded.
     PodToWorld,
+    /// From beyond the uplink to a host port of a container.
+    WorldToPort,
 }
 
 impl Route {
-    /// Both, in the order of tables.
-    pub(crate) const ALL: [Self; 2] = [Self::PodToPod, Self::PodToWorld];
+    /// All, in the order of tables.
+    pub(crate) const ALL: [Self; 3] = [Self::PodToPod, Self::PodToWorld, Self::WorldToPort];
 
     /// Its name in headings.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::PodToPod => "pod to pod",
             Self::PodToWorld => "pod to world, masqueraded",
+            Self::WorldToPort => "world to host port",
         }
     }
 }
@@ -43,6 +48,8 @@ impl Route {
 pub(crate) enum Carrier {
     /// The kernel's limit of the route: one veth pair, or two joined by programs that only redirect.
     Limit,
+    /// Ours, learned, with as many mappings on the node as [`ports::MAPPINGS`].
+    Crowded,
     /// A plugin.
     #[serde(untagged)]
     Plugin(Plugin),
@@ -53,14 +60,22 @@ impl Carrier {
     pub(crate) const fn name(self, route: Route) -> &'static str {
         match (self, route) {
             (Self::Limit, Route::PodToPod) => "L1",
-            (Self::Limit, Route::PodToWorld) => "L2",
+            (Self::Limit, Route::PodToWorld | Route::WorldToPort) => "L2",
+            (Self::Crowded, _) => "learned, 10k",
+            // Host ports are a chained plugin's.
+            (Self::Plugin(Plugin::BridgeMasquerade), Route::WorldToPort) => "bridge portmap",
+            (Self::Plugin(Plugin::PtpMasquerade), Route::WorldToPort) => "ptp portmap",
             (Self::Plugin(plugin), _) => plugin.name(),
         }
     }
 
     /// Whether it is a way of this project's plugin.
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Self::Plugin(plugin) if plugin.is_ours())
+        match self {
+            Self::Limit => false,
+            Self::Crowded => true,
+            Self::Plugin(plugin) => plugin.is_ours(),
+        }
     }
 }
 
@@ -72,40 +87,84 @@ pub(crate) struct Path {
     server: Netns,
     /// What lies between: it lives as long as a handle of it does.
     _node: Netns,
-    v4: IpAddr,
-    v6: IpAddr,
+    /// What the client talks to, and where the server listens, by family.
+    v4: Address,
+    v6: Address,
+}
+
+/// An address of a server, as both ends know it.
+#[derive(Clone, Copy)]
+struct Address {
+    target: IpAddr,
+    own: IpAddr,
+}
+
+impl From<IpAddr> for Address {
+    fn from(ip: IpAddr) -> Self {
+        Self {
+            target: ip,
+            own: ip,
+        }
+    }
 }
 
 impl Path {
     /// Both ends of traffic of a family.
     pub(crate) const fn ends(&self, family: Family) -> Ends<'_> {
+        let Address { target, own } = match family {
+            Family::V4 => self.v4,
+            Family::V6 => self.v6,
+        };
         Ends {
             client: &self.client,
             server: &self.server,
-            target: match family {
-                Family::V4 => self.v4,
-                Family::V6 => self.v6,
-            },
+            target,
+            own,
         }
     }
 }
 
 /// All ways, and the nodes that they lead across.
 pub(crate) struct Paths {
-    pub(crate) paths: Vec<Path>,
+    pub(crate) ways: Vec<Path>,
+    /// Ways that could not be built here, and why.
+    pub(crate) left_out: Vec<String>,
     sites: Vec<Site>,
 }
 
-/// A node with two containers of one plugin.
+/// A node with containers of one plugin.
 struct Site {
-    plugin: Plugin,
+    carrier: Carrier,
+    purpose: Purpose,
     lab: Lab,
+}
+
+/// What the containers of a node do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Purpose {
+    /// They talk to each other and to the world.
+    Clients,
+    /// One of them has host ports.
+    HostPorts,
+}
+
+impl Purpose {
+    /// Its name in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Clients => "containers as clients",
+            Self::HostPorts => "host ports",
+        }
+    }
 }
 
 /// How many packets of a node took the bypass in all.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Bypassed {
-    pub(crate) plugin: Plugin,
+    pub(crate) carrier: Carrier,
+    /// What the node was for.
+    pub(crate) purpose: Purpose,
     pub(crate) packets: u64,
     /// Directions of flows that were learned.
     pub(crate) learned: u64,
@@ -115,42 +174,76 @@ impl Paths {
     /// Builds everything.
     pub(crate) fn build() -> Result<Self> {
         let mut paths = vec![limit::one_pair()?];
-        let mut worlds = vec![limit::two_pairs()?];
+        let mut worlds = vec![limit::two_pairs(Route::PodToWorld)?];
         let mut sites = Vec::new();
+        let mut left_out = Vec::new();
         for plugin in [
             Plugin::Bridge,
             Plugin::BridgeMasquerade,
             Plugin::Ptp,
             Plugin::PtpMasquerade,
+            Plugin::PtpFlowtable,
             Plugin::Learned,
             Plugin::Eager,
             Plugin::Off,
         ] {
-            let (lab, [inner, outer]) =
-                site(plugin).with_context(|| format!("set up {}", plugin.name()))?;
+            let site = site(plugin).with_context(|| format!("set up {}", plugin.name()));
+            let (lab, [inner, outer]) = match site {
+                // Not every kernel has flowtables.
+                Err(error) if plugin == Plugin::PtpFlowtable => {
+                    let reason = format!("{error:#}");
+                    left_out.extend(reason.lines().next().map(str::to_owned));
+                    continue;
+                }
+                outcome => outcome?,
+            };
             paths.push(inner);
             // Without masquerade the world knows no way back.
             if !matches!(plugin, Plugin::Bridge | Plugin::Ptp) {
                 worlds.push(outer);
             }
-            sites.push(Site { plugin, lab });
+            sites.push(Site {
+                carrier: Carrier::Plugin(plugin),
+                purpose: Purpose::Clients,
+                lab,
+            });
         }
         paths.append(&mut worlds);
+        paths.push(limit::two_pairs(Route::WorldToPort)?);
+        for carrier in [
+            Carrier::Plugin(Plugin::BridgeMasquerade),
+            Carrier::Plugin(Plugin::PtpMasquerade),
+            Carrier::Plugin(Plugin::Learned),
+            Carrier::Plugin(Plugin::Eager),
+            Carrier::Plugin(Plugin::Off),
+            Carrier::Crowded,
+        ] {
+            let name = carrier.name(Route::WorldToPort);
+            let (path, site) =
+                ports::site(carrier).with_context(|| format!("set up host ports of {name}"))?;
+            paths.push(path);
+            sites.push(site);
+        }
         for path in &paths {
             // The plugin's ADD closed the range again in its own way; the client alone decides what it may use.
             path.client
                 .set_sysctl("net/ipv4/ip_local_port_range", "1024 65535")?;
         }
-        Ok(Self { paths, sites })
+        Ok(Self {
+            ways: paths,
+            left_out,
+            sites,
+        })
     }
 
     /// What our own nodes counted so far: a way that never took the bypass was not measured as what it is called.
     pub(crate) fn bypassed(&self) -> Result<Vec<Bypassed>> {
-        let own = self.sites.iter().filter(|site| site.plugin.is_ours());
+        let own = self.sites.iter().filter(|site| site.carrier.is_ours());
         own.map(|site| {
             let counters = Counters::read(&site.lab.node)?;
             Ok(Bypassed {
-                plugin: site.plugin,
+                carrier: site.carrier,
+                purpose: site.purpose,
                 packets: counters.bypassed(),
                 learned: counters.get(Counter::Learned),
             })
@@ -175,8 +268,8 @@ fn site(plugin: Plugin) -> Result<(Lab, [Path; 2])> {
         client: client.clone(),
         server,
         _node: node.netns().clone(),
-        v4: plugin::address(&result, Family::V4)?,
-        v6: plugin::address(&result, Family::V6)?,
+        v4: plugin::address(&result, Family::V4)?.into(),
+        v6: plugin::address(&result, Family::V6)?.into(),
     };
     let outer = Path {
         route: Route::PodToWorld,
@@ -184,8 +277,11 @@ fn site(plugin: Plugin) -> Result<(Lab, [Path; 2])> {
         client,
         server: lab.world.netns().clone(),
         _node: node.netns().clone(),
-        v4: Family::V4.remote(),
-        v6: Family::V6.remote(),
+        v4: Family::V4.remote().into(),
+        v6: Family::V6.remote().into(),
     };
+    if plugin == Plugin::PtpFlowtable {
+        flowtable::add(node)?;
+    }
     Ok((lab, [inner, outer]))
 }

@@ -31,6 +31,8 @@ pub(crate) enum Plugin {
     Ptp,
     /// `ptp` with `ipMasq`.
     PtpMasquerade,
+    /// The same, and an nftables flowtable for established flows.
+    PtpFlowtable,
     /// Ours with `ipMasq`, flows learned.
     Learned,
     /// Ours with `ipMasq`, flows decided by ourselves.
@@ -47,6 +49,7 @@ impl Plugin {
             Self::BridgeMasquerade => "bridge ipMasq",
             Self::Ptp => "ptp",
             Self::PtpMasquerade => "ptp ipMasq",
+            Self::PtpFlowtable => "ptp flowtable",
             Self::Learned => "learned",
             Self::Eager => "eager",
             Self::Off => "off",
@@ -61,7 +64,9 @@ impl Plugin {
     fn executable(self) -> PathBuf {
         match self {
             Self::Bridge | Self::BridgeMasquerade => Path::new(REFERENCE).join("bridge"),
-            Self::Ptp | Self::PtpMasquerade => Path::new(REFERENCE).join("ptp"),
+            Self::Ptp | Self::PtpMasquerade | Self::PtpFlowtable => {
+                Path::new(REFERENCE).join("ptp")
+            }
             Self::Learned | Self::Eager | Self::Off => node::plugin().to_owned(),
         }
     }
@@ -81,7 +86,7 @@ impl Plugin {
                 json!({ "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true })
             }
             Self::Ptp => json!({ "type": "ptp" }),
-            Self::PtpMasquerade => json!({ "type": "ptp", "ipMasq": true }),
+            Self::PtpMasquerade | Self::PtpFlowtable => json!({ "type": "ptp", "ipMasq": true }),
             Self::Learned => own("learned", node),
             Self::Eager => own("eager", node),
             Self::Off => own("off", node),
@@ -90,8 +95,12 @@ impl Plugin {
             conf[key] = value.clone();
         }
         Network {
-            executable: self.executable(),
-            conf,
+            ports: if self.is_ours() {
+                Ports::Own
+            } else {
+                Ports::Portmap
+            },
+            chain: vec![(self.executable(), conf)],
         }
     }
 }
@@ -107,11 +116,28 @@ const fn range(family: Family) -> &'static str {
     }
 }
 
-/// A plugin with its network configuration.
+/// A plugin with its network configuration, and those chained to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
-    executable: PathBuf,
-    conf: Value,
+    ports: Ports,
+    chain: Vec<(PathBuf, Value)>,
+}
+
+/// Who does host ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ports {
+    /// The plugin itself.
+    Own,
+    /// The reference plugin `portmap`, chained.
+    Portmap,
+}
+
+/// A host port.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mapping {
+    pub(crate) protocol: &'static str,
+    pub(crate) host: u16,
+    pub(crate) container: u16,
 }
 
 /// What a call gave, and how long the process lived: from the moment before it was started to the moment after it was reaped.
@@ -130,8 +156,39 @@ impl Network {
     /// The same with a result to check or to delete.
     pub(crate) fn after(&self, result: &Value) -> Self {
         let mut after = self.clone();
-        after.conf["prevResult"] = result.clone();
+        for (_, conf) in &mut after.chain {
+            conf["prevResult"] = result.clone();
+        }
         after
+    }
+
+    /// The same for a container with host ports.
+    pub(crate) fn with_ports(&self, mappings: &[Mapping]) -> Self {
+        let mut with = self.clone();
+        let ports: Vec<Value> = mappings
+            .iter()
+            .map(|mapping| {
+                json!({
+                    "protocol": mapping.protocol,
+                    "hostPort": mapping.host,
+                    "containerPort": mapping.container,
+                })
+            })
+            .collect();
+        if with.ports == Ports::Portmap {
+            let conf = json!({
+                "cniVersion": "1.0.0",
+                "name": "bench",
+                "type": "portmap",
+                "capabilities": { "portMappings": true },
+            });
+            with.chain
+                .push((Path::new(REFERENCE).join("portmap"), conf));
+        }
+        if let Some((_, conf)) = with.chain.last_mut() {
+            conf["runtimeConfig"] = json!({ "portMappings": ports });
+        }
+        with
     }
 
     /// ADDs a container on a node.
@@ -144,44 +201,69 @@ impl Network {
         self.call(node, "DEL", Some(container))
     }
 
-    /// Makes a call in a node's namespaces.
+    /// Makes a call in a node's namespaces: to one plugin of the chain after the other, to the last one first where it is a DEL.
     pub(crate) fn call(&self, node: &Node, verb: &str, container: Option<&Netns>) -> Result<Done> {
+        let mut chain: Vec<(&Path, Value)> = self
+            .chain
+            .iter()
+            .map(|(executable, conf)| (executable.as_path(), conf.clone()))
+            .collect();
+        if verb == "DEL" {
+            chain.reverse();
+        }
         node.netns().run(|| {
-            let start = Instant::now();
-            let output = self.start(verb, container)?.finish()?;
-            let elapsed = start.elapsed();
-            Ok(Done {
-                elapsed,
-                stdout: parse(&output)?,
-            })
+            let mut done = Done {
+                elapsed: Duration::ZERO,
+                stdout: Value::Null,
+            };
+            for (executable, mut conf) in chain {
+                if verb == "ADD" && !done.stdout.is_null() {
+                    conf["prevResult"] = done.stdout;
+                }
+                let begin = Instant::now();
+                let output = start_one(executable, &conf, verb, container)?.finish()?;
+                done.elapsed += begin.elapsed();
+                done.stdout = parse(&output)?;
+            }
+            Ok(done)
         })
     }
 
-    /// Starts a call in the namespaces of the calling thread.
+    /// Starts a call of the first plugin in the namespaces of the calling thread.
     pub(crate) fn start(&self, verb: &str, container: Option<&Netns>) -> Result<Running> {
-        let mut command = Command::new(&self.executable);
-        command
-            .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("CNI_COMMAND", verb)
-            .env("CNI_PATH", REFERENCE)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        if let Some(container) = container {
-            command
-                .env("CNI_CONTAINERID", container.name())
-                .env("CNI_NETNS", container.path())
-                .env("CNI_IFNAME", IFNAME);
-        }
-        let what = format!("{verb} of {}", self.executable.display());
-        let mut child = command.spawn().with_context(|| format!("start {what}"))?;
-        if let Some(mut pipe) = child.stdin.take() {
-            // A verb that does not read its input closes the pipe; its exit status says whether that was right.
-            let _ = pipe.write_all(self.conf.to_string().as_bytes());
-        }
-        Ok(Running { child, what })
+        let (executable, conf) = self.chain.first().context("a chain without a plugin")?;
+        start_one(executable, conf, verb, container)
     }
+}
+
+fn start_one(
+    executable: &Path,
+    conf: &Value,
+    verb: &str,
+    container: Option<&Netns>,
+) -> Result<Running> {
+    let mut command = Command::new(executable);
+    command
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("CNI_COMMAND", verb)
+        .env("CNI_PATH", REFERENCE)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    if let Some(container) = container {
+        command
+            .env("CNI_CONTAINERID", container.name())
+            .env("CNI_NETNS", container.path())
+            .env("CNI_IFNAME", IFNAME);
+    }
+    let what = format!("{verb} of {}", executable.display());
+    let mut child = command.spawn().with_context(|| format!("start {what}"))?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // A verb that does not read its input closes the pipe; its exit status says whether that was right.
+        let _ = pipe.write_all(conf.to_string().as_bytes());
+    }
+    Ok(Running { child, what })
 }
 
 impl Running {

@@ -5,6 +5,7 @@ use underpass_tests::Family;
 
 use crate::{
     Outcome,
+    control::crowd::{OWN_WITH_PORTS, PORTMAP},
     load::Load,
     path::{Carrier, Route},
     plugin::Plugin,
@@ -114,6 +115,7 @@ fn packets(all: &[Series]) -> Vec<Target> {
             (Plugin::Learned, Load::Stream, 0.95),
             (Plugin::Learned, Load::Requests, 0.95),
             (Plugin::Learned, Load::Packets, 0.95),
+            (Plugin::Learned, Load::Mix, 0.95),
             (Plugin::Learned, Load::Connections, 0.90),
             (Plugin::Eager, Load::Connections, 0.95),
         ] {
@@ -134,7 +136,9 @@ fn packets(all: &[Series]) -> Vec<Target> {
         }
         let (peers, target) = match route {
             Route::PodToPod => ([Plugin::Bridge, Plugin::Bridge], 1.12),
-            Route::PodToWorld => ([Plugin::BridgeMasquerade, Plugin::PtpMasquerade], 1.10),
+            Route::PodToWorld | Route::WorldToPort => {
+                ([Plugin::BridgeMasquerade, Plugin::PtpMasquerade], 1.10)
+            }
         };
         let best = peers
             .into_iter()
@@ -153,6 +157,25 @@ fn packets(all: &[Series]) -> Vec<Target> {
                 target,
                 ratio,
             ));
+        }
+        // The road for one mapping, and for ten thousand.
+        for load in Load::ALL {
+            let crowded = traffic::find(all, route, Carrier::Crowded, load, family);
+            if let (Some(few), Some(many)) = (find(Plugin::Learned, load), crowded)
+                && let Some(ratio) = Summary::ratio(&many.samples, &few.samples)
+            {
+                targets.push(Target::of(
+                    format!(
+                        "{}, {family:?}, {}, {}: of the same with 1 mapping",
+                        route.name(),
+                        Carrier::Crowded.name(route),
+                        load.name()
+                    ),
+                    Wanted::AtLeast,
+                    0.97,
+                    ratio,
+                ));
+            }
         }
     }
     targets
@@ -178,19 +201,18 @@ fn calls(outcome: &Outcome) -> Vec<Target> {
     let own = Plugin::Learned.name();
     let mut targets = Vec::new();
     for &containers in &outcome.settings.containers {
-        let Some(add) = find(own, "ADD", containers) else {
+        let Some(add) = find(OWN_WITH_PORTS, "ADD", containers) else {
             continue;
         };
         targets.push(at_most(
-            format!("ADD at {containers} containers: ms"),
+            format!("ADD with 2 host ports at {containers} containers: ms"),
             5.0,
             add,
         ));
-        let peer = Plugin::BridgeMasquerade.name();
-        if let Some(reference) = find(peer, "ADD", containers) {
+        if let Some(reference) = find(PORTMAP, "ADD", containers) {
             let share = if containers < 250 { 10.0 } else { 30.0 };
             targets.push(at_most(
-                format!("ADD at {containers} containers, without host ports: of {peer}"),
+                format!("ADD with 2 host ports at {containers} containers: of {PORTMAP}"),
                 1.0 / share,
                 add / reference,
             ));
@@ -215,9 +237,12 @@ fn calls(outcome: &Outcome) -> Vec<Target> {
             }
         }
     }
-    if let (Some(few), Some(many)) = (find(own, "ADD", 30), find(own, "ADD", 1_000)) {
+    if let (Some(few), Some(many)) = (
+        find(OWN_WITH_PORTS, "ADD", 30),
+        find(OWN_WITH_PORTS, "ADD", 1_000),
+    ) {
         targets.push(at_most(
-            "ADD at 1000 containers: of ADD at 30".to_owned(),
+            "ADD with 2 host ports at 1000 containers: of the same at 30".to_owned(),
             1.10,
             many / few,
         ));
@@ -231,12 +256,20 @@ fn calls(outcome: &Outcome) -> Vec<Target> {
         0.6,
         control.series.ratio,
     ));
-    if let Some(memory) = control.memory.first() {
-        targets.push(at_most(
-            format!("maps at {} containers: MiB", memory.containers),
-            16.0,
-            memory.maps as f64 / MIB,
-        ));
+    for (memory, target) in [control.memory.first(), control.memory.last()]
+        .into_iter()
+        .zip([16.0, 64.0])
+    {
+        targets.extend(memory.map(|memory| {
+            at_most(
+                format!(
+                    "maps at {} containers and {} flows: MiB",
+                    memory.containers, memory.flows
+                ),
+                target,
+                memory.maps as f64 / MIB,
+            )
+        }));
     }
     targets.push(at_most(
         "executable: MiB".to_owned(),

@@ -1,32 +1,39 @@
 //! Nodes that fill up, and calls on them in turn.
 
 use anyhow::{Context as _, Result};
-use serde_json::Value;
 use underpass_tests::{Node, netns::Netns};
 
-use super::{Call, Site, floor};
-use crate::plugin::Plugin;
+use super::{Call, Ports, Site, floor};
+use crate::plugin::{Network, Plugin};
+
+/// Ours with two host ports for each container.
+pub(crate) const OWN_WITH_PORTS: &str = "learned, 2 ports";
+
+/// `bridge` with masquerade, and `portmap` with as many.
+pub(crate) const PORTMAP: &str = "bridge portmap";
 
 /// A node of one plugin with the containers that were attached so far.
 pub(super) struct Crowd {
     plugin: Plugin,
     site: Site,
-    containers: Vec<(Netns, Value)>,
+    containers: Vec<(Netns, Network)>,
 }
 
 /// A node without containers for each plugin.
 pub(super) fn empty() -> Result<Vec<Crowd>> {
     [
-        Plugin::Learned,
-        Plugin::Ptp,
-        Plugin::PtpMasquerade,
-        Plugin::BridgeMasquerade,
+        (Plugin::Learned, Ports::None),
+        (Plugin::Ptp, Ports::None),
+        (Plugin::PtpMasquerade, Ports::None),
+        (Plugin::BridgeMasquerade, Ports::None),
+        (Plugin::Learned, Ports::Two),
+        (Plugin::BridgeMasquerade, Ports::Two),
     ]
     .into_iter()
-    .map(|plugin| {
+    .map(|(plugin, ports)| {
         Ok(Crowd {
             plugin,
-            site: Site::new(plugin)?,
+            site: Site::new(plugin, ports)?,
             containers: Vec::new(),
         })
     })
@@ -34,6 +41,15 @@ pub(super) fn empty() -> Result<Vec<Crowd>> {
 }
 
 impl Crowd {
+    /// Its name in tables.
+    const fn name(&self) -> &'static str {
+        match (self.site.ports, self.plugin) {
+            (Ports::None, plugin) => plugin.name(),
+            (Ports::Two, Plugin::Learned) => OWN_WITH_PORTS,
+            (Ports::Two, _) => PORTMAP,
+        }
+    }
+
     pub(super) const fn is_ours(&self) -> bool {
         self.plugin.is_ours()
     }
@@ -46,8 +62,8 @@ impl Crowd {
     pub(super) fn fill(&mut self, containers: usize) -> Result<()> {
         for number in self.containers.len()..containers {
             let container = self.site.container(&format!("resident{number}"))?;
-            let (_, result) = self.site.add(&container)?;
-            self.containers.push((container, result));
+            let (_, attached) = self.site.add(&container)?;
+            self.containers.push((container, attached));
         }
         Ok(())
     }
@@ -55,11 +71,10 @@ impl Crowd {
     /// CHECK of one container, STATUS and VERSION.
     pub(super) fn look(&self, containers: usize, calls: usize) -> Result<Vec<Call>> {
         let Site { node, network, .. } = &self.site;
-        let (container, result) = self
+        let (container, checked) = self
             .containers
             .last()
             .context("CHECK needs a container on the node")?;
-        let checked = network.after(result);
         let [mut check, mut status, mut version] = [const { Vec::new() }; 3];
         for _ in 0..calls {
             for (times, done) in [
@@ -70,7 +85,7 @@ impl Crowd {
                 times.push(done.elapsed.as_secs_f64() * 1e3);
             }
         }
-        let name = self.plugin.name();
+        let name = self.name();
         Ok(vec![
             Call::new(name, "CHECK", containers, check)?,
             Call::new(name, "STATUS", containers, status)?,
@@ -91,11 +106,11 @@ pub(super) fn attach_and_detach(
         for (crowd, (adds, dels)) in crowds.iter().zip(&mut times) {
             let site = &crowd.site;
             let container = site.container(&format!("guest{containers}x{round}"))?;
-            let (add, result) = site
+            let (add, attached) = site
                 .add(&container)
-                .with_context(|| format!("with {}", crowd.plugin.name()))?;
+                .with_context(|| format!("with {}", crowd.name()))?;
             adds.push(add);
-            dels.push(site.del(&container, &result)?);
+            dels.push(site.del(&container, &attached)?);
             container.unlink()?;
         }
         if let Some(own) = crowds.iter().find(|crowd| crowd.is_ours()) {
@@ -111,7 +126,7 @@ pub(super) fn attach_and_detach(
         Call::new(floor::NAME, "DEL", containers, deletions)?,
     ];
     for (crowd, (adds, dels)) in crowds.iter().zip(times) {
-        let name = crowd.plugin.name();
+        let name = crowd.name();
         all.push(Call::new(name, "ADD", containers, adds)?);
         all.push(Call::new(name, "DEL", containers, dels)?);
     }

@@ -1,10 +1,24 @@
 //! Memory of the pinned maps and programs, as the kernel accounts it.
 
-use std::{cmp::Reverse, fs};
+use std::{
+    cmp::Reverse,
+    fs,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::Path,
+};
 
 use anyhow::{Context as _, Result};
-use aya::{maps::MapData, programs::SchedClassifier};
+use aya::{
+    Pod,
+    maps::{HashMap, Map, MapData},
+    programs::SchedClassifier,
+};
 use serde::Serialize;
+use underpass_abi::{
+    addr::{Addr4, Addr6, Family},
+    flow::{Flow, Key, Tuple, protocol},
+    map,
+};
 use underpass_tests::{Node, counter::pins};
 
 use crate::fdinfo;
@@ -13,6 +27,8 @@ use crate::fdinfo;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Memory {
     pub(crate) containers: usize,
+    /// Entries in the tables of flows.
+    pub(crate) flows: usize,
     pub(crate) maps: u64,
     pub(crate) programs: u64,
     /// Each map's share, largest first.
@@ -20,6 +36,21 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Looks at a node with so many entries in its tables of flows, as far as there is room: half of them IPv4, half IPv6.
+    /// They are made here, and lead nowhere.
+    pub(super) fn with_flows(node: &Node, containers: usize, flows: u32) -> Result<Self> {
+        let maps = pins(node).join("maps");
+        node.netns().run(|| {
+            fill(&maps.join(map::FLOWS4), flows / 2, |number| {
+                Addr4::from(Ipv4Addr::from_bits(number))
+            })?;
+            fill(&maps.join(map::FLOWS6), flows / 2, |number| {
+                Addr6::from(Ipv6Addr::from_bits(u128::from(number)))
+            })
+        })?;
+        Self::of(node, containers)
+    }
+
     /// Looks at a node.
     pub(super) fn of(node: &Node, containers: usize) -> Result<Self> {
         let folder = pins(node);
@@ -40,12 +71,55 @@ impl Memory {
                     .with_context(|| format!("open the pinned program {}", path.display()))?;
                 programs += fdinfo::number(program.fd()?, "memlock")?;
             }
+            let flows = entries::<Addr4>(&folder.join("maps").join(map::FLOWS4))?
+                + entries::<Addr6>(&folder.join("maps").join(map::FLOWS6))?;
             Ok(Self {
                 containers,
+                flows,
                 maps: largest.iter().map(|(_, bytes)| bytes).sum(),
                 programs,
                 largest,
             })
         })
     }
+}
+
+type Flows<A> = HashMap<MapData, Key<A>, Flow<A>>;
+
+fn open<A>(path: &Path) -> Result<Flows<A>>
+where
+    Key<A>: Pod,
+    Flow<A>: Pod,
+{
+    let map = MapData::from_pin(path)
+        .map(Map::LruHashMap)
+        .with_context(|| format!("open the pinned map {}", path.display()))?;
+    map.try_into()
+        .with_context(|| format!("use {} as a table of flows", path.display()))
+}
+
+/// Adds flows between addresses that are all different.
+fn fill<A: Family>(path: &Path, flows: u32, address: impl Fn(u32) -> A) -> Result<()>
+where
+    Key<A>: Pod,
+    Flow<A>: Pod + Default,
+{
+    let mut map = open::<A>(path)?;
+    for number in 0..flows {
+        let tuple = Tuple::new(protocol::UDP, address(number), 1, address(u32::MAX), 2);
+        map.insert(tuple.key().0, Flow::default(), 0)
+            .with_context(|| format!("add a flow to {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn entries<A>(path: &Path) -> Result<usize>
+where
+    Key<A>: Pod,
+    Flow<A>: Pod,
+{
+    open::<A>(path)?
+        .keys()
+        .try_fold(0, |count, key| key.map(|_| count + 1))
+        .with_context(|| format!("count the flows in {}", path.display()))
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use underpass_tests::netns::Netns;
 
-use super::Site;
+use super::{Ports, Site};
 use crate::{plugin::Plugin, sample::Summary};
 
 /// Containers of one series.
@@ -25,7 +25,7 @@ pub(crate) struct Series {
 
 /// Measures both ways in turn on the same node.
 pub(super) fn measure(times: usize) -> Result<Series> {
-    let site = Site::new(Plugin::Learned)?;
+    let site = Site::new(Plugin::Learned, Ports::None)?;
     // The first ADD of a node loads the programs.
     let first = site.container("first")?;
     site.add(&first)?;
@@ -58,7 +58,7 @@ fn wall(site: &Site, containers: &[Netns], way: Way) -> Result<f64> {
     })?;
     for (container, result) in containers.iter().zip(results) {
         let result: Value = serde_json::from_slice(&result).context("read the result of an ADD")?;
-        site.del(container, &result)?;
+        site.del(container, &site.network.after(&result))?;
     }
     Ok(elapsed.as_secs_f64() * 1e3)
 }

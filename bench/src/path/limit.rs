@@ -1,12 +1,12 @@
 //! The kernel's limits: what no plugin with veth pairs can beat.
 
-use std::{path::Path as File, process::Command};
+use std::{net::IpAddr, path::Path as File, process::Command};
 
 use anyhow::{Context as _, Result};
 use nix::net::if_::if_nametoindex;
 use underpass_tests::netns::Netns;
 
-use super::{Carrier, Path, Route};
+use super::{Address, Carrier, Path, Route};
 use crate::redirect;
 
 /// L1: one veth pair between two namespaces.
@@ -21,7 +21,7 @@ pub(super) fn one_pair() -> Result<Path> {
 }
 
 /// L2: two veth pairs, joined on a node without addresses by tc programs that redirect everything.
-pub(super) fn two_pairs() -> Result<Path> {
+pub(super) fn two_pairs(route: Route) -> Result<Path> {
     let node = Netns::isolated("limit2")?;
     let (client, server) = (node.sibling("client")?, node.sibling("server")?);
     node.ip(&[
@@ -32,7 +32,7 @@ pub(super) fn two_pairs() -> Result<Path> {
     ])?;
     join(&node, "left", "right")?;
     join(&node, "right", "left")?;
-    finish(Route::PodToWorld, node, client, server)
+    finish(route, node, client, server)
 }
 
 /// Sends all that comes in by one device out of another.
@@ -70,7 +70,14 @@ fn finish(route: Route, node: Netns, client: Netns, server: Netns) -> Result<Pat
         client,
         server,
         _node: node,
-        v4: "10.99.0.2".parse().context("parse an IPv4 address")?,
-        v6: "fd00:99::2".parse().context("parse an IPv6 address")?,
+        v4: ip("10.99.0.2")?,
+        v6: ip("fd00:99::2")?,
     })
+}
+
+fn ip(text: &str) -> Result<Address> {
+    let ip: IpAddr = text
+        .parse()
+        .with_context(|| format!("parse the address {text}"))?;
+    Ok(ip.into())
 }

@@ -67,6 +67,7 @@ pub(super) fn measure(lab: &Lab, client: &Pod, server: &Pod) -> Result<Vec<Live>
                 client: client.netns(),
                 server: netns,
                 target,
+                own: target,
             };
             Load::Packets.measure(&ends, TIMING)?;
             for (&(program, runs, time), (_, runs_before, time_before)) in

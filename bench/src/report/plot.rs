@@ -6,6 +6,7 @@ use underpass_tests::Family;
 
 use crate::{
     Outcome,
+    control::crowd::OWN_WITH_PORTS,
     load::Load,
     path::{Carrier, Route},
     traffic::Series,
@@ -88,7 +89,7 @@ impl Canvas {
                                 spread: [call.ms.q1, call.ms.q3],
                                 label: format!("{:.1}", call.ms.median),
                                 colour: match call.caller {
-                                    "learned" => OWN,
+                                    "learned" | OWN_WITH_PORTS => OWN,
                                     "ip link" => LIMIT,
                                     _ => PEER,
                                 },
@@ -141,7 +142,7 @@ impl Canvas {
                     colour: match series.carrier {
                         Carrier::Limit => LIMIT,
                         carrier if carrier.is_ours() => OWN,
-                        Carrier::Plugin(_) => PEER,
+                        Carrier::Plugin(_) | Carrier::Crowded => PEER,
                     },
                 },
                 full,

@@ -54,12 +54,16 @@ fn write(text: &mut String, outcome: &Outcome) -> fmt::Result {
         for bypassed in &outcome.bypassed {
             writeln!(
                 text,
-                "{:<14} {:>12} packets past the stack, {} flow directions learned",
-                bypassed.plugin.name(),
+                "{:<14} {:<22} {:>12} packets past the stack, {} flow directions learned",
+                bypassed.carrier.name(Route::PodToPod),
+                bypassed.purpose.name(),
                 bypassed.packets,
                 bypassed.learned
             )?;
         }
+    }
+    for reason in &outcome.left_out {
+        writeln!(text, "left out: {reason}")?;
     }
     if let Some(all) = &outcome.programs {
         programs(text, all)?;
@@ -183,8 +187,9 @@ fn calls(text: &mut String, control: &control::Outcome) -> fmt::Result {
             .collect();
         writeln!(
             text,
-            "memory at {} containers: maps {} KiB ({}), programs {} KiB",
+            "memory at {} containers and {} flows: maps {} KiB ({}), programs {} KiB",
             memory.containers,
+            memory.flows,
             memory.maps / 1024,
             largest.join(", "),
             memory.programs / 1024
@@ -202,7 +207,7 @@ fn targets(text: &mut String, targets: &[Target]) -> fmt::Result {
         };
         writeln!(
             text,
-            "  {:<70} {:>9.3}  {sign} {:<7.3} {}",
+            "  {:<78} {:>9.3}  {sign} {:<7.3} {}",
             target.what,
             target.measured,
             target.bound,
