@@ -93,7 +93,7 @@ const PRELUDE: &str = r#"
 folder=$(mktemp -d)
 trap 'cd /; umount "$folder"; rmdir "$folder"' EXIT
 call() { echo '{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"'$folder'","ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"2001:db8::/64"}]]}}' |
-    CNI_COMMAND=$1 CNI_CONTAINERID=$2 "$0"; }
+    CNI_COMMAND=$1 CNI_CONTAINERID=$2 ${as:-env} "$0"; }
 "#;
 
 #[test]
@@ -165,6 +165,33 @@ fn a_read_only_disk_is_a_clear_error() {
         "{}",
         answers[5]
     );
+}
+
+#[test]
+fn a_folder_without_permission_is_a_clear_error() {
+    // Root without capabilities is a user like any other.
+    let script = format!(
+        r#"{PRELUDE}
+        mount -t tmpfs tmpfs "$folder"
+        call ADD c1 > /dev/null
+        chmod 555 "$folder/net"
+        as='setpriv --bounding-set=-all'
+        for call in 'ADD c2' 'DEL c1' 'STATUS c1'; do call $call && echo succeeded; echo =; done
+        ls "$folder/net"
+        "#
+    );
+    let output = with_own_mounts(&script);
+    let answers: Vec<_> = output.split('=').collect();
+    for (answer, code) in answers.iter().zip([5, 5, 50]) {
+        assert!(answer.contains(&format!("\"code\": {code}")), "{answer}");
+        assert!(answer.contains("ermission denied"), "{answer}");
+    }
+    assert!(
+        answers[0].contains("run the plugin as root"),
+        "{}",
+        answers[0]
+    );
+    assert!(answers[3].contains("10.0.0.2"), "{}", answers[3]);
 }
 
 #[test]
