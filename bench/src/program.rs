@@ -1,7 +1,9 @@
 //! What a program costs for one packet of a flow that it knows, by `BPF_PROG_TEST_RUN`.
 //!
-//! A program changes the packet that it sends on, so a run can't be repeated on the same one: each is a run of its own, timed by the kernel.
-//! The same is done with a program that does nothing; the difference is what the program costs.
+//! A program changes the packet that it sends on, so a run can't simply be repeated on the same one: each is a run of its own, timed by
+//! the kernel, and cold, because a system call lies before it. Where nothing is translated and any source MAC is right, a packet stays
+//! one of its flow until its TTL is used up: that run is repeated, and warm. The same is done with a program that does nothing; the difference is what
+//! the program costs.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -42,11 +44,39 @@ pub(crate) struct Outcome {
     pub(crate) live: Vec<live::Live>,
 }
 
+/// What the processor has at hand when a program begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Cache {
+    /// What a system call left.
+    Cold,
+    /// What the same program needed a moment ago.
+    Warm,
+}
+
+impl Cache {
+    /// Runs between two system calls. Below the TTL of a packet.
+    const fn repeat(self) -> u32 {
+        match self {
+            Self::Cold => 1,
+            Self::Warm => 50,
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Warm => "warm",
+        }
+    }
+}
+
 /// One program on one kind of packet.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cost {
     pub(crate) program: &'static str,
     pub(crate) packet: String,
+    pub(crate) cache: Cache,
     /// Whether every run sent the packet past the stack; otherwise the figure is of something else.
     pub(crate) bypassed: bool,
     /// Nanoseconds of a run, as the kernel timed it.
@@ -62,6 +92,8 @@ pub(crate) fn measure(runs: usize) -> Result<Outcome> {
     let conf: Conf = lab.conf();
     let client = lab.pod_with("client", &conf)?;
     let server = lab.pod_with("server", &conf)?;
+    let any_mac = conf.clone().with("macspoofchk", false);
+    let repeater = lab.pod_with("repeater", &any_mac)?;
     let nothing = Path::new("/sys/fs/bpf/nothing");
     node.netns().run(|| redirect::pin_nothing(nothing))?;
 
@@ -83,44 +115,83 @@ pub(crate) fn measure(runs: usize) -> Result<Outcome> {
 
         teach(client.netns(), server.netns(), server.ip(family))?;
         teach(client.netns(), lab.world.netns(), family.remote())?;
+        teach(repeater.netns(), server.netns(), server.ip(family))?;
+        let repeated = repeater
+            .ends(server.ip(family))?
+            .udp(CLIENT_PORT, SERVER_PORT, &PAYLOAD);
         let from_pod = pins(node).join("programs/from_pod");
         let from_wire = pins(node).join("programs/from_wire");
         let veth = client.host_veth();
-        for (name, pin, device, what, frame) in [
-            ("nothing", nothing, veth, "pod to pod", &to_pod),
-            ("from_pod", &from_pod, veth, "pod to pod", &to_pod),
-            ("from_pod", &from_pod, veth, "pod to world", &to_world),
+        for (name, pin, device, what, frame, cache) in [
+            ("nothing", nothing, veth, "pod to pod", &to_pod, Cache::Cold),
+            (
+                "nothing",
+                nothing,
+                repeater.host_veth(),
+                "pod to pod",
+                &repeated,
+                Cache::Warm,
+            ),
+            (
+                "from_pod",
+                &from_pod,
+                repeater.host_veth(),
+                "pod to pod",
+                &repeated,
+                Cache::Warm,
+            ),
+            (
+                "from_pod",
+                &from_pod,
+                veth,
+                "pod to pod",
+                &to_pod,
+                Cache::Cold,
+            ),
+            (
+                "from_pod",
+                &from_pod,
+                veth,
+                "pod to world",
+                &to_world,
+                Cache::Cold,
+            ),
             (
                 "from_wire",
                 &from_wire,
                 Node::UPLINK,
                 "reply from world",
                 &reply,
+                Cache::Cold,
             ),
         ] {
-            let (ns, bypassed) = time(node, pin, device, frame, runs)
+            let (ns, bypassed) = time(node, pin, device, frame, runs, cache)
                 .with_context(|| format!("run {name} on a packet {what}"))?;
             costs.push(Cost {
                 program: name,
                 packet: format!("{what}, {family:?}"),
+                cache,
                 bypassed,
                 ns,
                 net_ns: 0.0,
             });
         }
     }
-    let floor: Vec<f64> = costs
-        .iter()
-        .filter(|cost| cost.program == "nothing")
-        .map(|cost| cost.ns.median)
-        .collect();
-    let floor = Summary::of(&floor).context("the empty program was not run")?;
-    for cost in &mut costs {
-        cost.net_ns = cost.ns.median - floor.median;
+    for cache in [Cache::Cold, Cache::Warm] {
+        let floor: Vec<f64> = costs
+            .iter()
+            .filter(|cost| cost.program == "nothing" && cost.cache == cache)
+            .map(|cost| cost.ns.median)
+            .collect();
+        let floor = Summary::of(&floor).context("the empty program was not run")?;
+        for cost in costs.iter_mut().filter(|cost| cost.cache == cache) {
+            cost.net_ns = cost.ns.median - floor.median;
+        }
     }
     let live = live::measure(&lab, &client, &server)?;
     client.del()?;
     server.del()?;
+    repeater.del()?;
     Ok(Outcome {
         single: costs,
         live,
@@ -157,13 +228,14 @@ fn teach(client: &Netns, server: &Netns, target: std::net::IpAddr) -> Result<()>
     Ok(())
 }
 
-/// Nanoseconds of single runs of a pinned program, and whether all of them redirected.
+/// Nanoseconds of runs of a pinned program, and whether all of them redirected.
 fn time(
     node: &Node,
     pin: &Path,
     device: &str,
     frame: &[u8],
     runs: usize,
+    cache: Cache,
 ) -> Result<(Summary, bool)> {
     let mut context = [0; SK_BUFF];
     let (times, bypassed) = node.netns().run(|| {
@@ -180,6 +252,7 @@ fn time(
                 .test_run(TestRunOptions {
                     data_in: Some(frame),
                     ctx_in: Some(&context),
+                    repeat: cache.repeat(),
                     ..TestRunOptions::new()
                 })
                 .context("BPF_PROG_TEST_RUN")?;

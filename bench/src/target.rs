@@ -9,6 +9,7 @@ use crate::{
     load::Load,
     path::{Carrier, Route},
     plugin::Plugin,
+    program::Cache,
     sample::Summary,
     traffic::{self, Series},
 };
@@ -91,9 +92,9 @@ impl Target {
 pub(crate) fn judge(outcome: &Outcome) -> Vec<Target> {
     let mut targets = packets(&outcome.traffic);
     for cost in outcome.programs.iter().flat_map(|all| &all.single) {
-        if cost.program != "nothing" && cost.bypassed {
+        if cost.program != "nothing" && cost.bypassed && cost.cache == Cache::Warm {
             targets.push(Target::new(
-                format!("{}, {}: ns a packet", cost.program, cost.packet),
+                format!("{}, {}: ns a packet, warm", cost.program, cost.packet),
                 Wanted::AtMost,
                 120.0,
                 cost.net_ns,

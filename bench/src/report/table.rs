@@ -80,7 +80,7 @@ fn write(text: &mut String, outcome: &Outcome) -> fmt::Result {
 fn programs(text: &mut String, all: &program::Outcome) -> fmt::Result {
     writeln!(
         text,
-        "\nPROGRAMS, one run each, ns for a packet of a known flow: with the timer [quartiles], without"
+        "\nPROGRAMS, ns for a packet of a known flow: with the timer [quartiles], without"
     )?;
     for cost in &all.single {
         let ns = cost.ns;
@@ -92,8 +92,12 @@ fn programs(text: &mut String, all: &program::Outcome) -> fmt::Result {
         };
         writeln!(
             text,
-            "  {:<10} {:<28} {:>8.0}  {spread:<16} {:>8.0}{remark}",
-            cost.program, cost.packet, ns.median, cost.net_ns
+            "  {:<10} {:<22} {:<5} {:>8.0}  {spread:<16} {:>8.0}{remark}",
+            cost.program,
+            cost.packet,
+            cost.cache.name(),
+            ns.median,
+            cost.net_ns
         )?;
     }
     writeln!(
