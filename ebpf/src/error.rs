@@ -7,13 +7,13 @@ use crate::{
     checksum::{Delta, Summed},
     ip::{Head, Ip},
     l4::{Depth, checksum_of},
-    packet::{Covers, Packet, Short, Zero},
+    packet::{Covers, Load, Packet, Short, Zero},
     translate::set_ports,
 };
 
 /// Reads the packet that the ICMP error `head` quotes.
 #[inline(always)]
-pub fn quoted<I: Ip, P: Packet>(packet: &P, head: &Head<I>) -> Result<Head<I>, Short> {
+pub fn quoted<I: Ip, P: Load>(packet: &P, head: &Head<I>) -> Result<Head<I>, Short> {
     I::parse(packet, head.l4 + 8, Depth::Quoted)
 }
 

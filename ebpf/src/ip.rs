@@ -13,7 +13,7 @@ pub use self::{v4::V4, v6::V6};
 use crate::{
     checksum::{Delta, Summed},
     l4::{Depth, Kind, L4},
-    packet::{Covers, Packet, Short},
+    packet::{Covers, Load, Short},
 };
 
 /// Which piece of a datagram a packet is.
@@ -99,7 +99,7 @@ pub trait Ip: Copy + 'static {
     fn ttl(header: &Self::Header) -> u8;
 
     /// Walks over options or extension headers. `l3` is the header's offset.
-    fn next<P: Packet>(packet: &P, header: &Self::Header, l3: u32) -> Result<Next, Short>;
+    fn next<P: Load>(packet: &P, header: &Self::Header, l3: u32) -> Result<Next, Short>;
 
     /// Replaces the addresses, the header's own checksum included.
     fn set_addresses(header: &mut Self::Header, src: Self::Addr, dst: Self::Addr);
@@ -112,7 +112,7 @@ pub trait Ip: Copy + 'static {
 
     /// As [`Ip::parse`], for packets whose network header carries nothing unusual: no loop, no branch that depends on the packet's length.
     #[inline(always)]
-    fn parse_plain<P: Packet>(packet: &P, l3: u32) -> Option<Head<Self>> {
+    fn parse_plain<P: Load>(packet: &P, l3: u32) -> Option<Head<Self>> {
         let header: Self::Header = packet.load(l3).ok()?;
         let next = Self::next_plain(&header, l3)?;
         let l4 = L4::parse::<Self, P>(packet, next.protocol, next.l4, Depth::Whole).ok()?;
@@ -121,7 +121,7 @@ pub trait Ip: Copy + 'static {
 
     /// Reads the packet whose network header is at `l3`.
     #[inline(always)]
-    fn parse<P: Packet>(packet: &P, l3: u32, depth: Depth) -> Result<Head<Self>, Short> {
+    fn parse<P: Load>(packet: &P, l3: u32, depth: Depth) -> Result<Head<Self>, Short> {
         let header: Self::Header = packet.load(l3)?;
         let next = Self::next(packet, &header, l3)?;
         let l4 = match next.piece {

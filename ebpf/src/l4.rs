@@ -4,7 +4,7 @@ use underpass_abi::flow::protocol;
 
 use crate::{
     ip::Ip,
-    packet::{Packet, Short, Zero},
+    packet::{Load, Short, Zero},
 };
 
 /// TCP flags, as in the header's 14th byte.
@@ -77,7 +77,7 @@ impl L4 {
 
     /// Reads the header of `protocol` at `offset`.
     #[inline(always)]
-    pub fn parse<I: Ip, P: Packet>(
+    pub fn parse<I: Ip, P: Load>(
         packet: &P,
         protocol: u8,
         offset: u32,

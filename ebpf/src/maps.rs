@@ -78,7 +78,7 @@ pub struct Work<I: Ip> {
 /// Constants of the node. Not static: user space overrides the symbol before the programs are
 /// loaded.
 #[unsafe(no_mangle)]
-static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0));
+pub static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0));
 
 #[map]
 static STATE: Array<State> = Array::with_max_entries(1, 0);
@@ -127,11 +127,17 @@ static WORK4: PerCpuArray<Work<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static WORK6: PerCpuArray<Work<V6>> = PerCpuArray::with_max_entries(1, 0);
 
-/// Constants of the node.
-#[inline(always)]
-pub fn node() -> Node {
-    NODE.load()
+/// One constant of the node, by the name of its field. (`Global::load` reads all of them, at a
+/// load for each.)
+macro_rules! constant {
+    ($($field:ident).+) => {{
+        let node = (&raw const $crate::maps::NODE).cast::<underpass_abi::node::Node>();
+        // SAFETY: a `Global` is its value. Volatile, because user space gives the static another
+        // value than the compiler knows.
+        unsafe { (&raw const (*node).$($field).+).read_volatile() }
+    }};
 }
+pub(crate) use constant;
 
 /// Coarse time, see [`Node::tick_shift`]. Reading jiffies costs one load (5.5, inlined by the JIT).
 #[inline(always)]
@@ -142,7 +148,7 @@ pub fn tick() -> u32 {
         clippy::cast_possible_truncation,
         reason = "time in ticks wraps after a century"
     )]
-    let tick = (jiffies >> (node().tick_shift & 63)) as u32;
+    let tick = (jiffies >> (constant!(tick_shift) & 63)) as u32;
     tick
 }
 

@@ -28,11 +28,14 @@ pub enum Zero {
     IsSum,
 }
 
-/// A packet, from its link-layer header on (or from its IP header, where the device has no link-layer header).
-pub trait Packet {
+/// A packet that can be read, from its link-layer header on (or from its IP header, where the device has no link-layer header).
+pub trait Load {
     /// The `T` at `offset` bytes from the packet's start.
     fn load<T: Plain>(&self, offset: u32) -> Result<T, Short>;
+}
 
+/// A packet that can be changed.
+pub trait Packet: Load {
     /// Overwrites the bytes at `offset`. Checksums are the caller's business.
     fn store<T: Plain>(&mut self, offset: u32, value: &T) -> Result<(), Short>;
 

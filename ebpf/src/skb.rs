@@ -8,17 +8,17 @@ use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
     helpers::generated::{
         bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
-        bpf_set_hash, bpf_skb_load_bytes, bpf_skb_store_bytes,
+        bpf_set_hash, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
 use underpass_abi::{Plain, node::feature};
 use underpass_ebpf::{
     checksum::Delta,
-    packet::{Covers, Packet, Short, Zero},
+    packet::{Covers, Load, Packet, Short, Zero},
 };
 
-use crate::{maps::node, verdict::Verdict};
+use crate::{maps::constant, verdict::Verdict};
 
 /// `BPF_F_IPV6`: no IP header checksum makes good for changed addresses, see `feature::CSUM_IPV6`.
 const BPF_F_IPV6: u64 = 1 << 7;
@@ -124,6 +124,21 @@ impl Skb {
         }
     }
 
+    /// What lies in one piece of the packet, from its start on: at least its first `wanted` bytes, if
+    /// it has so many. A few drivers keep nothing there, so the bytes are fetched.
+    #[inline(always)]
+    pub fn linear(&mut self, wanted: u32) -> Linear {
+        if self.ctx.data() + wanted as usize > self.ctx.data_end() && self.len() >= wanted {
+            // Should it fail, there is less than was wanted.
+            // SAFETY: the context is valid, no memory is passed.
+            unsafe { bpf_skb_pull_data(self.raw(), wanted) };
+        }
+        Linear {
+            start: self.ctx.data(),
+            end: self.ctx.data_end(),
+        }
+    }
+
     /// Ethernet source, if it lies where every driver puts it.
     #[inline(always)]
     pub fn ethernet_source(&self) -> Option<[u16; 3]> {
@@ -175,6 +190,47 @@ impl Skb {
     }
 }
 
+/// The bytes of a packet that lie in one piece, which is what its headers nearly always do. Cheaper to
+/// read than by the helper. Not to be used any more after a helper has changed the packet.
+#[derive(Clone, Copy)]
+pub struct Linear {
+    start: usize,
+    end: usize,
+}
+
+impl Load for Linear {
+    #[inline(always)]
+    fn load<T: Plain>(&self, offset: u32) -> Result<T, Short> {
+        let start = self.start + offset as usize;
+        if start + size_of::<T>() > self.end {
+            return Err(Short);
+        }
+        let mut value = MaybeUninit::<T>::uninit();
+        match align_of::<T>() {
+            8 => copy::<T, u64>(&mut value, start),
+            4 => copy::<T, u32>(&mut value, start),
+            2 => copy::<T, u16>(&mut value, start),
+            _ => copy::<T, u8>(&mut value, start),
+        }
+        // SAFETY: filled, and any bytes are a valid `T`.
+        Ok(unsafe { value.assume_init() })
+    }
+}
+
+/// Copies from packet data, word by word.
+#[inline(always)]
+fn copy<T, W>(to: &mut MaybeUninit<T>, from: usize) {
+    for at in 0..size_of::<T>() / size_of::<W>() {
+        // SAFETY: inside the packet, as the caller checked and the verifier makes sure, and inside
+        // the value. The kernel allows any alignment where the processor does (x86-64, arm64);
+        // volatile, so that the compiler draws no conclusions from the type.
+        unsafe {
+            let word = (from as *const W).add(at).read_volatile();
+            to.as_mut_ptr().cast::<W>().add(at).write(word);
+        }
+    }
+}
+
 /// What a redirect helper said: a return code of tc, in a register's width.
 #[inline(always)]
 const fn sent(code: i64) -> Verdict {
@@ -194,7 +250,7 @@ pub const fn size<T>() -> u32 {
     size
 }
 
-impl Packet for Skb {
+impl Load for Skb {
     #[inline(always)]
     fn load<T: Plain>(&self, offset: u32) -> Result<T, Short> {
         let mut value = MaybeUninit::<T>::uninit();
@@ -213,7 +269,9 @@ impl Packet for Skb {
         // SAFETY: filled, and any bytes are a valid `T`.
         Ok(unsafe { value.assume_init() })
     }
+}
 
+impl Packet for Skb {
     #[inline(always)]
     fn store<T: Plain>(&mut self, offset: u32, value: &T) -> Result<(), Short> {
         // SAFETY: the value has the size that is passed and no padding.
@@ -241,7 +299,7 @@ impl Packet for Skb {
             Zero::IsAbsent => u64::from(BPF_F_MARK_MANGLED_0),
             Zero::IsSum => 0,
         };
-        let has_flag = node().features & feature::CSUM_IPV6 != 0;
+        let has_flag = constant!(features) & feature::CSUM_IPV6 != 0;
         match covers {
             Covers::Payload => {}
             Covers::Pseudo6 if has_flag => flags |= u64::from(BPF_F_PSEUDO_HDR) | BPF_F_IPV6,

@@ -5,7 +5,7 @@ use underpass_abi::{Plain, addr::Addr4, flow::protocol};
 use super::{Ip, Next, Piece};
 use crate::{
     checksum::{Delta, Summed},
-    packet::{Covers, Packet, Short},
+    packet::{Covers, Load, Short},
 };
 
 /// The family.
@@ -63,7 +63,7 @@ impl Ip for V4 {
     }
 
     #[inline(always)]
-    fn next<P: Packet>(_packet: &P, header: &Header4, l3: u32) -> Result<Next, Short> {
+    fn next<P: Load>(_packet: &P, header: &Header4, l3: u32) -> Result<Next, Short> {
         let version_and_length = header[0].to_ne_bytes()[0];
         let length = u32::from(version_and_length & 0xf) * 4;
         if version_and_length >> 4 != 4 || length < Self::HEADER_LENGTH {

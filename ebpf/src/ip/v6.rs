@@ -5,7 +5,7 @@ use underpass_abi::{Plain, addr::Addr6, flow::protocol};
 use super::{Ip, Next, Piece};
 use crate::{
     checksum::Delta,
-    packet::{Covers, Packet, Short},
+    packet::{Covers, Load, Short},
 };
 
 /// The family.
@@ -60,7 +60,7 @@ impl Ip for V6 {
     }
 
     #[inline(always)]
-    fn next<P: Packet>(packet: &P, header: &Header6, l3: u32) -> Result<Next, Short> {
+    fn next<P: Load>(packet: &P, header: &Header6, l3: u32) -> Result<Next, Short> {
         let first = header[0].to_ne_bytes();
         if first[0] >> 4 != 6 {
             return Err(Short);

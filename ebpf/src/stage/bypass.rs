@@ -48,6 +48,9 @@ pub enum Trust {
     Settled,
 }
 
+/// Length of the longest transport header that is read, as far as it is read: TCP up to its flags.
+const L4: u32 = 14;
+
 /// What [`send`] returns for a packet that has a bypass once its flow is settled; no return code of
 /// tc.
 const SETTLE: i32 = -3;
@@ -87,7 +90,8 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
         Trust::Settled
     };
     let mut skb = Skb::new(ctx);
-    let Some(mut head) = I::parse_plain(&skb, ETHERNET) else {
+    let Some(mut head) = I::parse_plain(&skb.linear(ETHERNET + I::HEADER_LENGTH + L4), ETHERNET)
+    else {
         return NEXT;
     };
     if head.kind != Kind::Flow {

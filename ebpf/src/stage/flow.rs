@@ -10,7 +10,7 @@ use underpass_ebpf::l4::tcp;
 
 use super::{learn::leave_to_wire, port};
 use crate::{
-    maps::{Net, Place, Work, count, endpoint, node, tick},
+    maps::{Net, Place, Work, constant, count, endpoint, tick},
     memory,
 };
 
@@ -75,19 +75,18 @@ pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
 /// A packet came: the flow lives for another timeout, which depends on its state.
 #[inline(always)]
 pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
-    let timeout = node().timeout;
     let answered = flow.state & state::ANSWERED == state::ANSWERED;
     let limit = match protocol {
         protocol::TCP
             if flow.state & state::RST != 0 || flow.state & state::FINISHED == state::FINISHED =>
         {
-            timeout.tcp_closing
+            constant!(timeout.tcp_closing)
         }
-        protocol::TCP if answered => timeout.tcp_established,
-        protocol::TCP => timeout.tcp_opening,
-        protocol::UDP | protocol::SCTP if answered => timeout.udp,
-        protocol::UDP | protocol::SCTP => timeout.udp_opening,
-        _ => timeout.icmp,
+        protocol::TCP if answered => constant!(timeout.tcp_established),
+        protocol::TCP => constant!(timeout.tcp_opening),
+        protocol::UDP | protocol::SCTP if answered => constant!(timeout.udp),
+        protocol::UDP | protocol::SCTP => constant!(timeout.udp_opening),
+        _ => constant!(timeout.icmp),
     };
     flow.expires = tick + limit;
 }

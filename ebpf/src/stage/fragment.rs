@@ -7,7 +7,7 @@ use underpass_ebpf::{
     l4::Kind,
 };
 
-use crate::maps::{Net, node, tick};
+use crate::maps::{Net, constant, tick};
 
 /// Remembers the ports of a first fragment.
 #[inline(always)]
@@ -33,7 +33,7 @@ pub fn complete<I: Net>(head: &mut Head<I>) {
     let Some(ports) = (unsafe { I::fragments().get(head.fragment_key()) }) else {
         return;
     };
-    if tick().wrapping_sub(ports.seen) > node().timeout.fragment {
+    if tick().wrapping_sub(ports.seen) > constant!(timeout.fragment) {
         return;
     }
     head.tuple.sport = ports.sport;

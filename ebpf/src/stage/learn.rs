@@ -9,7 +9,7 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::{End, Flow, Half, Key, action, rewrite},
 };
-use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind, packet::Packet};
+use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind, packet::Load as _};
 
 use super::{
     flow::{find, half, outgoing, prolong, set_outgoing},
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     call::Call,
-    maps::{Net, Place, Work, count, device, endpoint, node, stamp, tick, trace_level},
+    maps::{Net, Place, Work, constant, count, device, endpoint, stamp, tick, trace_level},
     memory,
     skb::Skb,
 };
@@ -37,14 +37,14 @@ pub const LEARNED: u32 = 1;
 #[inline(always)]
 pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>) {
     if head.kind == Kind::Flow {
-        skb.set_hash(fingerprint(node().key, &head.tuple));
+        skb.set_hash(fingerprint(constant!(key), &head.tuple));
     }
 }
 
 /// Whether the packet came through the stack unchanged.
 #[inline(always)]
 pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
-    skb.hash() == fingerprint(node().key, &head.tuple)
+    skb.hash() == fingerprint(constant!(key), &head.tuple)
 }
 
 /// Learns a flow from the packet in [`Work::head`], which the stack carried from the device

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     call::Call,
-    maps::{Net, Place, Work, count, device, endpoint, keeps_source, node, tick, trace_level},
+    maps::{Net, Place, Work, constant, count, device, endpoint, keeps_source, tick, trace_level},
     memory,
     skb::Skb,
     verdict::{Step, Verdict},
@@ -95,7 +95,7 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
     // The bypass has just asked for the route. Where the stack chose another uplink than the
     // routing table says, that one's address counts.
     let is_routed = way == Way::Bypass
-        || node().features & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
+        || constant!(features) & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
     let addr = route
         .source
         .filter(|_| is_routed)
@@ -242,10 +242,9 @@ pub fn probe<I: Net>(attempt: u32) -> u32 {
 fn candidate(protocol: u8, attempt: u32) -> u16 {
     // SAFETY: the helper has no arguments.
     let random = u64::from(unsafe { bpf_get_prandom_u32() });
-    let node = node();
     let (first, ports) = match protocol {
         protocol::ICMP | protocol::ICMPV6 => (0, 1 << 16),
-        _ if attempt < PREFERRED => (node.port_first, node.port_count),
+        _ if attempt < PREFERRED => (constant!(port_first), constant!(port_count)),
         _ => (UNPRIVILEGED, (1 << 16) - UNPRIVILEGED),
     };
     // Multiply and shift: every port of the range is as likely as any other.

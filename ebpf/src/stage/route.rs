@@ -7,7 +7,7 @@ use aya_ebpf::{
 use underpass_abi::{flow::Tuple, node::feature};
 
 use crate::{
-    maps::{Net, Work, device, node},
+    maps::{Net, Work, constant, device},
     memory::{self, zeroed},
     skb::size,
 };
@@ -101,7 +101,7 @@ pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
         return NONE;
     };
     let mut params = ask::<I>(&head.tuple, in_ifindex);
-    let tells_source = node().features & feature::FIB_SRC != 0;
+    let tells_source = constant!(features) & feature::FIB_SRC != 0;
     let flags = if tells_source { FIB_LOOKUP_SRC } else { 0 };
     // SAFETY: the context is valid, the arguments have the size that is passed.
     let result = unsafe {

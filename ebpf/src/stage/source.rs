@@ -10,7 +10,7 @@ use underpass_abi::{
 use underpass_ebpf::{
     ip::{Head, Piece},
     l4::Kind,
-    packet::Packet,
+    packet::Load as _,
 };
 
 use crate::{

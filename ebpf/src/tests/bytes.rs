@@ -6,7 +6,7 @@ use underpass_abi::Plain;
 
 use crate::{
     checksum::Delta,
-    packet::{Covers, Packet, Short, Zero},
+    packet::{Covers, Load, Packet, Short, Zero},
 };
 
 /// `skb->ip_summed`.
@@ -141,12 +141,14 @@ fn write<T: Plain>(bytes: &mut [u8], value: &T) {
     panic!("add {} to for_each_plain!", std::any::type_name::<T>());
 }
 
-impl Packet for Bytes {
+impl Load for Bytes {
     fn load<T: Plain>(&self, offset: u32) -> Result<T, Short> {
         let range = self.range(offset, size_of::<T>())?;
         Ok(read(&self.bytes[range]))
     }
+}
 
+impl Packet for Bytes {
     fn store<T: Plain>(&mut self, offset: u32, value: &T) -> Result<(), Short> {
         let range = self.range(offset, size_of::<T>())?;
         write(&mut self.bytes[range], value);

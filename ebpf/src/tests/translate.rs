@@ -12,7 +12,7 @@ use super::{
 use crate::{
     ip::{Head, Ip as _, Piece},
     l4::{Depth, Kind},
-    packet::{Covers, Packet as _},
+    packet::{Covers, Load as _},
     translate::translate,
 };
 
