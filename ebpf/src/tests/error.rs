@@ -14,7 +14,7 @@ use crate::{
     error::{quoted, translate_error},
     ip::{Head, Ip as _, V6},
     l4::{Depth, Kind},
-    packet::Load as _,
+    packet::Packet as _,
 };
 
 /// An ICMP error, and the packet that it is about.

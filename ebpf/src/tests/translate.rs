@@ -12,7 +12,7 @@ use super::{
 use crate::{
     ip::{Head, Ip as _, Piece},
     l4::{Depth, Kind},
-    packet::{Covers, Load as _},
+    packet::{Covers, Packet as _},
     translate::translate,
 };
 
