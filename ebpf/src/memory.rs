@@ -17,6 +17,18 @@ pub fn copy<T: Plain>(to: &mut T, from: &T) {
     fill(ptr::from_mut(to), Some(from));
 }
 
+/// A MAC in words, as it is compared and copied.
+#[inline(always)]
+#[expect(
+    clippy::cast_ptr_alignment,
+    reason = "MACs of shared layouts lie at even offsets, see underpass_abi::flow"
+)]
+pub fn mac_words(mac: &[u8; 6]) -> [u16; 3] {
+    let mac = ptr::from_ref(mac).cast::<u16>();
+    // SAFETY: inside the MAC, and aligned: see the reason above.
+    [0, 1, 2].map(|at| unsafe { mac.add(at).read() })
+}
+
 /// A value of zeros, for the arguments of helpers.
 ///
 /// # Safety

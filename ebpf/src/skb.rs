@@ -139,6 +139,35 @@ impl Skb {
         }
     }
 
+    /// Overwrites the Ethernet header, which is given in words, and the network header after it.
+    #[inline(always)]
+    pub fn store_headers<H: Plain>(&mut self, ethernet: [u16; 7], network: H) -> Result<(), Short> {
+        /// Both in one piece, the network header aligned.
+        #[repr(C)]
+        struct Headers<H> {
+            padding: u16,
+            ethernet: [u16; 7],
+            network: H,
+        }
+        let headers = Headers {
+            padding: 0,
+            ethernet,
+            network,
+        };
+        // SAFETY: from the Ethernet header on, the struct has no padding and the size that is
+        // passed: 14 bytes, at an even offset, end at a multiple of any header's alignment.
+        let result = unsafe {
+            bpf_skb_store_bytes(
+                self.raw(),
+                0,
+                core::ptr::from_ref(&headers).cast::<u16>().add(1).cast(),
+                size::<[u16; 7]>() + size::<H>(),
+                0,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(Short) }
+    }
+
     /// Ethernet source, if it lies where every driver puts it.
     #[inline(always)]
     pub fn ethernet_source(&self) -> Option<[u16; 3]> {

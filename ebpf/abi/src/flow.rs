@@ -255,6 +255,13 @@ use crate::addr::{Addr4, Addr6};
 plain!(FragmentPorts, FragmentKey<Addr4>, FragmentKey<Addr6>);
 plain!(for either family: Tuple, Key, Half, Flow);
 
+// Programs read MACs in words of two bytes.
+const _: () = assert!(
+    core::mem::offset_of!(Half<Addr4>, eth).is_multiple_of(2)
+        && core::mem::offset_of!(Half<Addr6>, eth).is_multiple_of(2)
+        && core::mem::offset_of!(Half<Addr4>, in_mac).is_multiple_of(2)
+        && core::mem::offset_of!(Half<Addr6>, in_mac).is_multiple_of(2)
+);
 const _: () = assert!(size_of::<Tuple<Addr4>>() == 16 && size_of::<Tuple<Addr6>>() == 40);
 const _: () = assert!(size_of::<Half<Addr4>>() == 64 && size_of::<Half<Addr6>>() == 88);
 const _: () = assert!(size_of::<Flow<Addr4>>() == 136 && size_of::<Flow<Addr6>>() == 184);

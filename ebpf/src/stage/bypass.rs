@@ -16,14 +16,13 @@ use underpass_ebpf::{
 
 use super::{
     flow::{self, Table, half, outgoing},
-    learn::ANY_MAC,
     settle::STALE,
-    source::same_mac,
 };
 use crate::{
     ETHERNET,
     call::Call,
     maps::{Net, count, device, stamp},
+    memory::mac_words,
     skb::Skb,
     verdict::{NEXT, Verdict, code},
 };
@@ -139,14 +138,7 @@ fn is_usual<I: Net>(skb: &Skb, head: &Head<I>, side: Side, half: &Half<I::Addr>)
     }
     match side {
         Side::Pod if half.in_ifindex != skb.ifindex() => return false,
-        Side::Pod
-            if half.in_mac != ANY_MAC
-                && !skb
-                    .ethernet_source()
-                    .is_some_and(|source| same_mac(source, half.in_mac)) =>
-        {
-            return false;
-        }
+        Side::Pod if !has_mac(skb, &half.in_mac) => return false,
         Side::Wire if half.in_ifindex != 0 => return false,
         Side::Pod | Side::Wire => {}
     }
@@ -158,6 +150,16 @@ fn is_usual<I: Net>(skb: &Skb, head: &Head<I>, side: Side, half: &Half<I::Addr>)
         return false;
     }
     skb.wire_length(head.l3, head.headers_length()) <= half.mtu
+}
+
+/// Whether the packet's Ethernet source is `wanted`, or any will do.
+#[inline(always)]
+fn has_mac(skb: &Skb, wanted: &[u8; 6]) -> bool {
+    let wanted = mac_words(wanted);
+    wanted[0] | wanted[1] | wanted[2] == 0
+        || skb.ethernet_source().is_some_and(|source| {
+            (source[0] ^ wanted[0]) | (source[1] ^ wanted[1]) | (source[2] ^ wanted[2]) == 0
+        })
 }
 
 #[inline(always)]
@@ -176,9 +178,12 @@ fn rewrite<I: Net>(skb: &mut Skb, head: &mut Head<I>, half: &Half<I::Addr>) -> R
         translate(skb, head, &new)?;
     }
     let unbalanced = I::decrement_ttl(&mut head.header);
-    skb.store(head.l3, &head.header)?;
+    let ([to0, to1, to2], [from0, from1, from2]) =
+        (mac_words(&half.eth[0]), mac_words(&half.eth[1]));
+    let ethernet = [to0, to1, to2, from0, from1, from2, I::ETHER_TYPE];
+    skb.store_headers(ethernet, head.header)?;
     if I::PSEUDO == Covers::Pseudo6 {
         skb.account(unbalanced);
     }
-    skb.store(0, &half.eth)
+    Ok(())
 }

@@ -25,9 +25,6 @@ use crate::{
 /// Level of a debug record, see `State::trace`.
 pub const DEBUG: u32 = 4;
 
-/// [`Half::in_mac`] that any packet has.
-pub const ANY_MAC: [u8; 6] = [0; 6];
-
 /// There is nothing to remember.
 pub const IGNORED: u32 = 0;
 /// The flow is in the table.
