@@ -10,9 +10,9 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_ebpf::ip::{V4, V6};
 
 use crate::{
-    hook::{from_pod, from_wire, to_pod, to_wire},
+    hook::{from_host, from_pod, from_wire, to_pod, to_wire},
     maps::Net,
-    stage::{bypass, error, flow, learn, masquerade, parse, port, route, settle, translate},
+    stage::{bypass, error, flow, learn, masquerade, parse, port, route, settle, translate, twice},
 };
 
 macro_rules! functions {
@@ -50,6 +50,7 @@ functions! {
     send(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 = bypass::send;
     settle(ctx: *mut __sk_buff) -> u32 = settle::settle;
     check(ctx: *mut __sk_buff) -> i32 = from_pod::check;
+    serve(ctx: *mut __sk_buff) -> i32 = from_pod::serve;
     enter_stack(ctx: *mut __sk_buff) -> i32 = from_pod::enter_stack;
     deliver(ctx: *mut __sk_buff) -> i32 = to_pod::deliver;
     arrive(ctx: *mut __sk_buff) -> i32 = to_pod::arrive;
@@ -58,6 +59,7 @@ functions! {
     open(ctx: *mut __sk_buff) -> i32 = to_wire::open;
     error_in(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::from_wire;
     error_out(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::to_wire;
+    error_back(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::from_pod;
     parse_whole(ctx: *mut __sk_buff, l3: u32) -> u32 = parse::whole;
     parse_quoted(ctx: *mut __sk_buff) -> u32 = parse::quoted;
     translate(ctx: *mut __sk_buff) -> u32 = translate::to_partner;
@@ -70,6 +72,11 @@ functions! {
     route(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::lookup;
     is_local(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::is_local;
     host_port(ctx: *mut __sk_buff, client: u32) -> u32 = port::open;
+    serve_host(ctx: *mut __sk_buff) -> i32 = from_host::serve;
+    finish(ctx: *mut __sk_buff) -> i32 = from_host::finish;
+    open_twice(ctx: *mut __sk_buff, client: u32) -> u32 = twice::open;
+    turn(ctx: *mut __sk_buff) -> i32 = twice::turn;
+    claim(ctx: *mut __sk_buff) -> u32 = masquerade::claim;
     aim(at: u32) -> u32 = port::aim;
     host_uses(ctx: *mut __sk_buff) -> u32 = masquerade::host_uses;
     insert() -> u32 = masquerade::insert;

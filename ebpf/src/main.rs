@@ -8,6 +8,9 @@
 //!
 //!   pod ──> from_pod ════════════════════════> pod, world  every later packet: the bypass
 //!   world ──> from_wire ═════════════════════> pod
+//!
+//!   host ───> from_host ═════════════════════> pod         to a host port, by 127.0.0.1 and the like
+//!   pod ────> from_pod ══> from_host ────────> host        and back
 //! ```
 #![no_std]
 #![no_main]
@@ -31,6 +34,7 @@ use crate::{call::Call, verdict::PASS};
 
 mod call;
 mod hook {
+    pub mod from_host;
     pub mod from_pod;
     pub mod from_wire;
     pub mod to_pod;
@@ -52,6 +56,7 @@ mod stage {
     pub mod settle;
     pub mod source;
     pub mod translate;
+    pub mod twice;
 }
 mod verdict;
 
@@ -122,6 +127,17 @@ fn to_wire_l3(ctx: TcContext) -> i32 {
     match protocol(ctx) {
         IPV4 => hook::to_wire::ip::<V4>(ctx, 0),
         IPV6 => hook::to_wire::ip::<V6>(ctx, 0),
+        _ => PASS,
+    }
+}
+
+/// Egress of the loopback device: what the host sends to itself.
+#[classifier]
+fn from_host(ctx: TcContext) -> i32 {
+    let ctx = ctx.skb.skb;
+    match protocol(ctx) {
+        IPV4 => hook::from_host::ip::<V4>(ctx),
+        IPV6 => hook::from_host::ip::<V6>(ctx),
         _ => PASS,
     }
 }

@@ -177,9 +177,10 @@ pub fn count(counter: Counter) {
 
 /// The host veth that owns a pod's address.
 #[inline(always)]
-pub fn endpoint(addr: Addr) -> Option<Endpoint> {
-    // SAFETY: entries are replaced whole, by user space.
-    unsafe { ENDPOINTS.get(addr) }.copied()
+pub fn endpoint(addr: Addr) -> Option<&'static Endpoint> {
+    // SAFETY: entries are replaced whole, by user space; freed ones stay readable until the program
+    // ends (RCU).
+    unsafe { ENDPOINTS.get(addr) }
 }
 
 /// What is known of a device.
@@ -242,6 +243,10 @@ pub trait Net: Ip {
     fn work() -> Option<&'static mut Work<Self>>;
     /// The address of this family that an entry for both holds.
     fn narrow(addr: Addr) -> Self::Addr;
+    /// The address of the loopback device that every host has.
+    fn loopback() -> Self::Addr;
+    /// The neighbour that has an address.
+    fn neighbour(next_hop: &mut bpf_redir_neigh, addr: Self::Addr);
     /// The address that packets are masqueraded with on an uplink, if it has one.
     fn masquerade_address(uplink: &Device) -> Option<Self::Addr>;
     /// Arguments of a FIB lookup.
@@ -296,6 +301,17 @@ impl Net for V4 {
     fn narrow(addr: Addr) -> Addr4 {
         let [_, _, _, _, a, b, c, d] = addr.1.to_ne_bytes();
         Addr4(u32::from_ne_bytes([a, b, c, d]))
+    }
+
+    #[inline(always)]
+    fn loopback() -> Addr4 {
+        Addr4(u32::from_ne_bytes([127, 0, 0, 1]))
+    }
+
+    #[inline(always)]
+    fn neighbour(next_hop: &mut bpf_redir_neigh, addr: Addr4) {
+        next_hop.nh_family = u32::from(Self::FAMILY);
+        next_hop.__bindgen_anon_1.ipv4_nh = addr.0;
     }
 
     #[inline(always)]
@@ -368,6 +384,17 @@ impl Net for V6 {
     #[inline(always)]
     fn narrow(addr: Addr) -> Addr6 {
         Addr6(addr.0, addr.1)
+    }
+
+    #[inline(always)]
+    fn loopback() -> Addr6 {
+        Addr6([0, 1u64.to_be()])
+    }
+
+    #[inline(always)]
+    fn neighbour(next_hop: &mut bpf_redir_neigh, addr: Addr6) {
+        next_hop.nh_family = u32::from(Self::FAMILY);
+        next_hop.__bindgen_anon_1.ipv6_nh = words(addr);
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! The packet as the kernel hands it to a tc program.
 
-use core::mem::MaybeUninit;
+use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     EbpfContext,
@@ -12,7 +12,7 @@ use aya_ebpf::{
     },
     programs::TcContext,
 };
-use underpass_abi::{Plain, node::feature};
+use underpass_abi::{Plain, endpoint::LOOPBACK, node::feature};
 use underpass_ebpf::{
     checksum::Delta,
     packet::{Covers, Load, Packet, Short, Zero},
@@ -27,6 +27,8 @@ const PACKET_HOST: u32 = 0;
 /// `skb->tc_index` of a packet that the bypass puts onto an uplink: `to_wire` must not look at it
 /// again.
 const BYPASSED: u32 = 0x7550;
+/// `skb->tc_index` of a packet that returns to a process of this host: `from_host` finishes it.
+const RETURNING: u32 = 0x7551;
 
 /// A packet at a tc hook.
 pub struct Skb {
@@ -104,7 +106,14 @@ impl Skb {
         unsafe { (*self.raw()).tc_index == BYPASSED }
     }
 
-    /// Forgets what a pod's own traffic control may have left in `skb->tc_index`.
+    /// Whether a pod's program sent this packet back to the host.
+    #[inline(always)]
+    pub fn is_returning(&self) -> bool {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).tc_index == RETURNING }
+    }
+
+    /// Forgets what a pod's own traffic control, or a program, may have left in `skb->tc_index`.
     #[inline(always)]
     pub fn clear_bypassed(&mut self) {
         // SAFETY: see `protocol`; the field is writable for tc programs.
@@ -210,6 +219,16 @@ impl Skb {
                 0,
             )
         })
+    }
+
+    /// Out of the loopback device, with the local route of its destination: the host takes such a
+    /// packet as one of its own, and looks for no route when it comes in.
+    #[inline(always)]
+    pub fn redirect_loopback(&mut self) -> Verdict {
+        // SAFETY: see `protocol`; the field is writable for tc programs.
+        unsafe { (*self.raw()).tc_index = RETURNING };
+        // SAFETY: no memory is passed.
+        sent(unsafe { bpf_redirect_neigh(LOOPBACK, ptr::null_mut(), 0, 0) })
     }
 
     #[inline(always)]

@@ -1,7 +1,11 @@
 //! Host ports: the world, and other containers of the node, reach a container at a port of the node's address.
 
 mod conflict;
+mod hairpin;
 mod lifecycle;
+mod local;
+mod loopback;
+mod many;
 mod scope;
 
 use std::net::SocketAddr;

@@ -73,6 +73,18 @@ impl Family {
         }
     }
 
+    /// The address of the loopback device that every host has.
+    #[must_use]
+    pub const fn loopback(self) -> IpAddr {
+        self.choose([127, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 1])
+    }
+
+    /// The pods' gateway: an address of the host's end of each pod's veth.
+    #[must_use]
+    pub const fn pod_gateway(self) -> IpAddr {
+        self.choose([10, 88, 0, 1], [0xfd00, 0x88, 0, 0, 0, 0, 0, 1])
+    }
+
     /// All destinations.
     #[must_use]
     pub const fn everywhere(self) -> &'static str {

@@ -67,6 +67,7 @@ counters! {
     DropNoFlow "drop_no_flow" Drop "a reply of a pod to a flow that is not known, where it would have left with the pod's address",
     DropFragment "drop_fragment" Drop "a later fragment whose first was not seen, where it had to be translated",
     DropMapFull "drop_map_full" Drop "a flow that could not be stored",
+    DropTooLarge "drop_too_large" Drop "a packet of the host to a host port, larger than the container's MTU",
 }
 
 /// Elements of the array `COUNTERS`; room to grow without a new layout.

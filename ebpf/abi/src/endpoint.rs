@@ -13,6 +13,9 @@ pub struct Endpoint {
     pub ifindex: u32,
     /// Prefix length that the address has inside the pod; information for the operator.
     pub prefix_len: u32,
+    /// The pod's gateway for this address, an address of the host veth (mapped form): the source of
+    /// what the pod must not see by the client's own address.
+    pub gateway: Addr,
 }
 
 /// Value of `DEVICES` (key: ifindex, `u32`): a host veth of ours, or an uplink.
@@ -52,6 +55,8 @@ pub mod device {
     pub const CHECK_MAC: u32 = 1 << 6;
     /// An uplink without Ethernet headers (`WireGuard`, tun, ppp): never a target of the bypass.
     pub const LAYER3: u32 = 1 << 5;
+    /// The loopback device of the host, which is known once a host port is mapped.
+    pub const LOOPBACK: u32 = 1 << 7;
 }
 
 /// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).
@@ -92,6 +97,10 @@ pub struct Destination {
 
 plain!(Endpoint, Device, Attachment, Destination);
 
+/// Ifindex of the loopback device, the same in every network namespace.
+pub const LOOPBACK: u32 = 1;
+
+const _: () = assert!(size_of::<Endpoint>() == 24);
 const _: () = assert!(size_of::<Device>() == 56);
 const _: () = assert!(size_of::<Attachment>() == 16 + 16 * MAX_ADDRESSES);
 const _: () = assert!(size_of::<Destination>() == 20);

@@ -177,6 +177,8 @@ pub mod action {
     /// The tuple is the outer side of a translated flow: a packet of the host that has it must be
     /// given another port.
     pub const TAKEN: u8 = 4;
+    /// To, or from, a process of this host that is a client of a host port: by the loopback device.
+    pub const HOST: u8 = 5;
 }
 
 /// Bits of [`Half::rewrite`].

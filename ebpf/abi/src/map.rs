@@ -67,6 +67,7 @@ pub const PROGRAMS: &[&str] = &[
     TO_WIRE,
     FROM_WIRE_L3,
     TO_WIRE_L3,
+    FROM_HOST,
 ];
 
 /// Ingress of a host veth.
@@ -81,3 +82,5 @@ pub const TO_WIRE: &str = "to_wire";
 pub const FROM_WIRE_L3: &str = "from_wire_l3";
 /// Egress of an uplink without Ethernet headers.
 pub const TO_WIRE_L3: &str = "to_wire_l3";
+/// Egress of the loopback device, once a host port is mapped.
+pub const FROM_HOST: &str = "from_host";

@@ -19,7 +19,7 @@ use crate::{
         bypass::{self, Side},
         flow, learn, masquerade,
         parse::PARSED,
-        route, source, translate,
+        port, route, source, translate, twice,
     },
     verdict::{NEXT, PASS, Step, Verdict, code},
 };
@@ -39,10 +39,36 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
         },
         verdict => return verdict,
     }
-    if I::copy_live() == flow::ABSENT {
-        I::host_port(ctx, Skb::new(ctx).ifindex());
+    if I::work().is_some_and(|work| work.head.kind == Kind::Error) {
+        match I::error_back(ctx, I::parse_quoted(ctx)) {
+            NEXT => {}
+            verdict => return verdict,
+        }
     }
-    I::enter_stack(ctx)
+    match I::serve(ctx) {
+        NEXT => I::enter_stack(ctx),
+        verdict => verdict,
+    }
+}
+
+/// Gives the packet in [`Work::head`](crate::maps::Work::head) the container that serves the host
+/// port that it is for, if it is for one. One that goes back to where it came from, or to a process
+/// of the host, is sent: its verdict. Else [`NEXT`].
+#[inline(always)]
+pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    let ifindex = Skb::new(ctx).ifindex();
+    let mut known = I::copy_live();
+    if known == flow::ABSENT {
+        known = I::host_port(ctx, ifindex);
+    }
+    if known == port::OWN {
+        known = I::open_twice(ctx, ifindex);
+    }
+    match known {
+        flow::PRESENT => I::turn(ctx),
+        twice::FULL => code(Err(Verdict::Drop(Counter::DropNoPort))),
+        _ => NEXT,
+    }
 }
 
 /// Everything else: ARP, and what has no business here.

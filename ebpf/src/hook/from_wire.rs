@@ -2,7 +2,11 @@
 //! stack carries.
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::{addr::Family as _, endpoint::device as flags, flow::rewrite};
+use underpass_abi::{
+    addr::Family as _,
+    endpoint::device as flags,
+    flow::{action, rewrite},
+};
 use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
@@ -59,7 +63,8 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         return PASS;
     }
     let known = I::copy_live() == flow::PRESENT || I::host_port(ctx, 0) == flow::PRESENT;
-    if known && half.rewrite & rewrite::DST != 0 {
+    // Nobody in the world has a tuple of the host with itself.
+    if known && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));

@@ -17,7 +17,12 @@ use crate::{
 /// IPv4 and IPv6.
 #[inline(always)]
 pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let skb = Skb::new(ctx);
+    let mut skb = Skb::new(ctx);
+    if skb.is_bypassed() {
+        // From a process of the host, to a host port: `from_host` has dealt with it.
+        skb.clear_bypassed();
+        return PASS;
+    }
     let Some(Work { head, .. }) = I::work() else {
         return PASS;
     };

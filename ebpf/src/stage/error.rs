@@ -5,7 +5,8 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
-    flow::{Tuple, rewrite},
+    endpoint::LOOPBACK,
+    flow::{Tuple, action, rewrite},
 };
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
@@ -13,11 +14,13 @@ use super::{
     flow::{self, find, half},
     masquerade,
     parse::PARSED,
+    twice::{self, TWICE},
 };
 use crate::{
+    call::Call,
     maps::{Net, Work, device, endpoint},
     skb::Skb,
-    verdict::{Step, Verdict, code},
+    verdict::{NEXT, Step, Verdict, code},
 };
 
 /// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be
@@ -107,6 +110,64 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     };
     let dst = head.tuple.dst;
     rewrite(skb, head, inner, quote, src, dst)
+}
+
+/// An error from a pod, as for [`from_wire`]: if it quotes what came from a process of this host, or
+/// from the pod itself, to a host port, it goes back there. Else [`NEXT`].
+#[inline(always)]
+pub fn from_pod<I: Call>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
+    code(backward::<I>(&mut Skb::new(ctx), quoted == PARSED))
+}
+
+#[inline(always)]
+fn backward<I: Call>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+    let is_finishing = skb.ifindex() == LOOPBACK;
+    let unknown = if is_finishing {
+        Verdict::Drop(Counter::DropNoFlow)
+    } else {
+        Verdict::Sent(NEXT)
+    };
+    let Work {
+        head,
+        inner,
+        partner: quote,
+        partner_place,
+        ..
+    } = I::work().ok_or(unknown)?;
+    if !is_quoted || inner.kind != Kind::Flow {
+        return Err(unknown);
+    }
+    partner_place.set(&inner.tuple.reversed());
+    let (flow, _) = find::<I>(&partner_place.key).ok_or(unknown)?;
+    let half = half(flow, partner_place.end);
+    if half.rewrite & TWICE != TWICE || !flow::is_owned::<I>(half, inner.tuple.dst) {
+        return Err(unknown);
+    }
+    if !is_finishing {
+        if half.in_ifindex != skb.ifindex() {
+            return Err(unknown);
+        }
+        if half.action == action::HOST {
+            return twice::return_to_host::<I>(skb);
+        }
+        if half.out_ifindex != skb.ifindex() {
+            return Err(unknown);
+        }
+    }
+    *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
+    let src = if head.tuple.src == inner.tuple.dst {
+        quote.dst
+    } else {
+        head.tuple.src
+    };
+    let dst = quote.src;
+    rewrite(skb, head, inner, quote, src, dst)?;
+    if is_finishing {
+        return Ok(Verdict::Stack);
+    }
+    skb.store(0, &half.eth)
+        .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
+    Ok(skb.redirect_peer(half.out_ifindex))
 }
 
 #[inline(always)]

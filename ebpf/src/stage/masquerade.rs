@@ -26,7 +26,7 @@ use underpass_ebpf::{
 use super::{
     flow::{find, half, is_alive, outgoing, prolong, remove_one, set_outgoing},
     learn::{DEBUG, enter, leave_to_pod, leave_to_wire},
-    port,
+    port, twice,
 };
 use crate::{
     call::Call,
@@ -76,6 +76,8 @@ pub enum Opener {
     Owner,
     /// The other end, to a host port.
     Other,
+    /// The owner, which is itself the client of a host port: both its ends are translated.
+    Client,
 }
 
 /// Who carries a masqueraded flow's packets.
@@ -112,12 +114,22 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
         Way::Bypass => (action::WIRE, action::PEER),
         Way::Stack => (action::STACK, action::STACK),
     };
-    let result = claim::<I>(skb.raw());
+    let result = I::claim(skb.raw());
     if trace_level() != 0 {
         I::trace_claim(result);
     }
     match result {
-        CLAIMED => Ok(()),
+        CLAIMED => {
+            count(Counter::Masqueraded);
+            if I::work().is_some_and(|work| work.request.outer.sport != inner.sport) {
+                count(if owner == 0 {
+                    Counter::HostPortMoved
+                } else {
+                    Counter::PortChanged
+                });
+            }
+            Ok(())
+        }
         NO_PORT => Err(Verdict::Drop(Counter::DropNoPort)),
         _ => Err(Verdict::Drop(Counter::DropMapFull)),
     }
@@ -155,14 +167,19 @@ pub const CLAIMED: u32 = 0;
 const NO_PORT: u32 = 1;
 const NO_ROOM: u32 = 2;
 
-/// Finds a free outer tuple for the request, takes it, and stores both entries.
+/// Finds a free outer tuple for [`Work::request`], whose inner tuple is that of the packet, takes
+/// it, and stores both entries: [`CLAIMED`], and the outer tuple is in [`Work::partner`].
 #[inline(always)]
-fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
+pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work { request, .. }) = I::work() else {
         return NO_ROOM;
     };
-    let (wanted, protocol) = (request.outer.sport, request.inner.protocol);
-    let mut result = try_claim::<I>(ctx);
+    let protocol = request.inner.protocol;
+    let mut result = if may_keep(request) {
+        try_claim::<I>(ctx)
+    } else {
+        NO_PORT
+    };
     for _ in 0..ROUNDS {
         // SCTP's checksum covers the port, not the addresses: a kept port needs no new one.
         if result == CLAIMED || protocol == protocol::SCTP || !search::<I>() {
@@ -183,15 +200,20 @@ fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
         return NO_ROOM;
     };
     *partner = request.outer;
-    count(Counter::Masqueraded);
-    if request.outer.sport != wanted {
-        count(if request.owner == 0 {
-            Counter::HostPortMoved
-        } else {
-            Counter::PortChanged
-        });
-    }
     result
+}
+
+/// Whether the source port is tried as it is.
+///
+/// Not for a client that comes to have an address of the host: its ephemeral port is as likely as
+/// any other to be that of a later connection of the host itself, straight to the container. SCTP
+/// has no choice.
+#[inline(always)]
+fn may_keep<I: Ip>(request: &Request<I>) -> bool {
+    let node = node();
+    request.opener != Opener::Client
+        || request.inner.protocol == protocol::SCTP
+        || u32::from(u16::from_be(request.inner.sport)) < node.port_first + node.port_count
 }
 
 #[inline(always)]
@@ -313,7 +335,7 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
     else {
         return USED;
     };
-    if *opener == Opener::Owner && port::is_mapped::<I>(outer) {
+    if *opener != Opener::Other && port::is_mapped::<I>(outer) {
         return USED;
     }
     if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
@@ -364,15 +386,14 @@ fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End)
     own.action = action::TAKEN;
     let back = half(flow, end.other());
     set_outgoing::<I>(back, &request.inner.reversed());
-    back.rewrite = rewrite::DST | early(request);
-    back.action = action::STACK;
+    back.rewrite = rewrite::DST | both(request) | early(request);
+    back.action = request.back;
     back.out_ifindex = request.owner;
     if let Some(client) = device(request.client) {
         enter::<I>(back, request.client, client);
     }
     if let Some(pod) = device(request.owner) {
         leave_to_pod(back, request.owner, pod);
-        back.action = request.back;
     }
 }
 
@@ -382,6 +403,17 @@ fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
     match request.opener {
         Opener::Owner => end.heard(),
         Opener::Other => state::PORT,
+        Opener::Client => end.heard() | state::PORT,
+    }
+}
+
+/// What is replaced in both directions.
+#[inline(always)]
+fn both<I: Ip>(request: &Request<I>) -> u8 {
+    if request.opener == Opener::Client {
+        twice::TWICE
+    } else {
+        0
     }
 }
 
@@ -401,8 +433,11 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
     if let Some(pod) = device(request.owner) {
         enter::<I>(out, request.owner, pod);
     }
-    leave_to_wire(out, request.uplink);
-    out.rewrite = rewrite::SRC | early(request);
+    match device(request.client) {
+        Some(pod) if request.opener == Opener::Client => leave_to_pod(out, request.client, pod),
+        _ => leave_to_wire(out, request.uplink),
+    }
+    out.rewrite = rewrite::SRC | both(request) | early(request);
     out.action = request.out;
 }
 
@@ -421,6 +456,7 @@ pub fn commit<I: Net>() -> u32 {
     };
     let end = *end;
     if request.owner == 0
+        && request.opener == Opener::Owner
         && let Some((flow, _)) = find::<I>(key)
     {
         // The host's flow has the tuple that is the outer one of a pod's flow: both are in one
@@ -472,29 +508,31 @@ pub fn restore<I: Net>() -> u32 {
     else {
         return NO_ROOM;
     };
-    if survivor.rewrite & rewrite::SRC != 0 {
+    request.opener = opener(survivor.rewrite, *known);
+    if twice::is_inner(survivor.rewrite, *known) {
         request.inner = head.tuple;
         request.outer = *partner;
         request.owner = survivor.in_ifindex;
-        request.back = if survivor.action == action::STACK {
-            action::STACK
-        } else {
-            action::PEER
+        request.back = match survivor.action {
+            action::STACK | action::HOST => survivor.action,
+            _ => action::PEER,
         };
         request.client = if survivor.rewrite & rewrite::EARLY == 0 {
             0
         } else {
             owner_of(partner.dst.wide())
         };
-        request.opener = opener(*known);
         write_outer::<I>(flow, request, *end);
     } else {
         request.outer = head.tuple.reversed();
         request.owner = survivor.out_ifindex;
         request.client = survivor.in_ifindex;
         request.uplink = 0;
-        request.out = action::STACK;
-        request.opener = opener(*known);
+        request.out = if request.opener == Opener::Client {
+            survivor.action
+        } else {
+            action::STACK
+        };
         memory::clear(flow);
         fill_inner::<I>(half(flow, end.other()), request);
     }
@@ -513,9 +551,11 @@ fn owner_of(addr: Addr) -> u32 {
 }
 
 #[inline(always)]
-const fn opener(flow_state: u32) -> Opener {
+const fn opener(rewrites: u8, flow_state: u32) -> Opener {
     if flow_state & state::PORT == 0 {
         Opener::Owner
+    } else if rewrites & twice::TWICE == twice::TWICE {
+        Opener::Client
     } else {
         Opener::Other
     }

@@ -19,7 +19,7 @@ use underpass_ebpf::{
 use super::{
     flow::ABSENT,
     masquerade::{CLAIMED, FREE, Opener, may_open},
-    route,
+    route, twice,
 };
 use crate::{
     call::Call,
@@ -29,9 +29,9 @@ use crate::{
 };
 
 /// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
-/// its destination: [`PRESENT`](super::flow::PRESENT), and its
-/// direction is in [`Work::half`]. `client` is the host veth that the packet came from, 0 if it
-/// came from the world.
+/// its destination: [`PRESENT`](super::flow::PRESENT), and its direction is in [`Work::half`].
+/// `client` is the host veth that the packet came from, 0 if it came from the world. [`OWN`] if that
+/// container serves the port itself.
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     let Some(Work { head, request, .. }) = I::work() else {
@@ -43,11 +43,11 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     let Some(target) = serving::<I>(&head.tuple) else {
         return ABSENT;
     };
-    // A container that connects to its own host port: not by this way.
-    if target.ifindex == client
-        || endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex)
-    {
+    if endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
         return ABSENT;
+    }
+    if target.ifindex == client {
+        return OWN;
     }
     let asked = head.tuple.reversed();
     request.outer = asked;
@@ -80,6 +80,9 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     I::copy_live()
 }
 
+/// What [`open`] found: the container that the packet came from serves the port.
+pub const OWN: u32 = 2;
+
 /// [`aim`] at the tuple of the packet in [`Work::head`].
 const PACKET: u32 = 0;
 /// [`aim`] at the inner tuple of [`Work::request`].
@@ -107,7 +110,7 @@ pub fn aim<I: Net>(at: u32) -> u32 {
 /// Who serves the destination of a packet: the entry of the address itself counts before that of
 /// every address.
 #[inline(always)]
-fn serving<I: Net>(tuple: &Tuple<I::Addr>) -> Option<&'static PortTarget> {
+pub fn serving<I: Net>(tuple: &Tuple<I::Addr>) -> Option<&'static PortTarget> {
     let mut key = HostPort {
         addr: tuple.dst.wide(),
         port: tuple.dport,
@@ -134,7 +137,7 @@ pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_sta
     if flow_state & state::PORT == 0 {
         return true;
     }
-    if half.rewrite & rewrite::DST != 0 {
+    if half.rewrite & rewrite::DST != 0 && !twice::is_answer(half.rewrite, flow_state) {
         return serving::<I>(tuple)
             .is_some_and(|target| target.addr == half.dst.wide() && target.port == half.dport);
     }
@@ -151,21 +154,27 @@ pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_sta
 /// The routing table tells: a local address is not forwarded. Neither is one without a route, but
 /// such a packet would not be for us by its Ethernet destination.
 #[inline(always)]
-fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
+pub fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
     let Some(Work { head, .. }) = I::work() else {
         return false;
     };
-    if is_service_address(head.tuple.dst.wide()) {
+    if is_service(head) {
         return false;
     }
     let skb = Skb::new(ctx);
     skb.is_for_host() && I::is_local(ctx, skb.ifindex()) == route::LOCAL
 }
 
+/// Whether the destination is an address of a Service.
+#[inline(always)]
+pub fn is_service<I: Net>(head: &Head<I>) -> bool {
+    is_service_address(head.tuple.dst.wide())
+}
+
 /// Whether the packet is in the middle of a connection of the host's own, made before the port was
 /// mapped.
 #[inline(always)]
-fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
+pub fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
     head.tuple.protocol == protocol::TCP
         && head.tcp_flags & tcp::SYN == 0
         && I::host_uses(ctx) != FREE

@@ -169,6 +169,7 @@ const fn action_name(action: u8) -> &'static str {
         action::WIRE => "onto the wire",
         action::STACK => "to the stack",
         action::TAKEN => "taken",
+        action::HOST => "by loopback",
         _ => "unknown",
     }
 }

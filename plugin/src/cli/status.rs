@@ -65,6 +65,19 @@ struct Device {
 enum DeviceKind {
     Pod,
     Uplink,
+    Loopback,
+}
+
+impl DeviceKind {
+    const fn of(flags: u32) -> Self {
+        if flags & device::POD != 0 {
+            Self::Pod
+        } else if flags & device::LOOPBACK != 0 {
+            Self::Loopback
+        } else {
+            Self::Uplink
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -134,17 +147,13 @@ impl Status {
             status.devices.push(Device {
                 name: name(index),
                 ifindex: index,
-                kind: if entry.flags & device::POD == 0 {
-                    DeviceKind::Uplink
-                } else {
-                    DeviceKind::Pod
-                },
+                kind: DeviceKind::of(entry.flags),
                 programs: places
-                    .into_iter()
+                    .iter()
                     .map(|place| Program {
                         name: place.program,
                         direction: place.direction.name(),
-                        attached: !missing.contains(&place),
+                        attached: !missing.contains(place),
                     })
                     .collect(),
             });
@@ -224,6 +233,7 @@ impl Status {
             let kind = match device.kind {
                 DeviceKind::Pod => "pod",
                 DeviceKind::Uplink => "uplink",
+                DeviceKind::Loopback => "host",
             };
             write!(out, "  {:<16} {kind:<7}", device.name)?;
             for Program {

@@ -2,7 +2,10 @@
 
 use std::os::fd::AsFd as _;
 
-use underpass_abi::{endpoint::device, map};
+use underpass_abi::{
+    endpoint::{self, Device as Entry, device},
+    map,
+};
 
 use super::{Error as DatapathError, Maps, Pins, lock::Lock};
 use crate::{
@@ -20,27 +23,31 @@ pub(crate) struct Place {
 }
 
 /// What a host veth carries.
-pub(crate) const POD: [Place; 2] = [
+pub(crate) const POD: &[Place] = &[
     place(Direction::Ingress, map::FROM_POD),
     place(Direction::Egress, map::TO_POD),
 ];
-const WIRE: [Place; 2] = [
+const WIRE: &[Place] = &[
     place(Direction::Ingress, map::FROM_WIRE),
     place(Direction::Egress, map::TO_WIRE),
 ];
-const WIRE_L3: [Place; 2] = [
+const WIRE_L3: &[Place] = &[
     place(Direction::Ingress, map::FROM_WIRE_L3),
     place(Direction::Egress, map::TO_WIRE_L3),
 ];
+/// What the loopback device carries once a host port is mapped.
+const LOOPBACK: &[Place] = &[place(Direction::Egress, map::FROM_HOST)];
 
 const fn place(direction: Direction, program: &'static str) -> Place {
     Place { direction, program }
 }
 
 /// What a device with those flags carries.
-pub(crate) fn places(flags: u32) -> [Place; 2] {
+pub(crate) fn places(flags: u32) -> &'static [Place] {
     if flags & device::POD != 0 {
         POD
+    } else if flags & device::LOOPBACK != 0 {
+        LOOPBACK
     } else if flags & device::LAYER3 != 0 {
         WIRE_L3
     } else {
@@ -48,15 +55,15 @@ pub(crate) fn places(flags: u32) -> [Place; 2] {
     }
 }
 
-/// Attaches both programs to a device, in place of older ones of ours.
+/// Attaches programs to a device, in place of older ones of ours.
 pub(crate) fn attach(
     netlink: &Netlink,
     pins: &Pins,
     device: &Device,
-    places: [Place; 2],
+    places: &[Place],
 ) -> Result<(), Error> {
     netlink.add_clsact(device)?;
-    for Place {
+    for &Place {
         direction,
         program: name,
     } in places
@@ -73,10 +80,10 @@ pub(crate) fn missing(
     netlink: &Netlink,
     pins: &Pins,
     index: u32,
-    places: [Place; 2],
+    places: &[Place],
 ) -> Result<Vec<Place>, Error> {
     let mut missing = Vec::new();
-    for place in places {
+    for &place in places {
         let pinned = pins
             .program(place.program)?
             .info()
@@ -112,6 +119,35 @@ pub(crate) fn reconcile_uplinks(
             attach(netlink, maps.pins(), &device, places)?;
             changed = Changed::Yes;
         }
+    }
+    Ok(changed)
+}
+
+/// Makes the program for processes of the host sit on the loopback device, and the maps know of it.
+/// The caller raises the epoch, if anything changed, after everything else that it changes.
+pub(crate) fn reconcile_loopback(
+    _lock: &Lock,
+    netlink: &Netlink,
+    maps: &mut Maps,
+) -> Result<Changed, Error> {
+    let wanted = Entry {
+        // Never a way of the bypass.
+        flags: device::LOOPBACK | device::LAYER3,
+        ..Entry::default()
+    };
+    let mut changed = Changed::No;
+    if maps.device(endpoint::LOOPBACK)? != Some(wanted) {
+        maps.set_device(endpoint::LOOPBACK, wanted)?;
+        changed = Changed::Yes;
+    }
+    let places = places(wanted.flags);
+    if !missing(netlink, maps.pins(), endpoint::LOOPBACK, places)?.is_empty() {
+        let device = Device {
+            index: endpoint::LOOPBACK,
+            name: "lo".to_owned(),
+        };
+        attach(netlink, maps.pins(), &device, places)?;
+        changed = Changed::Yes;
     }
     Ok(changed)
 }

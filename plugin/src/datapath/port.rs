@@ -16,6 +16,7 @@ use underpass_abi::{
 
 use super::{
     Error, Pins,
+    attach::Changed,
     map::{entries, found, gone, open},
 };
 
@@ -86,13 +87,6 @@ impl HostPorts {
     pub(crate) fn forget(&mut self, key: &ShadowedPort) -> Result<(), Error> {
         gone(self.shadowed.remove(key), map::SHADOWED_PORTS)
     }
-}
-
-/// Whether a map changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Changed {
-    Yes,
-    No,
 }
 
 /// Makes these the addresses that no host port is served on. The caller holds the lock.

@@ -41,12 +41,13 @@ pub(crate) fn apply(
             ..Device::default()
         },
     )?;
-    for net in &plan.addresses {
+    for ip in &plan.result.ips {
         let endpoint = Endpoint {
             ifindex: pair.host.index,
-            prefix_len: net.prefix_len().into(),
+            prefix_len: ip.address.prefix_len().into(),
+            gateway: ip.gateway.map(Addr::from).unwrap_or_default(),
         };
-        maps.set_endpoint(net.addr().into(), endpoint)?;
+        maps.set_endpoint(ip.address.addr().into(), endpoint)?;
     }
     Ok(())
 }

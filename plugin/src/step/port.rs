@@ -3,18 +3,19 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use underpass_abi::{
-    endpoint::{Attachment, Owner},
+    endpoint::{Attachment, LOOPBACK, Owner, device},
     port::PortTarget,
 };
 
 use self::precedence::{Pinned, claim, release};
-use super::{Undo, link::Pair};
+use super::{Undo, link::Pair, program};
 use crate::{
     conf::port::Binding,
     datapath::{
         Maps, Pins,
+        attach::{self, Changed},
         lock::Lock,
-        port::{Changed, HostPorts, Text, destination, set_service_addresses},
+        port::{HostPorts, Text, destination, set_service_addresses},
     },
     error::Error,
     netlink::{Netlink, link::Link},
@@ -27,19 +28,20 @@ mod precedence;
 /// one of them does so no longer.
 pub(crate) fn apply(
     node: &Netlink,
-    maps: &Maps,
+    maps: &mut Maps,
     plan: &Plan,
     pair: &Pair,
     undo: &mut Undo<'_>,
 ) -> Result<(), Error> {
     if plan.ports.is_empty() {
-        return refresh_services(node, maps);
+        return refresh(node, maps);
     }
     let services = service_addresses(node)?;
     let pins = maps.pins().clone();
     let owner = plan.identity.owner();
-    let _lock = Lock::acquire(pins.root())?;
+    let lock = Lock::acquire(pins.root())?;
     set_service_addresses(&pins, services)?;
+    attach::reconcile_loopback(&lock, node, maps)?;
     let mut table = Pinned {
         ports: HostPorts::open(&pins)?,
         maps,
@@ -61,18 +63,22 @@ pub(crate) fn apply(
     Ok(maps.raise_epoch()?)
 }
 
-/// Brings the addresses of Services up to date, unless there are no host ports that they could be
-/// taken for.
-pub(crate) fn refresh_services(node: &Netlink, maps: &Maps) -> Result<(), Error> {
-    if HostPorts::open(maps.pins())?.is_empty()? {
+/// Brings up to date what host ports need beyond their entries, if any was ever mapped: the addresses of
+/// Services, which must not be taken for the node's own, and the program on the loopback device.
+pub(crate) fn refresh(node: &Netlink, maps: &mut Maps) -> Result<(), Error> {
+    if HostPorts::open(maps.pins())?.is_empty()? && maps.device(LOOPBACK)?.is_none() {
         return Ok(());
     }
     let services = service_addresses(node)?;
-    let _lock = Lock::acquire(maps.pins().root())?;
-    match set_service_addresses(maps.pins(), services)? {
-        Changed::Yes => Ok(maps.raise_epoch()?),
-        Changed::No => Ok(()),
+    let lock = Lock::acquire(maps.pins().root())?;
+    let changed = [
+        attach::reconcile_loopback(&lock, node, maps)?,
+        set_service_addresses(maps.pins(), services)?,
+    ];
+    if changed.contains(&Changed::Yes) {
+        maps.raise_epoch()?;
     }
+    Ok(())
 }
 
 /// Addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold those
@@ -90,8 +96,10 @@ fn service_addresses(node: &Netlink) -> Result<Vec<IpAddr>, Error> {
         .collect())
 }
 
-/// The ports that the container must serve, against those that it does.
+/// The ports that the container must serve, against those that it does, and the program that serves
+/// them to processes of the host.
 pub(crate) fn verify(
+    node: &Netlink,
     maps: &Maps,
     owner: Owner,
     here: &Link,
@@ -101,6 +109,8 @@ pub(crate) fn verify(
     if bindings.is_empty() {
         return Ok(());
     }
+    let places = attach::places(device::LOOPBACK);
+    program::detached(node, maps, LOOPBACK, "lo", places, wrong)?;
     let ports = HostPorts::open(maps.pins())?;
     for binding in bindings {
         let port = Text(&binding.port);

@@ -144,7 +144,7 @@ pub(crate) fn detached(
     maps: &Maps,
     index: u32,
     name: &str,
-    places: [Place; 2],
+    places: &[Place],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
     for place in attach::missing(node, maps.pins(), index, places)? {

@@ -65,7 +65,7 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
     sysctl::apply_host(&plan)?;
     time.lap("sysctls");
     endpoint::apply(&mut maps, &plan, &pair, &mut undo)?;
-    port::apply(&node, &maps, &plan, &pair, &mut undo)?;
+    port::apply(&node, &mut maps, &plan, &pair, &mut undo)?;
     time.lap("maps");
     program::apply(&node, &pins, &pair)?;
     time.lap("filters");

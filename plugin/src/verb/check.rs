@@ -55,7 +55,7 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
                 endpoint::verify(&maps, owner, &here, &there, ips, &mut wrong)?;
                 let addresses: Vec<_> = ips.iter().map(|ip| ip.address.addr()).collect();
                 let ports = bindings(&conf.ports, &addresses);
-                port::verify(&maps, owner, &here, &ports, &mut wrong)?;
+                port::verify(&node, &maps, owner, &here, &ports, &mut wrong)?;
                 let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
                 program::verify(&node, &maps, &here, &uplinks, &mut wrong)?;
             }

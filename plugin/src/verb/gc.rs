@@ -76,7 +76,7 @@ fn collect(
         let conf = Conf::of_network(&request.conf)?;
         let uplinks = program::uplinks(&node, maps, conf.uplinks.as_deref())?;
         program::repair_uplinks(&node, maps, &uplinks)?;
-        port::refresh_services(&node, maps)?;
+        port::refresh(&node, maps)?;
     }
     Ok(())
 }

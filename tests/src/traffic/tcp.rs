@@ -104,7 +104,12 @@ impl Client {
 
     /// Connects from a given port.
     pub fn connect_from(netns: &Netns, port: u16, to: SocketAddr) -> Result<Self> {
-        Self::open(netns, Some(port), to, PATIENCE)
+        Self::connect_between(netns, crate::Family::of(to.ip()).port(port), to)
+    }
+
+    /// Connects from a given address and port.
+    pub fn connect_between(netns: &Netns, from: SocketAddr, to: SocketAddr) -> Result<Self> {
+        Self::open(netns, Some(from), to, PATIENCE)
     }
 
     /// Connects from any port, waiting no longer than `patience`.
@@ -112,9 +117,14 @@ impl Client {
         Self::open(netns, None, to, patience)
     }
 
-    fn open(netns: &Netns, port: Option<u16>, to: SocketAddr, patience: Duration) -> Result<Self> {
+    fn open(
+        netns: &Netns,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        patience: Duration,
+    ) -> Result<Self> {
         let stream = netns
-            .run(|| dial(port, to, patience))
+            .run(|| dial(from, to, patience))
             .with_context(|| format!("connect from {} to {to}", netns.name()))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -169,6 +179,17 @@ impl Client {
     }
 }
 
+/// Fails unless `to` refuses a connection at once.
+pub fn is_refused(netns: &Netns, to: SocketAddr) -> Result<()> {
+    let answer = netns.run(|| dial(None, to, PATIENCE));
+    let kind = answer.as_ref().err().map(io::Error::kind);
+    ensure!(
+        kind == Some(io::ErrorKind::ConnectionRefused),
+        "{to} must refuse: {answer:?}"
+    );
+    Ok(())
+}
+
 /// Connects once, with one exchange, and checks nothing but that it works: who the server saw.
 pub fn visit(netns: &Netns, to: SocketAddr) -> Result<IpAddr> {
     Ok(Client::connect(netns, to)?.chat(3)?.ip())
@@ -185,16 +206,15 @@ pub fn refuses(netns: &Netns, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn dial(port: Option<u16>, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+fn dial(from: Option<SocketAddr>, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let family = match to.ip() {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
     };
     let fd: OwnedFd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    if let Some(port) = port {
+    if let Some(from) = from {
         setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-        let any = crate::Family::of(to.ip()).port(port);
-        bind(fd.as_raw_fd(), &SockaddrStorage::from(any))?;
+        bind(fd.as_raw_fd(), &SockaddrStorage::from(from))?;
     }
     // A timeout for sending holds for connecting as well.
     let patience = TimeVal::milliseconds(i64::try_from(patience.as_millis()).unwrap_or(i64::MAX));

@@ -87,9 +87,14 @@ impl Client {
 
     /// A socket that is not connected, at a given port.
     pub fn open_at(netns: &Netns, family: Family, port: u16) -> Result<Self> {
+        Self::open_bound(netns, family.port(port))
+    }
+
+    /// A socket that is not connected, at a given address and port.
+    pub fn open_bound(netns: &Netns, at: SocketAddr) -> Result<Self> {
         let socket = netns
-            .run(|| UdpSocket::bind(family.port(port)))
-            .with_context(|| format!("bind UDP port {port} in {}", netns.name()))?;
+            .run(|| UdpSocket::bind(at))
+            .with_context(|| format!("bind {at} by UDP in {}", netns.name()))?;
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(Self { socket, asked: 0 })
     }
@@ -137,6 +142,19 @@ impl Client {
                 answer.from
             ),
         }
+    }
+
+    /// Fails unless `to`, which this socket is connected to, refuses a datagram.
+    pub fn is_refused(&self, to: SocketAddr) -> Result<()> {
+        self.connect(to)?;
+        self.socket.send(b"anybody?")?;
+        let answer = self.socket.recv(&mut [0; 64]);
+        let kind = answer.as_ref().err().map(io::Error::kind);
+        ensure!(
+            kind == Some(io::ErrorKind::ConnectionRefused),
+            "{to} must refuse: {answer:?}"
+        );
+        Ok(())
     }
 
     /// Sends and waits for nothing.

@@ -1,0 +1,111 @@
+//! What the host sends to itself: to a host port, it goes to the container that serves it. What comes
+//! back is made an answer of the host.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{addr::Family as _, counter::Counter, endpoint::LOOPBACK, flow::action};
+use underpass_ebpf::l4::Kind;
+
+use crate::{
+    ETHERNET,
+    call::Call,
+    maps::{Work, endpoint},
+    skb::Skb,
+    stage::{
+        flow::{ABSENT, PRESENT},
+        parse::PARSED,
+        port, translate, twice,
+    },
+    verdict::{PASS, Step, Verdict, code},
+};
+
+/// IPv4 and IPv6.
+#[inline(always)]
+pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    if Skb::new(ctx).is_returning() {
+        return I::finish(ctx);
+    }
+    I::serve_host(ctx)
+}
+
+/// A packet of the host to itself.
+#[inline(always)]
+pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    let Some(Work { head, half, .. }) = I::work() else {
+        return PASS;
+    };
+    // Nearly all of it ends here. A link-local address means something together with its device
+    // only, which an answer would not come from.
+    if I::parse_whole(ctx, ETHERNET) != PARSED
+        || head.kind != Kind::Flow
+        || port::serving::<I>(&head.tuple).is_none()
+        || I::is_local_scope(head.tuple.dst)
+    {
+        return PASS;
+    }
+    let mut known = I::copy_live();
+    if known == ABSENT {
+        known = I::open_twice(ctx, LOOPBACK);
+    }
+    if known == twice::FULL {
+        return code(Err(Verdict::Drop(Counter::DropNoPort)));
+    }
+    if known != PRESENT || half.action != action::HOST || half.in_ifindex != 0 {
+        return PASS;
+    }
+    twice::note::<I>();
+    code(into_pod::<I>(&mut Skb::new(ctx)))
+}
+
+/// Into the container, as a packet of its gateway.
+#[inline(always)]
+fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+    let Some(Work {
+        head,
+        half,
+        next_hop,
+        ..
+    }) = I::work()
+    else {
+        return Ok(Verdict::Stack);
+    };
+    // Nobody on the way cuts it to pieces.
+    if skb.wire_length(head.l3, head.headers_length()) > half.mtu {
+        return Err(Verdict::Drop(Counter::DropTooLarge));
+    }
+    translate::as_known::<I>(skb)?;
+    I::neighbour(next_hop, half.dst);
+    Ok(skb.redirect_neighbour(half.out_ifindex, next_hop))
+}
+
+/// An answer of a container, from [`twice::return_to_host`]: the client's own address and that which
+/// it asked for take the place of 127.0.0.1 or `::1` and the container's. The packet keeps its route.
+#[inline(always)]
+pub fn finish<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    let mut skb = Skb::new(ctx);
+    skb.clear_bypassed();
+    if I::parse_whole(ctx, ETHERNET) != PARSED {
+        return code(Err(Verdict::Drop(Counter::DropMalformed)));
+    }
+    if I::work().is_some_and(|work| work.head.kind == Kind::Error) {
+        return I::error_back(ctx, I::parse_quoted(ctx));
+    }
+    code(out_of_pod::<I>(&skb))
+}
+
+#[inline(always)]
+fn out_of_pod<I: Call>(skb: &Skb) -> Step<Verdict> {
+    let lost = Verdict::Drop(Counter::DropNoFlow);
+    let Work {
+        head, half, place, ..
+    } = I::work().ok_or(lost)?;
+    let pod = endpoint(head.tuple.src.wide()).ok_or(lost)?;
+    let mut sent = head.tuple;
+    sent.dst = I::narrow(pod.gateway);
+    place.set(&sent);
+    if I::copy_live() != PRESENT || half.action != action::HOST {
+        return Err(lost);
+    }
+    twice::note::<I>();
+    translate::as_known::<I>(skb)?;
+    Ok(Verdict::Stack)
+}

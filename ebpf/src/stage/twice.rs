@@ -1,0 +1,163 @@
+//! Flows to a host port of which both ends are translated: those of a process of this host, and of a
+//! container to its own host port. The container sees its gateway as the client.
+//!
+//! The client's own address would be wrong inside the container: 127.0.0.1 and the container's own
+//! address never leave it again. The address of the host's end of its veth does.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    addr::{Addr, Family as _},
+    counter::Counter,
+    endpoint::LOOPBACK,
+    flow::{Tuple, action, rewrite, state},
+};
+use underpass_ebpf::{ip::Head, l4::Kind, packet::Packet};
+
+use super::{
+    flow::{self, ABSENT},
+    masquerade::{CLAIMED, Opener, Request, may_open},
+    port, translate,
+};
+use crate::{
+    call::Call,
+    maps::{Net, Work, count, endpoint},
+    skb::Skb,
+    verdict::{NEXT, Step, Verdict, code},
+};
+
+/// [`Half::rewrite`](underpass_abi::flow::Half::rewrite) of both directions.
+pub const TWICE: u8 = rewrite::SRC | rewrite::DST;
+
+/// Whether a direction of a host port's flow is that of the container's answers.
+#[inline(always)]
+pub const fn is_answer(rewrites: u8, flow_state: u32) -> bool {
+    rewrites & rewrite::SRC != 0 && (rewrites & rewrite::DST == 0 || flow_state & state::OUTER != 0)
+}
+
+/// Whether a direction that is translated is in the entry of the inner tuple.
+#[inline(always)]
+pub const fn is_inner(rewrites: u8, flow_state: u32) -> bool {
+    rewrites & rewrite::SRC != 0 && (rewrites & rewrite::DST == 0 || flow_state & state::OUTER == 0)
+}
+
+/// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
+/// its destination: [`PRESENT`](flow::PRESENT), and its direction is in [`Work::half`]. `client` is
+/// the device that the packet came from: the container's own host veth, or [`LOOPBACK`].
+#[inline(always)]
+pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
+    let Some(Work { head, request, .. }) = I::work() else {
+        return ABSENT;
+    };
+    if head.kind != Kind::Flow || !may_open(head) {
+        return ABSENT;
+    }
+    // What leaves by the loopback device has been routed: it is for this host.
+    let is_ours = if client == LOOPBACK {
+        !port::is_service::<I>(head)
+    } else {
+        port::is_local::<I>(ctx)
+    };
+    request.outer = head.tuple.reversed();
+    request.opener = Opener::Other;
+    if !is_ours || port::belongs_to_host::<I>(ctx, head) || !prepare(head, request, client) {
+        return ABSENT;
+    }
+    if I::claim(ctx) != CLAIMED {
+        return FULL;
+    }
+    count(Counter::HostPort);
+    I::copy_live()
+}
+
+/// What [`open`] found: no free port for the gateway's address.
+pub const FULL: u32 = 3;
+
+/// Fills the request.
+#[inline(always)]
+fn prepare<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> bool {
+    let Some(target) = port::serving::<I>(&head.tuple) else {
+        return false;
+    };
+    let Some(pod) = endpoint(target.addr) else {
+        return false;
+    };
+    if pod.ifindex != target.ifindex || pod.gateway == Addr::default() {
+        return false;
+    }
+    request.inner = head.tuple;
+    request.outer = Tuple::new(
+        head.tuple.protocol,
+        I::narrow(pod.gateway),
+        head.tuple.sport,
+        I::narrow(target.addr),
+        target.port,
+    );
+    request.client = target.ifindex;
+    request.uplink = 0;
+    request.opener = Opener::Client;
+    if client == LOOPBACK {
+        request.owner = 0;
+        (request.out, request.back) = (action::HOST, action::HOST);
+    } else {
+        request.owner = client;
+        (request.out, request.back) = (action::PEER, action::PEER);
+    }
+    true
+}
+
+/// A packet of a pod, in [`Work::head`], whose flow's direction in [`Work::half`] was found: if both
+/// its ends are translated, it goes back to where it came from, to a process of this host or to the
+/// same container. Else [`NEXT`].
+#[inline(always)]
+pub fn turn<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    let mut skb = Skb::new(ctx);
+    let Some(Work { half, .. }) = I::work() else {
+        return NEXT;
+    };
+    if half.rewrite & TWICE != TWICE || half.in_ifindex != skb.ifindex() {
+        return NEXT;
+    }
+    if half.action == action::HOST {
+        return code(return_to_host::<I>(&mut skb));
+    }
+    if half.out_ifindex != skb.ifindex() {
+        return NEXT;
+    }
+    note::<I>();
+    code(turn_around::<I>(&mut skb))
+}
+
+/// Takes note of the packet, and brings the other entry of its flow back, if that was evicted.
+#[inline(always)]
+pub fn note<I: Call>() {
+    if I::note() == ABSENT {
+        I::restore();
+    }
+}
+
+/// Into the container that sent the packet.
+#[inline(always)]
+fn turn_around<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+    translate::as_known::<I>(skb)?;
+    let Some(Work { half, .. }) = I::work() else {
+        return Ok(Verdict::Stack);
+    };
+    skb.store(0, &half.eth)
+        .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
+    Ok(skb.redirect_peer(half.out_ifindex))
+}
+
+/// Towards a process of this host, in two steps: here the destination becomes 127.0.0.1 or ::1, so
+/// that the kernel finds the route that its own packets to itself have. With it the packet leaves by
+/// the loopback device, where `from_host` translates it in full. Without that route the host would
+/// drop it, as one with a source that is its own.
+#[inline(always)]
+pub fn return_to_host<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+    let Some(Work { head, partner, .. }) = I::work() else {
+        return Ok(Verdict::Stack);
+    };
+    *partner = head.tuple;
+    partner.dst = I::loopback();
+    translate::translate::<I>(skb)?;
+    Ok(skb.redirect_loopback())
+}

@@ -1,0 +1,185 @@
+//! The program on the node's loopback device: when it comes and goes, and what it needs.
+
+use std::{net::SocketAddr, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::{
+    Pod as Plain,
+    maps::{HashMap, Map, MapError},
+};
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_abi::{
+    addr::{Addr4, Addr6},
+    flow::{Flow, Key, state},
+    map,
+};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node, Pod, counter, needs_root,
+    node::plugin,
+    runtime::Call,
+    traffic::{tcp, udp},
+};
+
+use super::{HOST, Scene, both, mapped, reaches};
+
+fn filters(node: &Node) -> Result<String> {
+    let mut list = Command::new("tc");
+    list.args(["filter", "show", "dev", "lo", "egress"]);
+    node.netns().expect(&mut list, &[])
+}
+
+fn take_off(node: &Node) -> Result<()> {
+    let mut delete = Command::new("tc");
+    delete.args(["filter", "del", "dev", "lo", "egress"]);
+    node.netns().expect(&mut delete, &[]).map(drop)
+}
+
+fn underpass(node: &Node, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(plugin());
+    command.env_clear().args(arguments);
+    node.netns().expect(&mut command, &[])
+}
+
+#[test]
+fn it_comes_with_the_first_mapping_and_goes_with_everything() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let plain = lab.pod("plain")?;
+    let text = filters(&lab.node)?;
+    ensure!(text.trim().is_empty(), "nothing is mapped: {text}");
+    let pod = lab.pod_with("mapped", &mapped(&lab, &both()))?;
+    let text = filters(&lab.node)?;
+    ensure!(text.contains("underpass_from_host"), "{text}");
+    let another = lab.pod_with("another", &mapped(&lab, &both()))?;
+    ensure!(filters(&lab.node)? == text, "one is enough");
+    for pod in [another, pod, plain] {
+        pod.del()?;
+    }
+    underpass(&lab.node, &["unload"])?;
+    let text = filters(&lab.node)?;
+    ensure!(text.trim().is_empty(), "left behind: {text}");
+    Ok(())
+}
+
+#[test]
+fn what_takes_it_off_is_noticed_and_put_right() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("mapped", &mapped(&lab, &both()))?;
+    let at = SocketAddr::new(V4.loopback(), HOST);
+    let _server = tcp::Server::start(pod.netns(), V4.port(super::INSIDE))?;
+    let check = || pod.call_with_result("CHECK").run(&lab.node);
+    let status = || Call::new("STATUS").conf(&lab.conf()).run(&lab.node);
+    let gc = || {
+        let attachments = json!([{ "containerID": pod.name(), "ifname": Pod::IFNAME }]);
+        let conf = lab.conf().with("cni.dev/valid-attachments", attachments);
+        Call::new("GC").conf(&conf).run(&lab.node)?.silence()
+    };
+    let repairs: [&dyn Fn() -> Result<()>; 3] = [&gc, &|| lab.pod("plain").map(drop), &|| {
+        lab.pod_with("newer", &mapped(&lab, &both())).map(drop)
+    }];
+    for repair in repairs {
+        check()?.silence()?;
+        status()?.silence()?;
+        tcp::visit(lab.node.netns(), at)?;
+        take_off(&lab.node)?;
+        let error = check()?.error()?;
+        ensure!(error.msg.contains("from_host"), "{error}");
+        ensure!(error.msg.contains("egress of lo"), "{error}");
+        let error = status()?.error()?;
+        ensure!(error.code == 51, "{error}");
+        let text = underpass(&lab.node, &["status"])?;
+        ensure!(text.contains("from_host MISSING"), "{text}");
+        repair()?;
+    }
+    check()?.silence()?;
+    tcp::visit(lab.node.netns(), at)?;
+    let text = underpass(&lab.node, &["status", "--json"])?;
+    let json: Value = serde_json::from_str(&text)?;
+    let devices = json["devices"].as_array().context("devices")?;
+    ensure!(
+        devices
+            .iter()
+            .any(|device| device["name"] == "lo" && device["kind"] == "loopback"),
+        "{json:#}"
+    );
+    Ok(())
+}
+
+#[rstest]
+fn no_sysctl_is_needed(
+    #[values(V4, V6)] family: Family,
+    #[values("0", "1", "2")] rp_filter: &str,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    let node = scene.lab.node.netns();
+    for device in ["all", "lo"] {
+        node.set_sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), rp_filter)?;
+        for key in ["route_localnet", "accept_local"] {
+            let value = node.sysctl(&format!("net/ipv4/conf/{device}/{key}"))?;
+            ensure!(value == "0", "{key} of {device} is {value}");
+        }
+    }
+    for ip in [family.loopback(), family.node()] {
+        reaches(node, SocketAddr::new(ip, HOST), family.pod_gateway())?;
+    }
+    Ok(())
+}
+
+/// Removes the outer entries of translated flows, and tells how many.
+fn evict<A>(node: &Node, names: [&str; 2]) -> Result<usize>
+where
+    Key<A>: Plain,
+    Flow<A>: Plain,
+{
+    let mut removed = 0;
+    for name in names {
+        let mut flows: HashMap<_, Key<A>, Flow<A>> =
+            Map::LruHashMap(counter::open(node, name)?).try_into()?;
+        let keys: Vec<_> = flows
+            .iter()
+            .collect::<Result<Vec<_>, MapError>>()?
+            .into_iter()
+            .filter(|(_, flow)| flow.state & state::OUTER != 0)
+            .map(|(key, _)| key)
+            .collect();
+        for key in keys {
+            flows.remove(&key)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+#[rstest]
+fn one_entry_brings_the_other_back(
+    #[values(V4, V6)] family: Family,
+    #[values("host", "container")] client: &str,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    let node = &scene.lab.node;
+    let netns = if client == "host" {
+        node.netns()
+    } else {
+        scene.server.netns()
+    };
+    let at = super::node_at(family, HOST);
+    let mut stream = tcp::Client::connect(netns, at)?;
+    let port = stream.chat(3)?;
+    let mut datagrams = udp::Client::open(netns, family)?;
+    let seen = datagrams.chat(at, 3)?.seen;
+    let removed = match family {
+        V4 => evict::<Addr4>(node, [map::FLOWS4, map::OPENING4])?,
+        V6 => evict::<Addr6>(node, [map::FLOWS6, map::OPENING6])?,
+    };
+    ensure!(removed >= 2, "{removed} entries");
+    // The bypass looks after the other entry once a tick, and after each change on the node.
+    let _change = scene.lab.pod("change")?;
+    ensure!(stream.chat(3)? == port, "another port");
+    ensure!(datagrams.chat(at, 3)?.seen == seen, "another port");
+    Ok(())
+}
