@@ -327,7 +327,7 @@ impl Packet for Skb {
             bpf_skb_store_bytes(
                 self.raw(),
                 offset,
-                core::ptr::from_ref(value).cast(),
+                ptr::from_ref(value).cast(),
                 size::<T>(),
                 0,
             )

@@ -6,7 +6,7 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
-    addr::{Addr, Family as _},
+    addr::Addr,
     counter::Counter,
     endpoint::LOOPBACK,
     flow::{Tuple, action, rewrite, state},
@@ -14,7 +14,7 @@ use underpass_abi::{
 use underpass_ebpf::{ip::Head, l4::Kind, packet::Packet};
 
 use super::{
-    flow::{self, ABSENT},
+    flow::ABSENT,
     masquerade::{CLAIMED, Opener, Request, may_open},
     port, translate,
 };
@@ -41,7 +41,7 @@ pub const fn is_inner(rewrites: u8, flow_state: u32) -> bool {
 }
 
 /// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
-/// its destination: [`PRESENT`](flow::PRESENT), and its direction is in [`Work::half`]. `client` is
+/// its destination: [`PRESENT`](super::flow::PRESENT), and its direction is in [`Work::half`]. `client` is
 /// the device that the packet came from: the container's own host veth, or [`LOOPBACK`].
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
@@ -147,7 +147,7 @@ fn turn_around<I: Call>(skb: &mut Skb) -> Step<Verdict> {
     Ok(skb.redirect_peer(half.out_ifindex))
 }
 
-/// Towards a process of this host, in two steps: here the destination becomes 127.0.0.1 or ::1, so
+/// Towards a process of this host, in two steps: here the destination becomes 127.0.0.1 or `::1`, so
 /// that the kernel finds the route that its own packets to itself have. With it the packet leaves by
 /// the loopback device, where `from_host` translates it in full. Without that route the host would
 /// drop it, as one with a source that is its own.
