@@ -1,5 +1,6 @@
 //! Host ports: the world, and other containers of the node, reach a container at a port of the node's address.
 
+mod both_ways;
 mod conflict;
 mod hairpin;
 mod lifecycle;

@@ -189,6 +189,9 @@ pub mod rewrite {
     pub const DST: u8 = 2;
     /// Not by the uplink's programs, but by those of the pods: both ends are pods of this node.
     pub const EARLY: u8 = 4;
+    /// A client talks to the container itself, with the tuple that a flow of the same client to a
+    /// host port has behind the translation: the direction that is given another source port.
+    pub const ASIDE: u8 = 8;
 }
 
 /// A flow: both directions, and the little state they share.

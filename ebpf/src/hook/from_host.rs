@@ -15,7 +15,7 @@ use crate::{
         parse::PARSED,
         port, translate, twice,
     },
-    verdict::{PASS, Step, Verdict, code},
+    verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
 };
 
 /// IPv4 and IPv6.
@@ -24,10 +24,21 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if Skb::new(ctx).is_returning() {
         return I::finish(ctx);
     }
-    I::serve_host(ctx)
+    let served = I::serve_host(ctx);
+    if served != CROWDED {
+        return served;
+    }
+    match twice::make_room::<I>(ctx, LOOPBACK) {
+        NEXT => match I::serve_host(ctx) {
+            CROWDED => PASS,
+            served => served,
+        },
+        CROWDED => PASS,
+        verdict => verdict,
+    }
 }
 
-/// A packet of the host to itself.
+/// A packet of the host to itself. [`CROWDED`] if its flow is to a host port, and not known yet.
 #[inline(always)]
 pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let Some(Work { head, half, .. }) = I::work() else {
@@ -42,14 +53,10 @@ pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
     {
         return PASS;
     }
-    let mut known = I::copy_live();
-    if known == ABSENT {
-        known = I::open_twice(ctx, LOOPBACK);
+    if I::copy_live() == ABSENT {
+        return CROWDED;
     }
-    if known == twice::FULL {
-        return code(Err(Verdict::Drop(Counter::DropNoPort)));
-    }
-    if known != PRESENT || half.action != action::HOST || half.in_ifindex != 0 {
+    if half.action != action::HOST || half.in_ifindex != 0 {
         return PASS;
     }
     twice::note::<I>();

@@ -21,7 +21,7 @@ use crate::{
         parse::PARSED,
         port, route, source, translate, twice,
     },
-    verdict::{NEXT, PASS, Step, Verdict, code},
+    verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
 };
 
 /// IPv4 and IPv6.
@@ -45,28 +45,32 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
             verdict => return verdict,
         }
     }
-    match I::serve(ctx) {
-        NEXT => I::enter_stack(ctx),
+    let mut served = I::serve(ctx);
+    if served == CROWDED {
+        served = twice::make_room::<I>(ctx, Skb::new(ctx).ifindex());
+        if served == NEXT {
+            served = I::serve(ctx);
+        }
+    }
+    match served {
+        NEXT | CROWDED => I::enter_stack(ctx),
         verdict => verdict,
     }
 }
 
 /// Gives the packet in [`Work::head`](crate::maps::Work::head) the container that serves the host
 /// port that it is for, if it is for one. One that goes back to where it came from, or to a process
-/// of the host, is sent: its verdict. Else [`NEXT`].
+/// of the host, is sent: its verdict. [`CROWDED`] if [`twice`] must help, else [`NEXT`].
 #[inline(always)]
 pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let ifindex = Skb::new(ctx).ifindex();
     let mut known = I::copy_live();
     if known == flow::ABSENT {
-        known = I::host_port(ctx, ifindex);
-    }
-    if known == port::OWN {
-        known = I::open_twice(ctx, ifindex);
+        known = I::host_port(ctx, Skb::new(ctx).ifindex());
     }
     match known {
+        port::CROWDED => CROWDED,
+        flow::PRESENT if I::work().is_some_and(|work| twice::is_in_the_way(work)) => CROWDED,
         flow::PRESENT => I::turn(ctx),
-        twice::FULL => code(Err(Verdict::Drop(Counter::DropNoPort))),
         _ => NEXT,
     }
 }
@@ -129,7 +133,10 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
 pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
     if I::copy_live() == flow::PRESENT
-        && I::work().is_some_and(|work| work.half.rewrite & TO_PORT == TO_PORT)
+        && I::work().is_some_and(|work| {
+            work.half.rewrite & TO_PORT == TO_PORT
+                && !twice::is_answer(work.half.rewrite, work.state)
+        })
     {
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&skb) {

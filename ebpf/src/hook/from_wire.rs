@@ -18,9 +18,9 @@ use crate::{
         bypass::{self, Side},
         flow, learn,
         parse::PARSED,
-        translate,
+        port, translate, twice,
     },
-    verdict::{NEXT, PASS, code},
+    verdict::{CROWDED, NEXT, PASS, code},
 };
 
 /// IPv4 and IPv6; the network header is at `L3`.
@@ -32,9 +32,17 @@ pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
             return sent;
         }
     }
-    let translated = I::translate_back(ctx, L3);
-    if translated != NEXT {
-        return translated;
+    let mut translated = I::translate_back(ctx, L3);
+    if translated == CROWDED {
+        translated = twice::make_room::<I>(ctx, 0);
+        if translated == NEXT {
+            translated = I::translate_back(ctx, L3);
+        }
+    }
+    match translated {
+        NEXT => {}
+        CROWDED => return PASS,
+        verdict => return verdict,
     }
     match bypass::settled::<I>(ctx, Side::Wire) {
         NEXT => PASS,
@@ -43,7 +51,7 @@ pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
 }
 
 /// A packet whose network header is at `l3`, and that no bypass took: [`NEXT`] if it has one now
-/// (`eager`), else its verdict.
+/// (`eager`), [`CROWDED`] if [`twice`] must help, else its verdict.
 #[inline(always)]
 pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);
@@ -62,9 +70,17 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     if head.kind != Kind::Flow {
         return PASS;
     }
-    let known = I::copy_live() == flow::PRESENT || I::host_port(ctx, 0) == flow::PRESENT;
+    let mut known = I::copy_live();
+    if known == flow::ABSENT {
+        known = I::host_port(ctx, 0);
+    }
+    if known == port::CROWDED
+        || known == flow::PRESENT && I::work().is_some_and(|work| twice::is_in_the_way(work))
+    {
+        return CROWDED;
+    }
     // Nobody in the world has a tuple of the host with itself.
-    if known && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
+    if known == flow::PRESENT && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));

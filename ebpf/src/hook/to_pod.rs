@@ -10,7 +10,7 @@ use crate::{
     call::Call,
     maps::Work,
     skb::Skb,
-    stage::{flow, learn, parse::PARSED, translate},
+    stage::{flow, learn, parse::PARSED, translate, twice},
     verdict::{PASS, code},
 };
 
@@ -45,7 +45,10 @@ pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
 #[inline(always)]
 pub fn arrive<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if I::copy_live() == flow::PRESENT
-        && I::work().is_some_and(|work| work.half.rewrite & FROM_PORT == FROM_PORT)
+        && I::work().is_some_and(|work| {
+            work.half.rewrite & FROM_PORT == FROM_PORT
+                && twice::is_answer(work.half.rewrite, work.state)
+        })
     {
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&Skb::new(ctx)) {

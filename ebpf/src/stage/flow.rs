@@ -163,7 +163,8 @@ pub fn is_owned<I: Net>(half: &Half<I::Addr>, src: I::Addr) -> bool {
     if half.in_ifindex != 0 && !owns::<I>(half.in_ifindex, src) {
         return false;
     }
-    let to_pod = half.action == action::PEER || half.rewrite & rewrite::DST != 0;
+    let to_pod = half.action == action::PEER
+        || half.rewrite & rewrite::DST != 0 && half.action != action::WIRE;
     !to_pod || half.out_ifindex == 0 || owns::<I>(half.out_ifindex, half.dst)
 }
 

@@ -78,6 +78,8 @@ pub enum Opener {
     Other,
     /// The owner, which is itself the client of a host port: both its ends are translated.
     Client,
+    /// The owner, straight to a container, with a tuple that is taken by a flow to a host port.
+    Aside,
 }
 
 /// Who carries a masqueraded flow's packets.
@@ -401,7 +403,7 @@ fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End)
 #[inline(always)]
 fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
     match request.opener {
-        Opener::Owner => end.heard(),
+        Opener::Owner | Opener::Aside => end.heard(),
         Opener::Other => state::PORT,
         Opener::Client => end.heard() | state::PORT,
     }
@@ -410,21 +412,17 @@ fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
 /// What is replaced in both directions.
 #[inline(always)]
 fn both<I: Ip>(request: &Request<I>) -> u8 {
-    if request.opener == Opener::Client {
-        twice::TWICE
-    } else {
-        0
+    match request.opener {
+        Opener::Client | Opener::Aside => twice::TWICE,
+        Opener::Owner | Opener::Other => 0,
     }
 }
 
 /// Packets between two pods of this node are translated at the pods: no uplink does it for them.
 #[inline(always)]
-const fn early<I: Ip>(request: &Request<I>) -> u8 {
-    if request.client == 0 {
-        0
-    } else {
-        rewrite::EARLY
-    }
+fn early<I: Ip>(request: &Request<I>) -> u8 {
+    let is_of_pods = request.client != 0 && (request.owner != 0 || request.opener == Opener::Other);
+    if is_of_pods { rewrite::EARLY } else { 0 }
 }
 
 #[inline(always)]
@@ -434,11 +432,24 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
         enter::<I>(out, request.owner, pod);
     }
     match device(request.client) {
-        Some(pod) if request.opener == Opener::Client => leave_to_pod(out, request.client, pod),
+        Some(pod) if both(request) != 0 => leave_to_pod(out, request.client, pod),
         _ => leave_to_wire(out, request.uplink),
     }
     out.rewrite = rewrite::SRC | both(request) | early(request);
+    if request.opener == Opener::Aside {
+        out.rewrite |= rewrite::ASIDE;
+    }
     out.action = request.out;
+}
+
+/// Whether packets of this half leave with that tuple, whose protocol is theirs.
+#[inline(always)]
+fn leaves_as<I: Net>(half: &Half<I::Addr>, tuple: &Tuple<I::Addr>) -> bool {
+    half.rewrite & rewrite::SRC != 0
+        && half.src == tuple.src
+        && half.dst == tuple.dst
+        && half.sport == tuple.sport
+        && half.dport == tuple.dport
 }
 
 /// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If
@@ -455,12 +466,11 @@ pub fn commit<I: Net>() -> u32 {
         return NO_ROOM;
     };
     let end = *end;
-    if request.owner == 0
-        && request.opener == Opener::Owner
-        && let Some((flow, _)) = find::<I>(key)
-    {
-        // The host's flow has the tuple that is the outer one of a pod's flow: both are in one
-        // entry.
+    let is_shared =
+        request.opener == Opener::Aside || request.opener == Opener::Owner && request.owner == 0;
+    if is_shared && let Some((flow, _)) = find::<I>(key) {
+        // The host's flow has the tuple that is the outer one of a pod's flow, or the flow straight
+        // to a container has that of one to a host port: both are in one entry.
         fill_inner::<I>(half(flow, end), request);
         return CLAIMED;
     }
@@ -471,18 +481,30 @@ pub fn commit<I: Net>() -> u32 {
     flow.state = opened(request, end);
     prolong(flow, request.inner.protocol, tick());
     fill_inner::<I>(half(flow, end), request);
-    if I::opening()
-        .insert(&*key, &*flow, u64::from(BPF_NOEXIST))
-        .is_ok()
+    // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
+    if find::<I>(key).is_some_and(|(known, _)| !is_alive(known, tick())) {
+        remove_one::<I>(key);
+    }
+    if I::flows().get_ptr(&*key).is_none()
+        && I::opening()
+            .insert(&*key, &*flow, u64::from(BPF_NOEXIST))
+            .is_ok()
     {
         return CLAIMED;
     }
+    let winner = find::<I>(key).map(|(flow, _)| half(flow, end));
+    if let Some(winner) = &winner
+        && request.opener == Opener::Other
+        && leaves_as::<I>(winner, &request.outer)
+    {
+        // The same flow, of which the outer entry was evicted: it is there again.
+        return CLAIMED;
+    }
     remove_one::<I>(&partner_place.key);
-    let Some((flow, _)) = find::<I>(key) else {
+    let Some(winner) = winner else {
         return NO_ROOM;
     };
-    let winner = half(flow, end);
-    if winner.rewrite & rewrite::SRC == 0 {
+    if winner.rewrite & rewrite::SRC == 0 || request.opener == Opener::Other {
         return NO_ROOM;
     }
     request.outer = outgoing::<I>(winner, request.inner.protocol);
@@ -515,9 +537,10 @@ pub fn restore<I: Net>() -> u32 {
         request.owner = survivor.in_ifindex;
         request.back = match survivor.action {
             action::STACK | action::HOST => survivor.action,
+            _ if request.owner == 0 => action::STACK,
             _ => action::PEER,
         };
-        request.client = if survivor.rewrite & rewrite::EARLY == 0 {
+        request.client = if survivor.rewrite & rewrite::EARLY == 0 && both(request) == 0 {
             0
         } else {
             owner_of(partner.dst.wide())
@@ -528,10 +551,9 @@ pub fn restore<I: Net>() -> u32 {
         request.owner = survivor.out_ifindex;
         request.client = survivor.in_ifindex;
         request.uplink = 0;
-        request.out = if request.opener == Opener::Client {
-            survivor.action
-        } else {
-            action::STACK
+        request.out = match survivor.action {
+            action::PEER | action::HOST if both(request) != 0 => survivor.action,
+            _ => action::STACK,
         };
         memory::clear(flow);
         fill_inner::<I>(half(flow, end.other()), request);
@@ -552,12 +574,13 @@ fn owner_of(addr: Addr) -> u32 {
 
 #[inline(always)]
 const fn opener(rewrites: u8, flow_state: u32) -> Opener {
-    if flow_state & state::PORT == 0 {
-        Opener::Owner
-    } else if rewrites & twice::TWICE == twice::TWICE {
-        Opener::Client
-    } else {
-        Opener::Other
+    let is_twice = rewrites & twice::TWICE == twice::TWICE;
+    match (flow_state & state::PORT != 0, is_twice) {
+        (_, true) if rewrites & rewrite::ASIDE != 0 => Opener::Aside,
+        (false, true) => Opener::Aside,
+        (false, false) => Opener::Owner,
+        (true, true) => Opener::Client,
+        (true, false) => Opener::Other,
     }
 }
 

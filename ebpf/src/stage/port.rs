@@ -30,8 +30,8 @@ use crate::{
 
 /// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
 /// its destination: [`PRESENT`](super::flow::PRESENT), and its direction is in [`Work::half`].
-/// `client` is the host veth that the packet came from, 0 if it came from the world. [`OWN`] if that
-/// container serves the port itself.
+/// `client` is the host veth that the packet came from, 0 if it came from the world. [`CROWDED`] if it
+/// takes more than another destination.
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     let Some(Work { head, request, .. }) = I::work() else {
@@ -47,7 +47,7 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
         return ABSENT;
     }
     if target.ifindex == client {
-        return OWN;
+        return CROWDED;
     }
     let asked = head.tuple.reversed();
     request.outer = asked;
@@ -74,14 +74,15 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     let stored = I::commit();
     I::aim(PACKET);
     if stored != CLAIMED {
-        return ABSENT;
+        return CROWDED;
     }
     count(Counter::HostPort);
     I::copy_live()
 }
 
-/// What [`open`] found: the container that the packet came from serves the port.
-pub const OWN: u32 = 2;
+/// What [`open`] found: the container that the packet came from serves the port itself, or talks to
+/// the one that does from the same port. Then both ends must be translated.
+pub const CROWDED: u32 = 2;
 
 /// [`aim`] at the tuple of the packet in [`Work::head`].
 const PACKET: u32 = 0;
@@ -134,7 +135,7 @@ pub fn is_mapped<I: Net>(outer: &Tuple<I::Addr>) -> bool {
 /// with `tuple`.
 #[inline(always)]
 pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_state: u32) -> bool {
-    if flow_state & state::PORT == 0 {
+    if flow_state & state::PORT == 0 || half.rewrite & rewrite::ASIDE != 0 {
         return true;
     }
     if half.rewrite & rewrite::DST != 0 && !twice::is_answer(half.rewrite, flow_state) {

@@ -1,12 +1,15 @@
-//! Flows to a host port of which both ends are translated: those of a process of this host, and of a
-//! container to its own host port. The container sees its gateway as the client.
+//! Flows to a host port of which both ends are translated.
 //!
-//! The client's own address would be wrong inside the container: 127.0.0.1 and the container's own
-//! address never leave it again. The address of the host's end of its veth does.
+//! To a process of this host, and to a container that asks for its own host port, the answers would
+//! not come back: 127.0.0.1 and the container's own address never leave it. It sees its gateway as the
+//! client, the address of the host's end of its veth.
+//!
+//! A client that talks to the container itself as well, from the same port, keeps its address and is
+//! given another port for the younger of the two flows, which would look the same to the container.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
-    addr::Addr,
+    addr::{Addr, Family as _},
     counter::Counter,
     endpoint::LOOPBACK,
     flow::{Tuple, action, rewrite, state},
@@ -14,7 +17,7 @@ use underpass_abi::{
 use underpass_ebpf::{ip::Head, l4::Kind, packet::Packet};
 
 use super::{
-    flow::ABSENT,
+    flow::{ABSENT, PRESENT},
     masquerade::{CLAIMED, Opener, Request, may_open},
     port, translate,
 };
@@ -22,7 +25,7 @@ use crate::{
     call::Call,
     maps::{Net, Work, count, endpoint},
     skb::Skb,
-    verdict::{NEXT, Step, Verdict, code},
+    verdict::{CROWDED, NEXT, Step, Verdict, code},
 };
 
 /// [`Half::rewrite`](underpass_abi::flow::Half::rewrite) of both directions.
@@ -40,17 +43,67 @@ pub const fn is_inner(rewrites: u8, flow_state: u32) -> bool {
     rewrites & rewrite::SRC != 0 && (rewrites & rewrite::DST == 0 || flow_state & state::OUTER == 0)
 }
 
-/// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
-/// its destination: [`PRESENT`](super::flow::PRESENT), and its direction is in [`Work::half`]. `client` is
-/// the device that the packet came from: the container's own host veth, or [`LOOPBACK`].
+/// Whether the packet in [`Work::head`], of the flow that was found, goes straight to a container
+/// with the tuple that a flow of the same client to a host port has behind the translation.
+#[inline(always)]
+pub fn is_in_the_way<I: Net>(work: &Work<I>) -> bool {
+    work.half.action == action::NONE
+        && work.half.rewrite == 0
+        && work.state & (state::PORT | state::OUTER) == state::PORT
+        && may_open(&work.head)
+}
+
+/// As [`open`]: [`NEXT`] if the flow is there now, [`CROWDED`] if it can't be, else the packet's
+/// verdict.
+#[inline(always)]
+pub fn make_room<I: Call>(ctx: *mut __sk_buff, client: u32) -> i32 {
+    match I::open_twice(ctx, client) {
+        PRESENT => NEXT,
+        FULL => code(Err(Verdict::Drop(Counter::DropNoPort))),
+        _ => CROWDED,
+    }
+}
+
+/// Translates both ends of the flow of the packet in [`Work::head`]: [`PRESENT`], and its direction
+/// is in [`Work::half`]. `client` is the device that the packet came from: a host veth, [`LOOPBACK`],
+/// or 0 for an uplink.
 #[inline(always)]
 pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
-    let Some(Work { head, request, .. }) = I::work() else {
+    let Some(work) = I::work() else {
         return ABSENT;
     };
-    if head.kind != Kind::Flow || !may_open(head) {
+    if work.head.kind != Kind::Flow || !may_open(&work.head) {
         return ABSENT;
     }
+    let is_prepared = if I::copy_live() == PRESENT {
+        is_in_the_way(work) && prepare_direct(&work.head, &mut work.request, client)
+    } else {
+        is_for_port::<I>(ctx, client) && prepare(&work.head, &mut work.request, client)
+    };
+    if !is_prepared {
+        return ABSENT;
+    }
+    if I::claim(ctx) != CLAIMED {
+        return FULL;
+    }
+    let Some(Work { request, .. }) = I::work() else {
+        return ABSENT;
+    };
+    if request.opener == Opener::Client {
+        count(Counter::HostPort);
+    }
+    I::copy_live()
+}
+
+/// What [`open`] found: no free port.
+pub const FULL: u32 = 3;
+
+/// Whether the packet is for a port of this host, and not one that the host itself uses.
+#[inline(always)]
+fn is_for_port<I: Call>(ctx: *mut __sk_buff, client: u32) -> bool {
+    let Some(Work { head, request, .. }) = I::work() else {
+        return false;
+    };
     // What leaves by the loopback device has been routed: it is for this host.
     let is_ours = if client == LOOPBACK {
         !port::is_service::<I>(head)
@@ -59,20 +112,26 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     };
     request.outer = head.tuple.reversed();
     request.opener = Opener::Other;
-    if !is_ours || port::belongs_to_host::<I>(ctx, head) || !prepare(head, request, client) {
-        return ABSENT;
-    }
-    if I::claim(ctx) != CLAIMED {
-        return FULL;
-    }
-    count(Counter::HostPort);
-    I::copy_live()
+    is_ours && !port::belongs_to_host::<I>(ctx, head)
 }
 
-/// What [`open`] found: no free port for the gateway's address.
-pub const FULL: u32 = 3;
+/// Fills the request for a packet that is in the way.
+#[inline(always)]
+fn prepare_direct<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> bool {
+    let Some(pod) = endpoint(head.tuple.dst.wide()) else {
+        return false;
+    };
+    request.inner = head.tuple;
+    request.outer = head.tuple;
+    request.owner = client;
+    request.client = pod.ifindex;
+    request.uplink = 0;
+    request.opener = Opener::Aside;
+    (request.out, request.back) = (action::STACK, action::STACK);
+    true
+}
 
-/// Fills the request.
+/// Fills the request for a packet to a host port.
 #[inline(always)]
 fn prepare<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> bool {
     let Some(target) = port::serving::<I>(&head.tuple) else {
@@ -84,10 +143,20 @@ fn prepare<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> boo
     if pod.ifindex != target.ifindex || pod.gateway == Addr::default() {
         return false;
     }
+    let mut source = I::narrow(pod.gateway);
+    (request.owner, request.out) = if client == LOOPBACK {
+        (0, action::HOST)
+    } else if client == target.ifindex {
+        (client, action::PEER)
+    } else {
+        source = head.tuple.src;
+        (client, action::STACK)
+    };
+    request.back = request.out;
     request.inner = head.tuple;
     request.outer = Tuple::new(
         head.tuple.protocol,
-        I::narrow(pod.gateway),
+        source,
         head.tuple.sport,
         I::narrow(target.addr),
         target.port,
@@ -95,13 +164,6 @@ fn prepare<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> boo
     request.client = target.ifindex;
     request.uplink = 0;
     request.opener = Opener::Client;
-    if client == LOOPBACK {
-        request.owner = 0;
-        (request.out, request.back) = (action::HOST, action::HOST);
-    } else {
-        request.owner = client;
-        (request.out, request.back) = (action::PEER, action::PEER);
-    }
     true
 }
 

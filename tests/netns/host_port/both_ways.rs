@@ -1,0 +1,92 @@
+//! One port of a client, from which it talks to node:hostPort and to container:containerPort.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use rstest::rstest;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, needs_root,
+    traffic::{tcp, udp},
+};
+
+use super::{HOST, INSIDE, SOURCE, Scene, both, mapped, node_at};
+
+#[rstest]
+fn each_answer_comes_from_whom_was_asked(
+    #[values(V4, V6)] family: Family,
+    #[values("world", "pod")] from: &str,
+    #[values("learned", "off")] bypass: &str,
+    #[values("direct", "port")] first: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = mapped(&lab, &both()).with("bypass", bypass);
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let lab = &scene.lab;
+    let pod = lab.pod_with("client", &lab.conf().with("bypass", bypass))?;
+    let (client, ip) = match from {
+        "world" => (lab.world.netns(), family.gateway()),
+        _ => (pod.netns(), pod.ip(family)),
+    };
+    let mut ways = [scene.server.at(family, INSIDE), node_at(family, HOST)];
+    if first == "port" {
+        ways.reverse();
+    }
+
+    let mut socket = udp::Client::open_at(client, family, SOURCE)?;
+    for round in 0..3 {
+        for to in ways {
+            let seen = socket.chat(to, 3).context(format!("round {round}"))?.seen;
+            ensure!(seen.ip() == ip, "the container saw {seen}");
+        }
+    }
+    if from == "pod" && bypass == "off" {
+        // Nobody remembers a flow between containers that the stack carries, so a connection to a host
+        // port can't step aside for it.
+        ways = [node_at(family, HOST), scene.server.at(family, INSIDE)];
+    }
+    let mut streams = Vec::new();
+    for to in ways {
+        streams.push(tcp::Client::connect_from(client, SOURCE, to)?);
+    }
+    for _ in 0..3 {
+        for stream in &mut streams {
+            let seen = stream.chat(3)?;
+            ensure!(seen.ip() == ip, "the container saw {seen}");
+            stream.exchange(500_000, 500_000)?;
+        }
+    }
+    Ok(())
+}
+
+#[rstest]
+fn one_socket_asks_two_addresses_of_the_node(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both()).with("bypass", bypass);
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let lab = &scene.lab;
+    let pod = lab.pod_with("client", &lab.conf().with("bypass", bypass))?;
+    let ways = [family.node(), family.pod_gateway()].map(|ip| SocketAddr::new(ip, HOST));
+    let mut socket = udp::Client::open_at(pod.netns(), family, SOURCE)?;
+    for _ in 0..3 {
+        for to in ways {
+            let seen = socket.chat(to, 3)?.seen;
+            ensure!(seen.ip() == pod.ip(family), "the container saw {seen}");
+        }
+    }
+    let [mut one, mut other] = ways.map(|to| tcp::Client::connect_from(pod.netns(), SOURCE, to));
+    for _ in 0..3 {
+        for stream in [&mut one, &mut other] {
+            let stream = stream.as_mut().map_err(|error| anyhow!("{error:#}"))?;
+            let seen = stream.chat(3)?;
+            ensure!(seen.ip() == pod.ip(family), "the container saw {seen}");
+        }
+    }
+    Ok(())
+}
