@@ -388,7 +388,7 @@ impl Net for V6 {
 
     #[inline(always)]
     fn loopback() -> Addr6 {
-        Addr6([0, 1u64.to_be()])
+        Addr6(0, 1u64.to_be())
     }
 
     #[inline(always)]
