@@ -59,6 +59,12 @@ pub(super) fn release(table: &mut impl Table, owner: Owner) -> Result<(), Error>
     for (port, target) in table.serving()? {
         if target.owner == owner {
             pass_on(table, &port, &others)?;
+        } else if let Some((key, _)) = others
+            .iter()
+            .find(|(key, _)| key.port == port && key.owner == target.owner)
+        {
+            // Kept for later by a claim that was killed before it took the port.
+            table.forget(key)?;
         }
     }
     own.iter().try_for_each(|(key, _)| table.forget(key))

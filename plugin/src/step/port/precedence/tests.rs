@@ -155,6 +155,22 @@ fn an_owner_that_served_again_and_was_replaced_again_is_known_once() {
 }
 
 #[test]
+fn a_claim_killed_between_its_two_writes_leaves_nothing() {
+    let mut model = Model::default();
+    model.add(1, &[80, 81]);
+    let older = model.serving[&port(80)];
+    model.alive.insert([2; 16]);
+    model
+        .shadow(port(80), &older)
+        .expect("memory does not fail");
+    model.del(2);
+    assert_eq!(model.owner(80), Some(1));
+    assert!(model.shadowed.is_empty());
+    model.del(1);
+    assert!(model.is_empty());
+}
+
+#[test]
 fn a_call_killed_between_two_writes_can_be_repeated() {
     // Killed after the older mapping was shadowed, before the newer one was written: the older one
     // is there twice.
