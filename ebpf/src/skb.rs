@@ -169,7 +169,7 @@ impl Skb {
             bpf_skb_store_bytes(
                 self.raw(),
                 0,
-                core::ptr::from_ref(&headers).cast::<u16>().add(1).cast(),
+                ptr::from_ref(&headers).cast::<u16>().add(1).cast(),
                 size::<[u16; 7]>() + size::<H>(),
                 0,
             )

@@ -212,10 +212,10 @@ pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
 /// has no choice.
 #[inline(always)]
 fn may_keep<I: Ip>(request: &Request<I>) -> bool {
-    let node = node();
     request.opener != Opener::Client
         || request.inner.protocol == protocol::SCTP
-        || u32::from(u16::from_be(request.inner.sport)) < node.port_first + node.port_count
+        || u32::from(u16::from_be(request.inner.sport))
+            < constant!(port_first) + constant!(port_count)
 }
 
 #[inline(always)]
