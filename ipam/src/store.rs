@@ -238,10 +238,11 @@ impl Locked {
         };
         let mut leases = Vec::new();
         for ip in candidates {
-            if let Some(found) = self.owner(ip)?
-                && found.covers(owner)
-            {
-                leases.push((ip, found));
+            match self.owner(ip)? {
+                Some(found) if found.covers(owner) => leases.push((ip, found)),
+                Some(_) => {}
+                // A call was killed just before it made the lease, or somebody else removed it.
+                None => self.index.forget(ip),
             }
         }
         Ok(leases)

@@ -225,12 +225,12 @@ fn a_call_killed_between_any_two_steps_leaves_a_valid_directory() {
     // Staged, not linked.
     let mut locked = fixture.lock();
     locked.index.bring_up_to_date().expect("an index");
-    locked
-        .index
-        .stage(address("10.0.0.3"), &owner())
-        .expect("staged");
+    let staged = locked.index.stage(address("10.0.0.3"), &owner());
+    let staged = staged.expect("staged");
     kill(locked);
+    assert!(staged.exists());
     assert_eq!(fixture.owned(&owner()), ["10.0.0.2"]);
+    assert!(!staged.exists(), "the next call clears it away");
     // Linked, not marked.
     let mut locked = fixture.lock();
     assert!(locked.reserve(address("10.0.0.3"), &owner()).expect("free"));
