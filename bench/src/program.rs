@@ -116,7 +116,7 @@ pub(crate) fn measure(runs: usize) -> Result<Outcome> {
         teach(client.netns(), server.netns(), server.ip(family))?;
         teach(client.netns(), lab.world.netns(), family.remote())?;
         teach(repeater.netns(), server.netns(), server.ip(family))?;
-        let repeated = repeater
+        let untouched = repeater
             .ends(server.ip(family))?
             .udp(CLIENT_PORT, SERVER_PORT, &PAYLOAD);
         let from_pod = pins(node).join("programs/from_pod");
@@ -129,7 +129,7 @@ pub(crate) fn measure(runs: usize) -> Result<Outcome> {
                 nothing,
                 repeater.host_veth(),
                 "pod to pod",
-                &repeated,
+                &untouched,
                 Cache::Warm,
             ),
             (
@@ -137,7 +137,7 @@ pub(crate) fn measure(runs: usize) -> Result<Outcome> {
                 &from_pod,
                 repeater.host_veth(),
                 "pod to pod",
-                &repeated,
+                &untouched,
                 Cache::Warm,
             ),
             (
@@ -177,6 +177,19 @@ pub(crate) fn measure(runs: usize) -> Result<Outcome> {
             });
         }
     }
+    subtract_floor(&mut costs)?;
+    let live = live::measure(&lab, &client, &server)?;
+    client.del()?;
+    server.del()?;
+    repeater.del()?;
+    Ok(Outcome {
+        single: costs,
+        live,
+    })
+}
+
+/// Takes away what the measuring itself costs, cold and warm.
+fn subtract_floor(costs: &mut [Cost]) -> Result<()> {
     for cache in [Cache::Cold, Cache::Warm] {
         let floor: Vec<f64> = costs
             .iter()
@@ -188,14 +201,7 @@ pub(crate) fn measure(runs: usize) -> Result<Outcome> {
             cost.net_ns = cost.ns.median - floor.median;
         }
     }
-    let live = live::measure(&lab, &client, &server)?;
-    client.del()?;
-    server.del()?;
-    repeater.del()?;
-    Ok(Outcome {
-        single: costs,
-        live,
-    })
+    Ok(())
 }
 
 /// A flow with several packets in both directions.
