@@ -9,6 +9,7 @@ use underpass_cni::{Dns, Error, NetConf, Request, address, args::CniArgs};
 
 use crate::{glob::Glob, netlink::link::Mac};
 
+pub(crate) mod bandwidth;
 pub(crate) mod port;
 
 /// Where pins are unless the config says otherwise.
@@ -92,6 +93,8 @@ pub(crate) struct Conf {
     pub(crate) mac: Option<Mac>,
     /// Host ports that lead to the container.
     pub(crate) ports: Vec<port::PortMapping>,
+    /// None: no key says anything.
+    pub(crate) bandwidth: Option<bandwidth::Bandwidth>,
 }
 
 #[derive(Default, Deserialize)]
@@ -135,7 +138,7 @@ struct RuntimeKeys {
     mac: String,
     dns: RuntimeDns,
     port_mappings: Vec<port::Entry>,
-    bandwidth: Option<Value>,
+    bandwidth: Option<bandwidth::Keys>,
 }
 
 #[derive(Default, Deserialize)]
@@ -193,6 +196,7 @@ impl Conf {
             dns: conf.dns()?,
             mac: None,
             ports: Vec::new(),
+            bandwidth: bandwidth::of_network(conf)?,
         })
     }
 
@@ -201,8 +205,8 @@ impl Conf {
         let mut decoded = Self::of_network(&request.conf)?;
         let runtime: RuntimeKeys = request.conf.runtime()?;
         decoded.ports = port::mappings(&runtime.port_mappings)?;
-        if let Some(value) = runtime.bandwidth.filter(limits_something) {
-            return Err(Error::unsupported("runtimeConfig.bandwidth", value));
+        if let (None, Some(keys)) = (decoded.bandwidth, runtime.bandwidth) {
+            decoded.bandwidth = Some(keys.limits("runtimeConfig.bandwidth.")?);
         }
         let RuntimeDns {
             servers,
@@ -333,13 +337,6 @@ fn mac(key: &str, text: &str) -> Result<Mac, Error> {
                 "invalid {key} {text:?}: give a unicast MAC address such as 02:00:00:00:00:01"
             ))
         })
-}
-
-fn limits_something(bandwidth: &Value) -> bool {
-    match bandwidth {
-        Value::Object(limits) => limits.values().any(|value| value.as_u64() != Some(0)),
-        _ => true,
-    }
 }
 
 #[cfg(test)]

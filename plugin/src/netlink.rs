@@ -19,6 +19,7 @@ pub(crate) mod addr;
 pub(crate) mod filter;
 pub(crate) mod link;
 pub(crate) mod neigh;
+pub(crate) mod qdisc;
 pub(crate) mod route;
 
 /// Header flag of a dump during which the table changed; libc has no name for it.

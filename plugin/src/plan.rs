@@ -10,6 +10,7 @@ use underpass_cni::{CniResult, Dns, Error, Interface, IpConfig, Route as CniRout
 use crate::{
     conf::{
         Bypass, Conf, Dad, DefaultGateway, MTU_MAX, MTU_MIN, MacCheck, Masquerade, Spoofing,
+        bandwidth::Bandwidth,
         port::{Binding, bindings},
     },
     identity::Identity,
@@ -63,6 +64,7 @@ pub(crate) struct Plan {
     pub(crate) no_masquerade: Vec<IpNet>,
     /// Host ports that lead to the container.
     pub(crate) ports: Vec<Binding>,
+    pub(crate) bandwidth: Bandwidth,
     /// The answer to the runtime.
     pub(crate) result: CniResult,
 }
@@ -123,6 +125,7 @@ impl Plan {
             flags: flags(conf),
             no_masquerade: no_masquerade(conf, &addresses),
             ports: host_ports(conf, &addresses),
+            bandwidth: conf.bandwidth.unwrap_or_default(),
             gateways,
             addresses,
             result: CniResult {
@@ -275,6 +278,12 @@ fn flags(conf: &Conf) -> u32 {
     }
     if conf.masquerade == Masquerade::On {
         flags |= device::MASQUERADE;
+    }
+    if conf
+        .bandwidth
+        .is_some_and(|limits| limits.ingress.is_some())
+    {
+        flags |= device::SHAPED;
     }
     flags
         | match conf.bypass {

@@ -5,6 +5,7 @@
 use crate::error::Error;
 
 pub(crate) mod address;
+pub(crate) mod bandwidth;
 pub(crate) mod endpoint;
 pub(crate) mod lease;
 pub(crate) mod link;

@@ -116,6 +116,38 @@ fn bandwidth_towards_the_container() -> Result<()> {
     Ok(())
 }
 
+/// The token bucket filter has the same parameters, whoever makes it.
+#[test]
+fn bandwidth_as_the_reference_makes_it() -> Result<()> {
+    needs_root!();
+    let (lab, _, netns) = lab()?;
+    let keys = json!({ "ingressRate": 20_000_000, "ingressBurst": 1_000_000 });
+    let filter = |device: &str| -> Result<Value> {
+        let mut command = std::process::Command::new("tc");
+        command.args(["-j", "qdisc", "show", "dev", device, "root"]);
+        let text = lab.node.netns().expect(&mut command, &[])?;
+        let all: Value = serde_json::from_str(&text).context(text)?;
+        ensure!(all[0]["kind"] == "tbf", "{all}");
+        Ok(all[0]["options"].clone())
+    };
+    let chain = |first: &underpass_tests::runtime::Conf, others: Vec<Value>| -> Result<Value> {
+        let chain = Chain::new(&lab.node, first, others);
+        let result = chain.add(&netns)?;
+        let filter = filter(result["interfaces"][0]["name"].as_str().unwrap_or_default())?;
+        chain.del(&netns, &result)?;
+        Ok(filter)
+    };
+    let mut conf = lab.conf();
+    let mut reference = json!({ "type": "bandwidth" });
+    for (key, value) in keys.as_object().into_iter().flatten() {
+        conf = conf.with(key, value.clone());
+        reference[key] = value.clone();
+    }
+    let (ours, theirs) = (chain(&conf, vec![])?, chain(&lab.conf(), vec![reference])?);
+    ensure!(ours == theirs, "{ours} instead of {theirs}");
+    Ok(())
+}
+
 /// A limit of what a container sends wants a qdisc `ingress` on the host's end, which is the place that `clsact` has: a known clash of the
 /// reference with every plugin that attaches programs this way. It has to be an error that leaves nothing behind.
 #[test]

@@ -51,12 +51,14 @@ pub mod device {
     pub const BYPASS: u32 = 1 << 3;
     /// Bypass `eager`: flows leave the stack from their first packet.
     pub const EAGER: u32 = 1 << 4;
-    /// Packets must carry the pod's own MAC.
-    pub const CHECK_MAC: u32 = 1 << 6;
     /// An uplink without Ethernet headers (`WireGuard`, tun, ppp): never a target of the bypass.
     pub const LAYER3: u32 = 1 << 5;
+    /// Packets must carry the pod's own MAC.
+    pub const CHECK_MAC: u32 = 1 << 6;
     /// The loopback device of the host, which is known once a host port is mapped.
     pub const LOOPBACK: u32 = 1 << 7;
+    /// A host veth whose root qdisc shapes what the pod receives: the bypass must not go past it.
+    pub const SHAPED: u32 = 1 << 8;
 }
 
 /// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).

@@ -160,8 +160,8 @@ pub struct Half<A> {
     pub action: u8,
     /// See [`rewrite`].
     pub rewrite: u8,
-    /// Zero.
-    pub reserved: u32,
+    /// Not zero: packets to a pod must pass the queue of `out_ifindex`, which shapes them.
+    pub queue: u32,
 }
 
 /// Values of [`Half::action`].

@@ -19,7 +19,8 @@ use crate::{
 pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
     if skb.is_bypassed() {
-        // From a process of the host, to a host port: `from_host` has dealt with it.
+        // From a process of the host to a host port: `from_host` has dealt with it. Or from the bypass, on its way to the queue of this
+        // device, which shapes.
         skb.clear_bypassed();
         return PASS;
     }

@@ -116,7 +116,11 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
     let out_ifindex = half.out_ifindex;
     code(Ok(if half.action == action::PEER {
         count(Counter::BypassPeer);
-        skb.redirect_peer(out_ifindex)
+        if half.queue == 0 {
+            skb.redirect_peer(out_ifindex)
+        } else {
+            skb.redirect(out_ifindex)
+        }
     } else {
         count(Counter::BypassWire);
         match I::work() {

@@ -209,6 +209,7 @@ pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
     memory::copy(destination, &pod.peer_mac);
     memory::copy(source, &pod.mac);
     half.mtu = pod.mtu;
+    half.queue = pod.flags & flags::SHAPED;
     half.stamp = stamp();
 }
 

@@ -53,6 +53,7 @@ fn an_empty_config_has_the_documented_defaults() {
             dns: None,
             mac: None,
             ports: Vec::new(),
+            bandwidth: None,
         }
     );
 }
@@ -125,9 +126,23 @@ fn what_only_a_bridge_can_do_is_refused_by_key_and_value() {
 }
 
 #[test]
-fn what_is_not_built_yet_is_never_ignored() {
-    let bandwidth = r#""runtimeConfig":{"bandwidth":{"ingressRate":1000,"ingressBurst":1000}}"#;
-    refused(bandwidth, Code::UnsupportedField, "1000");
+fn the_runtimes_bandwidth_counts_if_the_network_has_none() {
+    let runtime = r#""runtimeConfig":{"bandwidth":{"ingressRate":1000,"ingressBurst":2000}}"#;
+    let rate = |keys: &str| {
+        let bandwidth = attachment(keys, "").expect("a valid config").bandwidth;
+        bandwidth.and_then(|limits| Some(limits.ingress?.rate))
+    };
+    assert_eq!(rate(runtime), Some(1000));
+    let fixed = r#""ingressRate":7,"ingressBurst":7"#;
+    assert_eq!(rate(&format!("{fixed},{runtime}")), Some(7));
+    // One key of the network is enough.
+    let zero = r#""egressRate":0"#;
+    assert_eq!(rate(&format!("{zero},{runtime}")), None);
+    refused(
+        r#""runtimeConfig":{"bandwidth":{"ingressRate":1000}}"#,
+        Code::InvalidConfig,
+        "runtimeConfig.bandwidth.ingressRate 1000",
+    );
     let nothing = r#""runtimeConfig":{"portMappings":[],"bandwidth":{"ingressRate":0},"other":1}"#;
     assert!(attachment(nothing, "").is_ok());
 }

@@ -12,7 +12,7 @@ use crate::{
     netlink::{Netlink, link::By},
     netns::Netns,
     plan::Plan,
-    step::{Undo, address, endpoint, lease, link, port, program, route, sysctl},
+    step::{Undo, address, bandwidth, endpoint, lease, link, port, program, route, sysctl},
     stopwatch::Stopwatch,
     uplink,
 };
@@ -60,6 +60,7 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
     sysctl::apply_pod(&netns, &plan)?;
     address::apply(&pod, &plan, &pair)?;
     route::apply_pod(&pod, &plan, &pair)?;
+    bandwidth::apply(&node, &pod, &plan, &pair)?;
     time.lap("container side");
     sysctl::forward(&plan, &uplinks)?;
     sysctl::apply_host(&plan)?;

@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     netlink::Netlink,
     netns::Netns,
-    step::{address, endpoint, lease, link, port, program, route},
+    step::{address, bandwidth, endpoint, lease, link, port, program, route},
 };
 
 /// Verifies the attachment.
@@ -56,6 +56,10 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
                 let addresses: Vec<_> = ips.iter().map(|ip| ip.address.addr()).collect();
                 let ports = bindings(&conf.ports, &addresses);
                 port::verify(&node, &maps, owner, &here, &ports, &mut wrong)?;
+                if let Some(limits) = conf.bandwidth {
+                    let (netlinks, ends) = ([&node, &pod], [&here, &there]);
+                    bandwidth::verify(&maps, netlinks, ends, limits, &mut wrong)?;
+                }
                 let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
                 program::verify(&node, &maps, &here, &uplinks, &mut wrong)?;
             }
