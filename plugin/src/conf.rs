@@ -10,6 +10,7 @@ use underpass_cni::{Dns, Error, NetConf, Request, address, args::CniArgs};
 use crate::{glob::Glob, netlink::link::Mac};
 
 pub(crate) mod bandwidth;
+pub(crate) mod chained;
 pub(crate) mod port;
 
 /// Where pins are unless the config says otherwise.

@@ -63,6 +63,16 @@ impl Identity {
         std::array::from_fn(|i| digest[i])
     }
 
+    /// The key of `OWNERS` for the host ports of a container that another plugin attached. That plugin
+    /// may be ours, under the same network, container and interface.
+    pub(crate) fn chained_owner(&self) -> Owner {
+        let mut hash = Sha256::new();
+        hash.update(self.digest());
+        hash.update(b"chained");
+        let digest: [u8; 32] = hash.finalize().into();
+        std::array::from_fn(|i| digest[i])
+    }
+
     /// The number of the network in maps.
     pub(crate) fn network_id(&self) -> u32 {
         network_id(&self.network)

@@ -37,11 +37,14 @@ fn main() -> ExitCode {
     if name == "host-local" {
         return serve(&about, &HostLocal);
     }
+    if name == "portmap" {
+        return serve(&about, &verb::Portmap);
+    }
     serve(&about, &verb::Underpass)
 }
 
-/// The name that this program was installed under: existing configs ask for `ptp` and `host-local`,
-/// and find what they expect.
+/// The name that this program was installed under: existing configs ask for `ptp`, `host-local` and
+/// `portmap`, and find what they expect.
 fn name() -> String {
     env::args_os()
         .next()

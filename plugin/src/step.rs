@@ -7,6 +7,7 @@ use crate::error::Error;
 pub(crate) mod address;
 pub(crate) mod bandwidth;
 pub(crate) mod endpoint;
+pub(crate) mod foreign;
 pub(crate) mod lease;
 pub(crate) mod link;
 pub(crate) mod port;

@@ -4,7 +4,10 @@ use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Reques
 
 use crate::identity::Identity;
 
+pub(crate) use chained::Portmap;
+
 mod add;
+mod chained;
 mod check;
 mod del;
 mod gc;

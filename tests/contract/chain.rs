@@ -1,6 +1,6 @@
 //! A list of plugins, called as runtimes do: ADD and CHECK in order, DEL in reverse, each with the result of the one before.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -27,6 +27,7 @@ pub(crate) struct Chain<'a> {
     name: String,
     plugins: Vec<Value>,
     runtime: Value,
+    ours: Option<PathBuf>,
 }
 
 impl<'a> Chain<'a> {
@@ -42,12 +43,19 @@ impl<'a> Chain<'a> {
             name: first.name().to_owned(),
             plugins: [first.json().clone()].into_iter().chain(others).collect(),
             runtime: json!({}),
+            ours: None,
         }
     }
 
     /// In another version.
     pub(crate) fn version(mut self, version: &str) -> Self {
         version.clone_into(&mut self.version);
+        self
+    }
+
+    /// With our executable in place of the reference plugin that has its file name.
+    pub(crate) fn ours(mut self, path: &Path) -> Self {
+        self.ours = Some(path.to_owned());
         self
     }
 
@@ -71,7 +79,13 @@ impl<'a> Chain<'a> {
     pub(crate) fn check(&self, netns: &Netns, result: &Value) -> Result<()> {
         self.plugins
             .iter()
-            .filter(|plugin| CANNOT_CHECK.iter().all(|name| plugin["type"] != *name))
+            .filter(|plugin| {
+                let is_reference = self
+                    .ours
+                    .as_ref()
+                    .is_none_or(|path| !is_named(path, plugin));
+                !is_reference || CANNOT_CHECK.iter().all(|name| plugin["type"] != *name)
+            })
             .try_for_each(|plugin| self.call("CHECK", plugin, netns, Some(result))?.silence())
     }
 
@@ -106,14 +120,23 @@ impl<'a> Chain<'a> {
         let call = Call::new(verb)
             .attachment(netns.name(), &netns.path().display().to_string(), IFNAME)
             .stdin(conf.to_string().as_bytes());
-        plugins::run(self.node, &executable(plugin)?, &call)
+        plugins::run(self.node, &self.executable(plugin)?, &call)
             .with_context(|| format!("{verb} of {}", plugin["type"]))
+    }
+
+    fn executable(&self, conf: &Value) -> Result<PathBuf> {
+        if let Some(path) = self.ours.as_ref().filter(|path| is_named(path, conf)) {
+            return Ok(path.clone());
+        }
+        match conf["type"].as_str().context("a plugin without type")? {
+            "underpass" => Ok(plugin().to_owned()),
+            other => reference(other),
+        }
     }
 }
 
-fn executable(conf: &Value) -> Result<PathBuf> {
-    match conf["type"].as_str().context("a plugin without type")? {
-        "underpass" => Ok(plugin().to_owned()),
-        other => reference(other),
-    }
+/// Whether an executable has the name that a config asks for.
+fn is_named(path: &Path, conf: &Value) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some() && conf["type"].as_str() == name
 }

@@ -7,6 +7,7 @@ mod config;
 mod delegated;
 mod forwarding;
 mod gc;
+mod host_port;
 mod names;
 mod plugins;
 mod probes;

@@ -20,10 +20,11 @@ use underpass_tests::{
 pub(crate) const REFERENCE: &str = "/usr/lib/cni";
 
 /// Each name that we answer to, with what it is a link to.
-pub(crate) const NAMES: [Name; 5] = [
+pub(crate) const NAMES: [Name; 6] = [
     Name::new("underpass", Program::Underpass),
     Name::new("ptp", Program::Underpass),
     Name::new("host-local", Program::Underpass),
+    Name::new("portmap", Program::Underpass),
     Name::new("underpass-ipam", Program::Ipam),
     Name::new("host-local", Program::Ipam),
 ];

@@ -30,6 +30,7 @@ const RATE: u64 = 2_500_000;
 const BURST: u64 = 125_000;
 /// In bytes.
 const AMOUNT: u64 = 1_500_000;
+const DATAGRAMS: usize = 500;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Shaped {
@@ -125,7 +126,6 @@ fn what_a_container_sends_is_shaped(
 #[rstest]
 fn a_sender_is_held_back(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    const DATAGRAMS: usize = 500;
     let lab = Lab::new()?;
     let pod = lab.pod_with("a", &limited(&lab.conf(), Shaped::Egress))?;
     let at = family.remote_at(PORT);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 /// `BPF_PROG_TYPE_SCHED_CLS`.
 const CLASSIFIER: u32 = 3;
@@ -96,6 +97,9 @@ struct PinAttributes {
 
 /// Loads a program for tc and pins it.
 pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
+    // Before Linux 5.11 programs count as locked memory, of which a process may have 64 KiB.
+    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
+        .context("raise the limit of locked memory")?;
     let load = LoadAttributes {
         kind: CLASSIFIER,
         instruction_count: u32::try_from(program.len()).context("count the instructions")?,

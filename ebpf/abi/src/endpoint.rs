@@ -30,7 +30,8 @@ pub struct Device {
     pub mtu: u32,
     /// MAC of the pod's own end; zero for an uplink.
     pub peer_mac: [u8; 6],
-    /// MAC of this device, the one that the pod uses for its gateway.
+    /// MAC of this device, the one that the pod uses for its gateway; of a [`device::FOREIGN`] one the
+    /// latter, which may be a bridge's.
     pub mac: [u8; 6],
     /// Uplink: source address of masqueraded IPv4 packets (mapped form); zero if it has none.
     pub masquerade4: Addr,
@@ -59,6 +60,9 @@ pub mod device {
     pub const LOOPBACK: u32 = 1 << 7;
     /// A host veth whose root qdisc shapes what the pod receives: the bypass must not go past it.
     pub const SHAPED: u32 = 1 << 8;
+    /// With [`POD`]: the host's end of a container that another plugin attached, or a device by which
+    /// such containers are reached (a bridge). Of the latter nobody knows the addresses behind it.
+    pub const FOREIGN: u32 = 1 << 9;
 }
 
 /// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).
@@ -74,6 +78,11 @@ pub const MAX_ADDRESSES: usize = 8;
 pub struct Attachment {
     /// The host veth: key in `DEVICES`.
     pub ifindex: u32,
+    /// See [`role`].
+    pub role: u32,
+    /// Role [`role::CHAINED`]: the device by which the container is reached, if it is another than its
+    /// host veth and no uplink; else 0.
+    pub via: u32,
     /// The network, as in [`Device::network`]: GC looks at its own network only.
     pub network: u32,
     /// Addresses in use, the first of [`Self::addresses`]: keys in `ENDPOINTS`.
@@ -82,6 +91,14 @@ pub struct Attachment {
     pub port_count: u32,
     /// The pod's addresses.
     pub addresses: [Addr; MAX_ADDRESSES],
+}
+
+/// Values of [`Attachment::role`].
+pub mod role {
+    /// The interface is ours.
+    pub const INTERFACE: u32 = 0;
+    /// Another plugin made the interface: only its host ports are ours.
+    pub const CHAINED: u32 = 1;
 }
 
 /// Key of `NO_MASQUERADE`, a longest-prefix trie: destinations that keep the pod's source address.
@@ -104,5 +121,5 @@ pub const LOOPBACK: u32 = 1;
 
 const _: () = assert!(size_of::<Endpoint>() == 24);
 const _: () = assert!(size_of::<Device>() == 56);
-const _: () = assert!(size_of::<Attachment>() == 16 + 16 * MAX_ADDRESSES);
+const _: () = assert!(size_of::<Attachment>() == 24 + 16 * MAX_ADDRESSES);
 const _: () = assert!(size_of::<Destination>() == 20);

@@ -8,7 +8,7 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::rewrite,
 };
-use underpass_ebpf::{ip::Head, l4::Kind};
+use underpass_ebpf::{ip::Head, l4::Kind, packet::Load as _};
 
 use crate::{
     ETHERNET,
@@ -106,13 +106,17 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let Some(work) = I::work() else {
         return code(Ok(Verdict::Stack));
     };
-    if I::parse_whole(ctx, ETHERNET) != PARSED {
-        return code(Err(Verdict::Drop(Counter::DropMalformed)));
-    }
-    skb.clear_bypassed();
     let Some(pod) = device(skb.ifindex()) else {
         return code(Ok(Verdict::Stack));
     };
+    if I::parse_whole(ctx, ETHERNET) != PARSED {
+        return code(if pod.flags & flags::FOREIGN == 0 {
+            Err(Verdict::Drop(Counter::DropMalformed))
+        } else {
+            Ok(Verdict::Stack)
+        });
+    }
+    skb.clear_bypassed();
     if let Err(verdict) = source::check(&skb, &work.head, pod) {
         return code(Err(verdict));
     }
@@ -133,10 +137,7 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
 pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
     if I::copy_live() == flow::PRESENT
-        && I::work().is_some_and(|work| {
-            work.half.rewrite & TO_PORT == TO_PORT
-                && !twice::is_answer(work.half.rewrite, work.state)
-        })
+        && I::work().is_some_and(|work| is_early(&skb, work.half.rewrite, work.state))
     {
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
@@ -147,6 +148,26 @@ pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
         learn::sign(&mut skb, &work.head);
     }
     PASS
+}
+
+/// Whether a packet of a flow that is rewritten like this gets its tuple here, not where it leaves
+/// the stack.
+#[inline(always)]
+fn is_early(skb: &Skb, how: u8, flow_state: u32) -> bool {
+    let is_to_port = how & TO_PORT == TO_PORT && !twice::is_answer(how, flow_state);
+    is_to_port || how & rewrite::SRC != 0 && is_switched(skb)
+}
+
+/// Whether a bridge carries the frame to a neighbour of the container, past the host's stack: nothing
+/// of ours will see it again.
+#[inline(always)]
+fn is_switched(skb: &Skb) -> bool {
+    device(skb.ifindex()).is_some_and(|pod| {
+        pod.flags & flags::FOREIGN != 0
+            && skb
+                .load::<[u16; 3]>(0)
+                .is_ok_and(|to| !source::same_mac(to, pod.mac))
+    })
 }
 
 /// From a pod, to a host port that another pod serves.

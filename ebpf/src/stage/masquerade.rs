@@ -391,7 +391,9 @@ fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End)
     back.rewrite = rewrite::DST | both(request) | early(request);
     back.action = request.back;
     back.out_ifindex = request.owner;
-    if let Some(client) = device(request.client) {
+    if let Some(client) = device(request.client)
+        && client.flags & flags::FOREIGN == 0
+    {
         enter::<I>(back, request.client, client);
     }
     if let Some(pod) = device(request.owner) {

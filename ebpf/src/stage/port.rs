@@ -49,6 +49,10 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     if target.ifindex == client {
         return CROWDED;
     }
+    // A container of another plugin, again: this time its bridge has the packet.
+    if target.addr == head.tuple.src.wide() {
+        return ABSENT;
+    }
     let asked = head.tuple.reversed();
     request.outer = asked;
     request.inner = Tuple::new(

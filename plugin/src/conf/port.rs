@@ -189,6 +189,18 @@ impl PortMapping {
 }
 
 impl Entry {
+    /// Refuses what the reference plugin `portmap` refuses, in its words.
+    pub(super) fn refuse_like_portmap(&self) -> Result<(), Error> {
+        for (what, value) in [("container", self.container_port), ("host", self.host_port)] {
+            if value <= 0 {
+                return Err(Error::config(format!(
+                    "Invalid {what} port number: {value}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn mapping(&self, index: usize) -> Result<PortMapping, Error> {
         let mapping = PortMapping {
             host_port: port("hostPort", self.host_port, index)?,

@@ -75,6 +75,14 @@ pub(crate) fn attach(
     Ok(())
 }
 
+/// Takes our programs off a device, which may be gone.
+pub(crate) fn detach(netlink: &Netlink, index: u32) -> Result<(), Error> {
+    for direction in [Direction::Ingress, Direction::Egress] {
+        netlink.delete_filter(index, direction)?;
+    }
+    Ok(())
+}
+
 /// The places of a device where our program is not, or is another than the pinned one.
 pub(crate) fn missing(
     netlink: &Netlink,

@@ -212,23 +212,38 @@ impl Netlink {
 
     /// Whether packets to this address, arriving by this device, are delivered locally.
     pub(crate) fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
+        let out = RouteAttribute::Oif(device.index);
+        // No route at all is an answer as well.
+        let route = self.route_to(addr, Some(out))?;
+        Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
+    }
+
+    /// The device by which the kernel sends a packet of its own to an address; `None` if it would
+    /// not.
+    pub(crate) fn device_towards(&self, addr: IpAddr) -> Result<Option<u32>, Error> {
+        let hops = self.route_to(addr, None)?.map(Installed::from_message);
+        Ok(hops.and_then(|hops| Some(hops.first()?.index)))
+    }
+
+    /// The route that the kernel chooses; `None` if it knows none.
+    fn route_to(
+        &self,
+        addr: IpAddr,
+        how: Option<RouteAttribute>,
+    ) -> Result<Option<RouteMessage>, Error> {
         let mut message = RouteMessage::default();
         message.header.address_family = family(addr);
         message.header.destination_prefix_length = IpNet::from(addr).prefix_len();
-        message.attributes = vec![
-            RouteAttribute::Destination(addr.into()),
-            RouteAttribute::Oif(device.index),
-        ];
+        message.attributes = vec![RouteAttribute::Destination(addr.into())];
+        message.attributes.extend(how);
         let answer = self.get(RouteNetlinkMessage::GetRoute(message), || {
             format!("look up the route to {addr}")
         });
         match answer {
-            Ok(Some(RouteNetlinkMessage::NewRoute(route))) => {
-                Ok(route.header.kind == RouteType::Local)
-            }
-            Ok(_) => Ok(false),
+            Ok(Some(RouteNetlinkMessage::NewRoute(route))) => Ok(Some(route)),
+            Ok(_) => Ok(None),
             // No route at all, or one that says so.
-            Err(error) if error.errno().is_some() => Ok(false),
+            Err(error) if error.errno().is_some() => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -2,7 +2,7 @@
 
 use underpass_abi::{
     addr::Addr,
-    endpoint::{Attachment, Device, Endpoint, MAX_ADDRESSES, Owner, device},
+    endpoint::{Attachment, Device, Endpoint, MAX_ADDRESSES, Owner, device, role},
 };
 use underpass_cni::IpConfig;
 
@@ -61,6 +61,8 @@ fn attachment(plan: &Plan, pair: &Pair) -> Attachment {
     }
     Attachment {
         ifindex: pair.host.index,
+        role: role::INTERFACE,
+        via: 0,
         network: plan.identity.network_id(),
         address_count,
         port_count: u32::try_from(plan.ports.len()).unwrap_or(u32::MAX),
@@ -145,7 +147,7 @@ fn undo_apply(pins: &Pins, owner: Owner) -> Result<(), Error> {
 }
 
 /// The addresses of an attachment.
-fn addresses(attachment: &Attachment) -> impl Iterator<Item = Addr> {
+pub(super) fn addresses(attachment: &Attachment) -> impl Iterator<Item = Addr> {
     let count = usize::try_from(attachment.address_count).unwrap_or(MAX_ADDRESSES);
     attachment.addresses.into_iter().take(count)
 }

@@ -8,7 +8,7 @@ use underpass_abi::{
 };
 
 use self::precedence::{Pinned, claim, release};
-use super::{Undo, link::Pair, program};
+use super::{Undo, program};
 use crate::{
     conf::port::Binding,
     datapath::{
@@ -19,26 +19,37 @@ use crate::{
     },
     error::Error,
     netlink::{Netlink, link::Link},
-    plan::Plan,
 };
 
 mod precedence;
+
+/// The host ports of one attachment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claims<'a> {
+    pub(crate) owner: Owner,
+    /// Host veth of the container.
+    pub(crate) ifindex: u32,
+    pub(crate) bindings: &'a [Binding],
+}
 
 /// Maps the ports to the container, of which the maps know the attachment already. Whoever served
 /// one of them does so no longer.
 pub(crate) fn apply(
     node: &Netlink,
     maps: &mut Maps,
-    plan: &Plan,
-    pair: &Pair,
+    claims: Claims<'_>,
     undo: &mut Undo<'_>,
 ) -> Result<(), Error> {
-    if plan.ports.is_empty() {
+    let Claims {
+        owner,
+        ifindex,
+        bindings,
+    } = claims;
+    if bindings.is_empty() {
         return refresh(node, maps);
     }
     let services = service_addresses(node)?;
     let pins = maps.pins().clone();
-    let owner = plan.identity.owner();
     let lock = Lock::acquire(pins.root())?;
     set_service_addresses(&pins, services)?;
     attach::reconcile_loopback(&lock, node, maps)?;
@@ -49,12 +60,12 @@ pub(crate) fn apply(
     undo.push("port", move || undo_apply(&pins, owner));
     // Raised below, while the lock is held: no two ADDs see the same.
     let serial = u64::from(maps.state()?.epoch);
-    for binding in &plan.ports {
+    for binding in bindings {
         let target = PortTarget {
             addr: binding.addr.into(),
             owner,
             serial,
-            ifindex: pair.host.index,
+            ifindex,
             port: binding.container_port.to_be(),
             reserved: 0,
         };

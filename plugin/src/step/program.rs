@@ -119,7 +119,7 @@ pub(crate) fn verify(
 }
 
 /// The programs and map entries of the uplinks.
-fn verify_uplinks(
+pub(crate) fn verify_uplinks(
     node: &Netlink,
     maps: &Maps,
     uplinks: &[Uplink],

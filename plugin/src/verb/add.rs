@@ -4,21 +4,33 @@
 use ipnet::IpNet;
 use underpass_cni::{CniResult, Request};
 
-use super::identity;
+use super::{chained, identity};
 use crate::{
-    conf::Conf,
+    conf::{Conf, chained::Name},
     datapath::{Maps, object},
     error::Error,
     netlink::{Netlink, link::By},
     netns::Netns,
     plan::Plan,
-    step::{Undo, address, bandwidth, endpoint, lease, link, port, program, route, sysctl},
+    step::{
+        Undo, address, bandwidth, endpoint, lease, link,
+        port::{self, Claims},
+        program, route, sysctl,
+    },
     stopwatch::Stopwatch,
     uplink,
 };
 
-/// Attaches the container, or changes nothing.
+/// Attaches the container, or changes nothing. In a chain, behind another plugin, it serves its host
+/// ports.
 pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
+    match request.conf.prev_result()? {
+        Some(previous) => chained::add(request, previous, Name::Underpass),
+        None => attach(request),
+    }
+}
+
+fn attach(request: &Request) -> Result<CniResult, Error> {
     let mut time = Stopwatch::start();
     let conf = Conf::of_attachment(request)?;
     let identity = identity(request);
@@ -66,7 +78,12 @@ pub(crate) fn add(request: &Request) -> Result<CniResult, Error> {
     sysctl::apply_host(&plan)?;
     time.lap("sysctls");
     endpoint::apply(&mut maps, &plan, &pair, &mut undo)?;
-    port::apply(&node, &mut maps, &plan, &pair, &mut undo)?;
+    let claims = Claims {
+        owner: plan.identity.owner(),
+        ifindex: pair.host.index,
+        bindings: &plan.ports,
+    };
+    port::apply(&node, &mut maps, claims, &mut undo)?;
     time.lap("maps");
     program::apply(&node, &pins, &pair)?;
     time.lap("filters");

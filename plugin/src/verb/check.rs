@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use underpass_cni::{CniResult, Error as CniError, IpConfig, Request};
+use underpass_cni::{CniResult, Error as CniError, Interface, IpConfig, Request};
 
-use super::{del, identity};
+use super::{chained, del, identity};
 use crate::{
-    conf::{Conf, port::bindings},
+    conf::{Conf, chained::Name, port::bindings},
     datapath::Pins,
     error::Error,
     netlink::Netlink,
@@ -16,6 +16,9 @@ use crate::{
 
 /// Verifies the attachment.
 pub(crate) fn check(request: &Request) -> Result<(), Error> {
+    if is_chained(request)? {
+        return chained::check(request, Name::Underpass);
+    }
     let conf = Conf::of_attachment(request)?;
     let identity = identity(request);
     let remembered = request
@@ -70,6 +73,26 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
     } else {
         Err(Error::Broken(wrong))
     }
+}
+
+/// Whether another plugin of the chain made the interface, maybe ours too. Then no IPAM has to give
+/// addresses here, and either the result names no veth of ours or the maps know the host ports.
+fn is_chained(request: &Request) -> Result<bool, Error> {
+    let Some(remembered) = request.conf.prev_result()? else {
+        return Ok(false);
+    };
+    if request.conf.ipam_type()?.is_some() {
+        return Ok(false);
+    }
+    let identity = identity(request);
+    let ours = identity.host_name();
+    let is_ours = |interface: &Interface| interface.name == ours && interface.sandbox.is_empty();
+    if !remembered.interfaces.iter().any(is_ours) {
+        return Ok(true);
+    }
+    let maps = del::open(&Pins::at(&Conf::bpf_root(&request.conf)?))?;
+    let ports = maps.map(|maps| maps.attachment(identity.chained_owner()));
+    Ok(ports.transpose()?.flatten().is_some())
 }
 
 /// What the runtime remembers of the container's end. Later plugins of a chain may have changed it,

@@ -9,15 +9,16 @@ use crate::{
     datapath::{Maps, Pins},
     error::Error,
     netlink::Netlink,
-    step::{endpoint, lease, link, port},
+    step::{endpoint, foreign, lease, link, port},
     stopwatch::Stopwatch,
 };
-use underpass_abi::endpoint::Owner;
+use underpass_abi::endpoint::{Owner, role};
 
 /// Detaches the container. An attachment that is not there is detached.
 pub(crate) fn del(request: &Request) -> Result<(), Error> {
     let mut time = Stopwatch::start();
-    let owner = identity(request).owner();
+    let identity = identity(request);
+    let owner = identity.owner();
     let mut errors = Vec::new();
     let opened = Conf::bpf_root(&request.conf)
         .map_err(Error::from)
@@ -26,10 +27,13 @@ pub(crate) fn del(request: &Request) -> Result<(), Error> {
         errors.push(error);
         None
     });
-    if let Err(error) = Netlink::open()
-        .map_err(Error::from)
-        .and_then(|node| detach(&node, maps.as_mut(), owner))
-    {
+    if let Err(error) = Netlink::open().map_err(Error::from).and_then(|node| {
+        // Nobody says whether the interface was ours, or only host ports in a chain.
+        if let Some(maps) = &mut maps {
+            take_ports(&node, maps, identity.chained_owner())?;
+        }
+        detach(&node, maps.as_mut(), owner)
+    }) {
         errors.push(error);
     }
     time.lap("link and maps");
@@ -49,6 +53,14 @@ pub(super) fn open(pins: &Pins) -> Result<Option<Maps>, Error> {
     Ok(Some(Maps::open(pins)?))
 }
 
+/// Takes its host ports from a container that another plugin attached. None is fine.
+pub(super) fn take_ports(node: &Netlink, maps: &mut Maps, owner: Owner) -> Result<(), Error> {
+    match maps.attachment(owner)? {
+        Some(attachment) => foreign::revert(node, maps, owner, &attachment),
+        None => Ok(()),
+    }
+}
+
 /// Removes map entries and devices of an attachment: first the entries that lead to the device,
 /// then the device, then what is known of the attachment, so that a call that is killed in between
 /// can be repeated.
@@ -59,6 +71,9 @@ pub(super) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> R
     let Some(attachment) = maps.attachment(owner)? else {
         return link::revert(node, owner, None);
     };
+    if attachment.role == role::CHAINED {
+        return foreign::revert(node, maps, owner, &attachment);
+    }
     port::revert(maps, owner, &attachment)?;
     endpoint::withdraw(maps, &attachment)?;
     link::revert(node, owner, Some(attachment.ifindex))?;

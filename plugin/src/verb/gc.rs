@@ -16,22 +16,9 @@ use crate::{
     step::{lease, port, program},
 };
 
-/// Removes the dead attachments of the network.
+/// Removes the dead attachments of the network, and frees their addresses.
 pub(crate) fn gc(request: &NetworkRequest) -> Result<(), Error> {
-    // Without the list nothing is known to be dead, and nothing is touched.
-    let valid: BTreeSet<Owner> = request
-        .conf
-        .valid_attachments()?
-        .into_iter()
-        .map(|id| {
-            let identity = Identity {
-                network: request.conf.name.clone(),
-                container: id.container_id,
-                ifname: id.ifname,
-            };
-            identity.owner()
-        })
-        .collect();
+    let valid = valid(request)?;
     let mut errors = Vec::new();
     if let Err(error) = collect(request, &valid, &mut errors) {
         errors.push(error);
@@ -40,6 +27,30 @@ pub(crate) fn gc(request: &NetworkRequest) -> Result<(), Error> {
         errors.push(error);
     }
     Error::collect(errors)
+}
+
+/// As [`gc`], for a plugin that gives no addresses.
+pub(super) fn gc_ports(request: &NetworkRequest) -> Result<(), Error> {
+    let valid = valid(request)?;
+    let mut errors = Vec::new();
+    if let Err(error) = collect(request, &valid, &mut errors) {
+        errors.push(error);
+    }
+    Error::collect(errors)
+}
+
+/// Who must stay. Without the list nothing is known to be dead, and nothing is touched.
+fn valid(request: &NetworkRequest) -> Result<BTreeSet<Owner>, Error> {
+    let attachments = request.conf.valid_attachments()?;
+    let owners = attachments.into_iter().flat_map(|id| {
+        let identity = Identity {
+            network: request.conf.name.clone(),
+            container: id.container_id,
+            ifname: id.ifname,
+        };
+        [identity.owner(), identity.chained_owner()]
+    });
+    Ok(owners.collect())
 }
 
 fn collect(
@@ -92,7 +103,11 @@ fn forget_devices(maps: &mut Maps, network: u32, links: &[Link]) -> Result<(), E
     let gone: Vec<u32> = maps
         .devices()?
         .into_iter()
-        .filter(|(_, entry)| entry.network == network || entry.flags & device::POD == 0)
+        .filter(|(_, entry)| {
+            entry.network == network
+                || entry.flags & device::POD == 0
+                || entry.flags & device::FOREIGN != 0
+        })
         .map(|(index, _)| index)
         .filter(|index| !known.contains(index) && links.iter().all(|link| link.index != *index))
         .collect();

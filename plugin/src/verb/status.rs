@@ -1,6 +1,8 @@
 //! STATUS: whether an ADD would work (50 if not), and whether the containers that are there suffer
 //! (51). Polled every few seconds: reads a little, changes nothing.
 
+use std::path::Path;
+
 use underpass_cni::{Error as CniError, NetworkRequest};
 
 use super::del;
@@ -15,14 +17,20 @@ use crate::{
 /// Says whether the network is able to serve.
 pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     let conf = Conf::of_network(&request.conf)?;
-    let pins = Pins::at(&conf.bpf_root);
+    ready(&conf.bpf_root)?;
+    Ok(lease::status(request)?)
+}
+
+/// As [`status`], apart from addresses.
+pub(super) fn ready(bpf_root: &Path) -> Result<(), CniError> {
+    let pins = Pins::at(bpf_root);
     pins.require_bpffs()
         .map_err(|error| CniError::not_available(error.to_string()))?;
     let wrong = existing(&pins).map_err(|error| CniError::not_available(error.to_string()))?;
     if !wrong.is_empty() {
         return Err(CniError::limited_connectivity(wrong.join("; ")));
     }
-    Ok(lease::status(request)?)
+    Ok(())
 }
 
 /// What is wrong with the programs of existing containers.
