@@ -313,6 +313,30 @@ fn check_says_what_is_missing() -> Result<()> {
     server.del()
 }
 
+/// The older qdisc has one list of filters for both directions: ours would take each other's place.
+#[test]
+fn a_qdisc_without_room_for_both_programs_is_an_error() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.pod("warm")?.del()?;
+    let before = Registry::read(&lab.node)?;
+    let bandwidth =
+        json!({ "type": "bandwidth", "egressRate": 1_000_000, "egressBurst": 1_000_000 });
+    let first = foreign(&lab, "ptp", V4);
+    let chain = Chain::new(
+        &lab.node,
+        &first,
+        [bandwidth, chained(&lab.node, "underpass")],
+    )
+    .runtime("portMappings", mappings(HOST));
+    let netns = lab.node.netns().sibling("a")?;
+    let error = format!("{:#}", chain.add(&netns).expect_err("no room"));
+    ensure!(error.contains("qdisc ingress"), "{error}");
+    let after = Registry::read(&lab.node)?;
+    ensure!(after == before, "{after:#?} instead of {before:#?}");
+    chain.del(&netns, &json!({ "cniVersion": "1.0.0" }))
+}
+
 /// Nobody needs the namespace, or the result, to clean up.
 #[rstest]
 fn del_needs_nothing(#[values("bridge", "ptp")] kind: &str) -> Result<()> {

@@ -2,6 +2,8 @@
 
 use std::{io, path::Path};
 
+use underpass_abi::endpoint::device;
+
 use super::Failure;
 use crate::{
     datapath::{Maps, Pins, lock::Lock},
@@ -42,7 +44,13 @@ fn detach(maps: &Maps) -> Result<Vec<String>, Error> {
             continue;
         };
         // Called in another namespace than the node's, the number would mean another device.
-        if link.mac != Mac(entry.mac) {
+        // A container of another plugin is known with the MAC of its bridge.
+        let bridge = match link.controller {
+            Some(index) if entry.flags & device::FOREIGN != 0 => node.link(By::Index(index))?,
+            _ => None,
+        };
+        let mac = bridge.map_or(link.mac, |bridge| bridge.mac);
+        if mac != Mac(entry.mac) {
             continue;
         }
         let mut found = false;

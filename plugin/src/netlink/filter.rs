@@ -68,9 +68,23 @@ impl Netlink {
             || format!("add the clsact qdisc to {}", device.name),
         );
         match answer {
-            Err(error) if error.is_present() => Ok(()),
+            Err(error) if error.is_present() => self.require_clsact(device, error),
             answer => answer,
         }
+    }
+
+    /// What is in the place of the clsact qdisc may be the older `ingress`, which has one list of
+    /// filters for whatever direction one asks for.
+    fn require_clsact(&self, device: &Device, error: Error) -> Result<(), Error> {
+        let kinds = self.qdisc_kinds(device.index)?;
+        if kinds.iter().any(|kind| kind == "ingress") {
+            let action = format!(
+                "add the clsact qdisc to {}, where another program (the plugin bandwidth?) has put the qdisc ingress",
+                device.name
+            );
+            return Err(Error { action, ..error });
+        }
+        Ok(())
     }
 
     /// Puts our filter of that direction onto a device that has the clsact qdisc, in place of an

@@ -131,23 +131,43 @@ impl Netlink {
         )
     }
 
+    /// The kinds of all qdiscs of a device.
+    pub(super) fn qdisc_kinds(&self, index: u32) -> Result<Vec<String>, Error> {
+        let kinds = self.qdiscs(index)?.into_iter().filter_map(|message| {
+            let mut attributes = message.attributes.into_iter();
+            attributes.find_map(|attribute| match attribute {
+                TcAttribute::Kind(kind) => Some(kind),
+                _ => None,
+            })
+        });
+        Ok(kinds.collect())
+    }
+
     /// The token bucket filter that is the root qdisc of a device, if one is.
     pub(crate) fn root_tbf(&self, index: u32) -> Result<Option<Tbf>, Error> {
+        let qdiscs = self.qdiscs(index)?;
+        let mut roots = qdiscs
+            .iter()
+            .filter(|message| message.header.parent == TcHandle::ROOT);
+        Ok(roots.find_map(tbf_of))
+    }
+
+    fn qdiscs(&self, index: u32) -> Result<Vec<TcMessage>, Error> {
         let message = TcMessage::with_index(index.cast_signed());
         let message = RouteNetlinkMessage::GetQueueDiscipline(message);
         let answers = self.dump(&message, || {
             format!("list the qdiscs of device number {index}")
         })?;
-        Ok(answers.into_iter().find_map(|answer| match answer {
+        let qdiscs = answers.into_iter().filter_map(|answer| match answer {
             // Kernels may answer with the qdiscs of every device.
             RouteNetlinkMessage::NewQueueDiscipline(message)
-                if message.header.index == index.cast_signed()
-                    && message.header.parent == TcHandle::ROOT =>
+                if message.header.index == index.cast_signed() =>
             {
-                tbf_of(&message)
+                Some(message)
             }
             _ => None,
-        }))
+        });
+        Ok(qdiscs.collect())
     }
 }
 
