@@ -7,7 +7,10 @@
 //! else it needs is in [`Work`](crate::maps::Work).
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_ebpf::ip::{V4, V6};
+use underpass_ebpf::{
+    crc32c,
+    ip::{V4, V6},
+};
 
 use crate::{
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
@@ -84,4 +87,11 @@ functions! {
     probe(attempt: u32) -> u32 = masquerade::probe;
     commit() -> u32 = masquerade::commit;
     restore() -> u32 = masquerade::restore;
+}
+
+/// See [`crc32c::change`]; the same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn crc32c_change(word: u32, length: u32) -> u32 {
+    crc32c::change(word, length)
 }

@@ -1,14 +1,14 @@
 //! ICMP errors: a message about a packet, with the packet's first bytes inside. Where the packet was translated, what is quoted must
 //! be translated back, or its sender can't tell what the message is about (RFC 5508, section 4).
 
-use underpass_abi::flow::Tuple;
+use underpass_abi::flow::{Tuple, protocol};
 
 use crate::{
     checksum::{Delta, Summed},
-    ip::{Head, Ip},
+    ip::{Head, Ip, Piece},
     l4::{Depth, checksum_of},
     packet::{Covers, Load, Packet, Short, Zero},
-    translate::set_ports,
+    translate::{set_crc, set_ports},
 };
 
 /// Reads the packet that the ICMP error `head` quotes.
@@ -57,6 +57,11 @@ pub fn translate_error<I: Ip, P: Packet>(
             packet.store(at, &after)?;
             changed = changed.and(Delta::of16(before, after));
         }
+    } else if old.protocol == protocol::SCTP
+        && inner.piece == Piece::Whole
+        && let Ok([before, after]) = set_crc(packet, inner, quote)
+    {
+        changed = changed.and(Delta::of32(before, after));
     }
 
     // IPv4: the header's own checksum makes good for its addresses. IPv6 has none, so the message's checksum must.

@@ -98,6 +98,9 @@ pub trait Ip: Copy + 'static {
     /// TTL, or hop limit.
     fn ttl(header: &Self::Header) -> u8;
 
+    /// Length of the packet in bytes, as the header says; 0 if it does not (jumbograms).
+    fn length(header: &Self::Header) -> u32;
+
     /// Walks over options or extension headers. `l3` is the header's offset.
     fn next<P: Load>(packet: &P, header: &Self::Header, l3: u32) -> Result<Next, Short>;
 

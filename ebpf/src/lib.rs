@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checksum;
+pub mod crc32c;
 pub mod error;
 pub mod fingerprint;
 pub mod ip;

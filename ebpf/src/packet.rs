@@ -2,7 +2,7 @@
 
 use underpass_abi::Plain;
 
-use crate::checksum::Delta;
+use crate::{checksum::Delta, crc32c};
 
 /// The packet ends before the bytes that were asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,4 +54,10 @@ pub trait Packet: Load {
     /// Tells the packet that bytes changed which no checksum inside it makes good for (the hop limit of IPv6): the sum over all
     /// bytes that some devices deliver must follow.
     fn account(&mut self, delta: Delta);
+
+    /// [`crc32c::change`]; programs keep it apart from everything else.
+    #[inline(always)]
+    fn crc32c_change(&self, word: u32, length: u32) -> u32 {
+        crc32c::change(word, length)
+    }
 }

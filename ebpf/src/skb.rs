@@ -18,7 +18,7 @@ use underpass_ebpf::{
     packet::{Covers, Load, Packet, Short, Zero},
 };
 
-use crate::{maps::constant, verdict::Verdict};
+use crate::{call, maps::constant, verdict::Verdict};
 
 /// `BPF_F_IPV6`: no IP header checksum makes good for changed addresses, see `feature::CSUM_IPV6`.
 const BPF_F_IPV6: u64 = 1 << 7;
@@ -363,6 +363,11 @@ impl Packet for Skb {
             self.account(delta);
         }
         if result == 0 { Ok(()) } else { Err(Short) }
+    }
+
+    #[inline(always)]
+    fn crc32c_change(&self, word: u32, length: u32) -> u32 {
+        call::crc32c_change(word, length)
     }
 
     #[inline(always)]

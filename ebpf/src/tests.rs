@@ -9,6 +9,8 @@ mod parse;
 mod translate;
 mod tuple;
 
+pub(crate) use bytes::crc32c;
+
 /// The same properties for both families: in each body, `I` is the family.
 macro_rules! for_both_families {
     ($(#[test] fn $name:ident($($arg:pat in $strategy:expr),+ $(,)?) $body:block)+) => {

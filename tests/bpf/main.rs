@@ -3,3 +3,4 @@
 mod features;
 mod from_pod;
 mod mangled;
+mod sctp;

@@ -15,6 +15,7 @@ mod no_bypass;
 mod odd_traffic;
 mod pod_to_pod;
 mod pod_to_world;
+mod sctp;
 mod service;
 mod spoofing;
 mod world_to_pod;

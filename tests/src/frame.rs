@@ -1,7 +1,10 @@
 //! Frames to send and to read: Ethernet, IP of both families and what it carries.
 
+pub mod sctp;
+
 use std::{fmt::Debug, net::IpAddr};
 
+use anyhow::{Context as _, Result};
 use etherparse::{
     EtherType, Ethernet2Header, Icmpv4Type, Icmpv6Type, IpFragOffset, IpNumber, IpSlice,
     Ipv4Header, Ipv6FragmentHeader, Ipv6Header, NetSlice, PacketBuilder, PacketBuilderStep,
@@ -126,6 +129,19 @@ impl Ends {
         frame.extend_from_slice(payload);
         frame
     }
+}
+
+/// Reads a MAC.
+pub fn mac(text: &str) -> Result<[u8; 6]> {
+    let bytes = text
+        .split(':')
+        .map(|part| u8::from_str_radix(part, 16))
+        .collect::<Result<Vec<_>, _>>()
+        .with_context(|| format!("{text} is no MAC"))?;
+    bytes
+        .try_into()
+        .ok()
+        .with_context(|| format!("{text} is no MAC"))
 }
 
 fn written<E: Debug>(write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Vec<u8> {

@@ -1,10 +1,10 @@
 //! A node and a world, connected: where nearly every test starts.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use anyhow::Result;
 
-use crate::{Node, Pod, runtime::Conf, world::World};
+use crate::{Node, Pod, frame::Ends, runtime::Conf, world::World};
 
 /// A node with one uplink to a world.
 #[derive(Debug)]
@@ -39,6 +39,16 @@ impl Lab {
     /// A pod of the network that `conf` describes.
     pub fn pod_with(&self, name: &str, conf: &Conf) -> Result<Pod> {
         Pod::add(&self.node, name, conf)
+    }
+
+    /// Both ends of a frame that the world sends to its gateway's neighbour, the node.
+    pub fn ends_from_world(&self, src: IpAddr, dst: IpAddr) -> Result<Ends> {
+        Ok(Ends {
+            src_mac: self.world.netns().mac(World::LINK)?,
+            dst_mac: self.node.netns().mac(Node::UPLINK)?,
+            src,
+            dst,
+        })
     }
 
     /// The default network.

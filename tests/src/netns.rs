@@ -23,6 +23,8 @@ use nix::{
     unistd::Pid,
 };
 
+use crate::frame;
+
 /// Where a node's network namespaces have their files, in its own `/run`.
 const FOLDER: &str = "/run/netns";
 
@@ -238,6 +240,12 @@ impl Netns {
             return Ok(serde_json::Value::Array(Vec::new()));
         }
         serde_json::from_str(&text).with_context(|| format!("read the JSON of ip {arguments:?}"))
+    }
+
+    /// The MAC of a device.
+    pub fn mac(&self, device: &str) -> Result<[u8; 6]> {
+        let links = self.ip_json(&["link", "show", "dev", device])?;
+        frame::mac(links[0]["address"].as_str().unwrap_or_default())
     }
 
     /// Sets `/proc/sys/<key>` of this namespace; `key` uses slashes.

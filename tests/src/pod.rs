@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     Family, Node,
-    frame::Ends,
+    frame::{self, Ends},
     netns::Netns,
     runtime::{Call, Conf},
 };
@@ -180,13 +180,5 @@ fn mac(interface: &Value) -> Result<[u8; 6]> {
     let text = interface["mac"]
         .as_str()
         .with_context(|| format!("an interface without MAC: {interface}"))?;
-    let bytes = text
-        .split(':')
-        .map(|part| u8::from_str_radix(part, 16))
-        .collect::<Result<Vec<_>, _>>()
-        .with_context(|| format!("{text} is no MAC"))?;
-    bytes
-        .try_into()
-        .ok()
-        .with_context(|| format!("{text} is no MAC"))
+    frame::mac(text)
 }

@@ -1,8 +1,9 @@
-//! Traffic with checked content, by TCP, UDP and ICMP echo: whoever answers says which source address it saw.
+//! Traffic with checked content, by TCP, UDP, SCTP and ICMP echo: whoever answers says which source address it saw.
 
 pub mod content;
 pub mod ping;
 pub mod raw;
+pub mod sctp;
 pub mod tcp;
 pub mod udp;
 

@@ -65,7 +65,7 @@ counters! {
     DropNoAddress "drop_no_address" Drop "a packet that should be masqueraded, by an uplink without an address of its family",
     DropNoPort "drop_no_port" Drop "a packet that should be masqueraded, when no free port was found",
     DropNoFlow "drop_no_flow" Drop "a reply of a pod to a flow that is not known, where it would have left with the pod's address",
-    DropFragment "drop_fragment" Drop "a later fragment whose first was not seen, where it had to be translated",
+    DropFragment "drop_fragment" Drop "a fragment that had to be translated: a later one whose first was not seen, or one of an SCTP packet that needs another port",
     DropMapFull "drop_map_full" Drop "a flow that could not be stored",
     DropTooLarge "drop_too_large" Drop "a packet of the host to a host port, larger than the container's MTU",
 }

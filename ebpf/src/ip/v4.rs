@@ -63,6 +63,11 @@ impl Ip for V4 {
     }
 
     #[inline(always)]
+    fn length(header: &Header4) -> u32 {
+        u32::from(u16::from_be(halves(header[0]).1))
+    }
+
+    #[inline(always)]
     fn next<P: Load>(_packet: &P, header: &Header4, l3: u32) -> Result<Next, Short> {
         let version_and_length = header[0].to_ne_bytes()[0];
         let length = u32::from(version_and_length & 0xf) * 4;

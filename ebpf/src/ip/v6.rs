@@ -60,6 +60,15 @@ impl Ip for V6 {
     }
 
     #[inline(always)]
+    fn length(header: &Header6) -> u32 {
+        let [_, _, _, _, high, low, _, _] = header[0].to_ne_bytes();
+        match u16::from_be_bytes([high, low]) {
+            0 => 0,
+            payload => Self::HEADER_LENGTH + u32::from(payload),
+        }
+    }
+
+    #[inline(always)]
     fn next<P: Load>(packet: &P, header: &Header6, l3: u32) -> Result<Next, Short> {
         let first = header[0].to_ne_bytes();
         if first[0] >> 4 != 6 {

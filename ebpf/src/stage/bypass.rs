@@ -10,8 +10,8 @@ use underpass_abi::{
 use underpass_ebpf::{
     ip::Head,
     l4::{Kind, tcp},
-    packet::{Covers, Packet, Short},
-    translate::translate,
+    packet::{Covers, Packet},
+    translate::{Untranslatable, translate},
 };
 
 use super::{
@@ -176,7 +176,11 @@ fn is_eager<A>(side: Side, half: &Half<A>) -> bool {
 }
 
 #[inline(always)]
-fn rewrite<I: Net>(skb: &mut Skb, head: &mut Head<I>, half: &Half<I::Addr>) -> Result<(), Short> {
+fn rewrite<I: Net>(
+    skb: &mut Skb,
+    head: &mut Head<I>,
+    half: &Half<I::Addr>,
+) -> Result<(), Untranslatable> {
     if half.rewrite != 0 {
         let new = outgoing::<I>(half, head.tuple.protocol);
         translate(skb, head, &new)?;

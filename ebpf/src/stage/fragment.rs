@@ -22,6 +22,12 @@ pub fn remember<I: Net>(head: &Head<I>) {
     }
 }
 
+/// The first fragment is dropped: so are the later ones.
+#[inline(always)]
+pub fn forget<I: Net>(head: &Head<I>) {
+    let _ = I::fragments().remove(head.fragment_key());
+}
+
 /// Gives a later fragment the ports of its first, if that was seen a short while ago: then it has a
 /// tuple like any other packet.
 #[inline(always)]

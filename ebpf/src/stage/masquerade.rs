@@ -176,15 +176,13 @@ pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work { request, .. }) = I::work() else {
         return NO_ROOM;
     };
-    let protocol = request.inner.protocol;
     let mut result = if may_keep(request) {
         try_claim::<I>(ctx)
     } else {
         NO_PORT
     };
     for _ in 0..ROUNDS {
-        // SCTP's checksum covers the port, not the addresses: a kept port needs no new one.
-        if result == CLAIMED || protocol == protocol::SCTP || !search::<I>() {
+        if result == CLAIMED || !search::<I>() {
             break;
         }
         result = try_claim::<I>(ctx);
@@ -208,12 +206,10 @@ pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
 /// Whether the source port is tried as it is.
 ///
 /// Not for a client that comes to have an address of the host: its ephemeral port is as likely as
-/// any other to be that of a later connection of the host itself, straight to the container. SCTP
-/// has no choice.
+/// any other to be that of a later connection of the host itself, straight to the container.
 #[inline(always)]
 fn may_keep<I: Ip>(request: &Request<I>) -> bool {
     request.opener != Opener::Client
-        || request.inner.protocol == protocol::SCTP
         || u32::from(u16::from_be(request.inner.sport))
             < constant!(port_first) + constant!(port_count)
 }

@@ -2,7 +2,10 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::counter::Counter;
-use underpass_ebpf::{packet::Packet, translate};
+use underpass_ebpf::{
+    packet::Packet,
+    translate::{self, Untranslatable},
+};
 
 use super::{flow::outgoing, fragment};
 use crate::{
@@ -13,7 +16,8 @@ use crate::{
 };
 
 const DONE: u32 = 0;
-const FAILED: u32 = 1;
+const SHORT: u32 = 1;
+const PIECE: u32 = 2;
 
 /// Gives the packet in [`Work::head`] the tuple that its flow's direction in [`Work::half`] leaves
 /// with.
@@ -35,10 +39,10 @@ pub fn as_known<I: Call>(skb: &Skb) -> Step<()> {
 /// Gives the packet in [`Work::head`] the tuple in [`Work::partner`].
 #[inline(always)]
 pub fn translate<I: Call>(skb: &Skb) -> Step<()> {
-    if I::translate(skb.raw()) == DONE {
-        Ok(())
-    } else {
-        Err(Verdict::Drop(Counter::DropMalformed))
+    match I::translate(skb.raw()) {
+        DONE => Ok(()),
+        PIECE => Err(Verdict::Drop(Counter::DropFragment)),
+        _ => Err(Verdict::Drop(Counter::DropMalformed)),
     }
 }
 
@@ -46,14 +50,16 @@ pub fn translate<I: Call>(skb: &Skb) -> Step<()> {
 #[inline(always)]
 pub fn to_partner<I: Net>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work { head, partner, .. }) = I::work() else {
-        return FAILED;
+        return SHORT;
     };
     let mut skb = Skb::new(ctx);
     fragment::remember(head);
-    if translate::translate(&mut skb, head, partner).is_err()
-        || skb.store(head.l3, &head.header).is_err()
-    {
-        return FAILED;
+    match translate::translate(&mut skb, head, partner) {
+        Ok(()) if skb.store(head.l3, &head.header).is_ok() => DONE,
+        Err(Untranslatable::Piece) => {
+            fragment::forget(head);
+            PIECE
+        }
+        _ => SHORT,
     }
-    DONE
 }

@@ -37,6 +37,15 @@ pub(super) fn sum(bytes: &[u8]) -> u16 {
     })
 }
 
+/// The `CRC32c` of all bytes (RFC 9260, appendix A), bit by bit.
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 }
+        })
+    })
+}
+
 /// Ones' complement addition.
 pub(super) fn plus(a: u16, b: u16) -> u16 {
     let (sum, carry) = a.overflowing_add(b);
@@ -80,7 +89,7 @@ impl Bytes {
 /// The types that the code under test loads and stores: the crate allows no unsafe code, not even to read any [`Plain`] from bytes.
 macro_rules! for_each_plain {
     ($macro:ident) => {
-        $macro! { [u8; 2], [u16; 2], [u16; 3], [u16; 4], [u16; 7], [u32; 5], [u64; 5] }
+        $macro! { [u8; 2], [u32; 1], [u16; 2], [u16; 3], [u16; 4], [u16; 7], [u32; 5], [u64; 5] }
     };
 }
 

@@ -7,7 +7,7 @@ use proptest::{collection::vec as bytes_of, prelude::*};
 use underpass_abi::flow::{Tuple, protocol};
 
 use super::{
-    bytes::{Bytes, Summed, sum},
+    bytes::{Bytes, Summed, crc32c, sum},
     family::Model,
 };
 use crate::ip::{Ip, Piece};
@@ -28,12 +28,19 @@ pub(super) enum UdpSum {
     Absent,
 }
 
+/// Whether an SCTP packet has its checksum, or leaves it to a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SctpSum {
+    Present,
+    Pending,
+}
+
 /// What a datagram carries.
 #[derive(Clone, Debug)]
 pub(super) enum Body {
     Tcp(TcpHeader),
     Udp(UdpSum),
-    Sctp,
+    Sctp(SctpSum),
     EchoRequest,
     EchoReply,
     /// Another ICMP message: type and code, and the four bytes after the checksum.
@@ -63,7 +70,7 @@ impl<I: Model> Datagram<I> {
         match self.body {
             Body::Tcp(_) => protocol::TCP,
             Body::Udp(_) => protocol::UDP,
-            Body::Sctp => protocol::SCTP,
+            Body::Sctp(_) => protocol::SCTP,
             Body::EchoRequest | Body::EchoReply | Body::Icmp(..) => I::ICMP,
             Body::Other(protocol) => protocol,
         }
@@ -81,7 +88,7 @@ impl<I: Model> Datagram<I> {
     pub(super) fn tuple(&self) -> Tuple<I::Addr> {
         let (sport, dport) = match (self.cut, &self.body) {
             (Cut::Later(..), _) | (_, Body::Icmp(..) | Body::Other(_)) => (0, 0),
-            (_, Body::Tcp(_) | Body::Udp(_) | Body::Sctp) => (self.sport, self.dport),
+            (_, Body::Tcp(_) | Body::Udp(_) | Body::Sctp(_)) => (self.sport, self.dport),
             (_, Body::EchoRequest) => (self.sport, 0),
             (_, Body::EchoReply) => (0, self.sport),
         };
@@ -169,14 +176,18 @@ impl<I: Model> Datagram<I> {
                     packet[network + 6..network + 8].fill(0);
                 }
             }
-            Body::Sctp => {
-                let data = [
+            Body::Sctp(sum) => {
+                let mut data = [
                     &self.sport.to_be_bytes()[..],
                     &self.dport.to_be_bytes(),
                     &[0; 8],
                     &self.data,
                 ]
                 .concat();
+                if *sum == SctpSum::Present {
+                    let crc = crc32c(&data);
+                    data[8..12].copy_from_slice(&crc.to_le_bytes());
+                }
                 builder
                     .write(&mut packet, IpNumber(protocol::SCTP), &data)
                     .expect("an SCTP packet");
@@ -206,7 +217,7 @@ impl<I: Model> Datagram<I> {
             Body::Tcp(_) => Some(16),
             Body::Udp(_) => Some(6),
             Body::EchoRequest | Body::EchoReply | Body::Icmp(..) => Some(2),
-            Body::Sctp | Body::Other(_) => None,
+            Body::Sctp(_) | Body::Other(_) => None,
         }
     }
 
@@ -298,7 +309,7 @@ pub(super) fn any_flow() -> impl Strategy<Value = Body> {
     prop_oneof![
         3 => any_tcp(),
         3 => prop_oneof![3 => Just(UdpSum::Present), 1 => Just(UdpSum::Absent)].prop_map(Body::Udp),
-        1 => Just(Body::Sctp),
+        2 => prop_oneof![3 => Just(SctpSum::Present), 1 => Just(SctpSum::Pending)].prop_map(Body::Sctp),
         1 => Just(Body::EchoRequest),
         1 => Just(Body::EchoReply),
     ]

@@ -47,7 +47,7 @@ fn kind<I: Model>(datagram: &Datagram<I>) -> Kind {
         (_, Body::Other(_)) => Kind::Other,
         (_, Body::Icmp([icmp_type, _], _)) if I::ERRORS.contains(icmp_type) => Kind::Error,
         (_, Body::Icmp(..)) => Kind::Control,
-        (_, Body::Tcp(_) | Body::Udp(_) | Body::Sctp | Body::EchoRequest | Body::EchoReply) => {
+        (_, Body::Tcp(_) | Body::Udp(_) | Body::Sctp(_) | Body::EchoRequest | Body::EchoReply) => {
             Kind::Flow
         }
     }

@@ -1,11 +1,13 @@
 //! A translated packet is the packet that would have been built with the new tuple in the first place.
 
-use proptest::prelude::*;
+use proptest::{collection::vec as bytes_of, prelude::*};
 use underpass_abi::flow::Tuple;
 
 use super::{
-    bytes::{Bytes, Summed, same, sum},
-    datagram::{Body, Cut, Datagram, UdpSum, any_body, any_ends, any_offset, any_summed, datagram},
+    bytes::{Bytes, Summed, crc32c, same, sum},
+    datagram::{
+        Body, Cut, Datagram, SctpSum, UdpSum, any_body, any_ends, any_offset, any_summed, datagram,
+    },
     family::Model,
     for_both_families,
 };
@@ -13,7 +15,7 @@ use crate::{
     ip::{Head, Ip as _, Piece},
     l4::{Depth, Kind},
     packet::{Covers, Packet as _},
-    translate::translate,
+    translate::{Untranslatable, translate},
 };
 
 /// Translates as the programs do: parse, change, store the network header.
@@ -27,12 +29,22 @@ fn translated<I: Model>(packet: &mut Bytes, l3: u32, new: &Tuple<I::Addr>) -> He
 /// Whether no checksum in the packet makes good for changed ports: a device's sum then doesn't follow. Nobody looks at it, because
 /// these packets have no checksum that could be checked with it.
 fn is_unsummed<I: Model>(datagram: &Datagram<I>) -> bool {
-    matches!(datagram.body, Body::Sctp | Body::Udp(UdpSum::Absent))
+    matches!(datagram.body, Body::Sctp(_) | Body::Udp(UdpSum::Absent))
+}
+
+/// The first piece of an SCTP packet keeps its ports, or can't be translated.
+fn translatable<I: Model>(datagram: Datagram<I>) -> Datagram<I> {
+    let cut = match (datagram.cut, &datagram.body) {
+        (Cut::First, Body::Sctp(_)) => Cut::Whole,
+        (cut, _) => cut,
+    };
+    Datagram { cut, ..datagram }
 }
 
 for_both_families! {
     #[test]
     fn a_translated_packet_is_as_if_built_so(datagram in datagram::<I>(any_body()), ends in any_ends::<I>()) {
+        let datagram = translatable(datagram);
         let wanted = datagram.between(ends);
         let mut packet = Bytes::new(datagram.packet());
         let head: Head<I> = translated(&mut packet, datagram.l3(), &wanted.tuple());
@@ -63,6 +75,7 @@ for_both_families! {
 
     #[test]
     fn there_and_back_is_the_same_packet(datagram in datagram::<I>(any_body()), ends in any_ends::<I>()) {
+        let datagram = translatable(datagram);
         let mut packet = Bytes::new(datagram.packet());
         translated::<I>(&mut packet, datagram.l3(), &datagram.between(ends).tuple());
         translated::<I>(&mut packet, datagram.l3(), &datagram.tuple());
@@ -129,5 +142,35 @@ for_both_families! {
         prop_assert_eq!(&packet.bytes, &wanted.packet());
         translated::<I>(&mut packet, datagram.l3(), &datagram.tuple());
         prop_assert_eq!(packet.bytes, datagram.packet());
+    }
+
+    #[test]
+    fn the_checksum_of_sctp_follows_its_ports(
+        datagram in datagram::<I>(Just(Body::Sctp(SctpSum::Present))), data in bytes_of(any::<u8>(), 0..2000), ends in any_ends::<I>(),
+    ) {
+        let datagram = Datagram { cut: Cut::Whole, data, ..datagram };
+        let mut packet = Bytes::new(datagram.packet());
+        let head: Head<I> = translated(&mut packet, datagram.l3(), &datagram.between(ends).tuple());
+        let mut sctp = packet.bytes.split_off(head.l4 as usize);
+        let told = u32::from_le_bytes(sctp[8..12].try_into().expect("4 bytes"));
+        sctp[8..12].fill(0);
+        prop_assert_eq!(told, crc32c(&sctp));
+    }
+
+    #[test]
+    fn a_first_piece_of_sctp_keeps_its_ports_or_can_not_be_translated(
+        datagram in datagram::<I>(any::<bool>().prop_map(|pending| Body::Sctp(if pending { SctpSum::Pending } else { SctpSum::Present }))),
+        (src, dst, sport, dport) in any_ends::<I>(),
+    ) {
+        let datagram = Datagram { cut: Cut::First, ..datagram };
+        let mut packet = Bytes::new(datagram.packet());
+        let kept = datagram.between((src, dst, datagram.sport, datagram.dport));
+        translated::<I>(&mut packet, datagram.l3(), &kept.tuple());
+        prop_assert_eq!(&packet.bytes, &kept.packet());
+
+        let moved = datagram.between((src, dst, sport, dport));
+        prop_assume!(moved.tuple() != kept.tuple());
+        let mut head: Head<I> = I::parse(&packet, datagram.l3(), Depth::Whole).expect("a first piece");
+        prop_assert_eq!(translate(&mut packet, &mut head, &moved.tuple()), Err(Untranslatable::Piece));
     }
 }

@@ -202,7 +202,7 @@ impl Entry {
     }
 
     fn mapping(&self, index: usize) -> Result<PortMapping, Error> {
-        let mapping = PortMapping {
+        Ok(PortMapping {
             host_port: port("hostPort", self.host_port, index)?,
             container_port: port("containerPort", self.container_port, index)?,
             protocol: Protocol::parse(&self.protocol).ok_or_else(|| {
@@ -217,18 +217,7 @@ impl Entry {
                     self.host_ip
                 ))
             })?,
-        };
-        if mapping.protocol == Protocol::Sctp && mapping.host_port != mapping.container_port {
-            return Err(Error::unsupported(
-                &format!("{KEY}[{index}].containerPort"),
-                mapping.container_port,
-            )
-            .with_details(format!(
-                "SCTP keeps its ports: containerPort must be the hostPort {}",
-                mapping.host_port
-            )));
-        }
-        Ok(mapping)
+        })
     }
 }
 

@@ -183,10 +183,10 @@ fn the_command_line_shows_the_ports() -> Result<()> {
 }
 
 #[test]
-fn sctp_ports_are_mapped_unchanged() -> Result<()> {
+fn sctp_ports_are_mapped() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let mapping = json!({ "hostPort": 9000, "containerPort": 9000, "protocol": "SCTP" });
+    let mapping = json!({ "hostPort": 9000, "containerPort": 9001, "protocol": "SCTP" });
     let pod = lab.pod_with("a", &mapped(&lab, &[mapping]))?;
     let traces = Traces::of(&lab.node)?;
     ensure!(traces.registry.ports.len() == 2, "{traces:#?}");

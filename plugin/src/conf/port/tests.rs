@@ -124,16 +124,9 @@ fn other_values_are_named_with_their_entry() {
 }
 
 #[test]
-fn sctp_ports_must_be_equal() {
-    assert_eq!(
-        one(r#"{"hostPort":80,"containerPort":80,"protocol":"sctp"}"#).container_port,
-        80
-    );
-    refused(
-        r#"[{"hostPort":80,"containerPort":8080,"protocol":"sctp"}]"#,
-        Code::UnsupportedField,
-        &["portMappings[0]", "8080"],
-    );
+fn sctp_ports_may_differ() {
+    let mapping = one(r#"{"hostPort":80,"containerPort":8080,"protocol":"sctp"}"#);
+    assert_eq!((mapping.host_port, mapping.container_port), (80, 8080));
 }
 
 #[test]
