@@ -15,7 +15,9 @@ use underpass_ebpf::{
 use crate::{
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
     maps::Net,
-    stage::{bypass, error, flow, learn, masquerade, parse, port, route, settle, translate, twice},
+    stage::{
+        bypass, error, flow, learn, masquerade, parse, port, quota, route, settle, translate, twice,
+    },
 };
 
 macro_rules! functions {
@@ -94,4 +96,18 @@ functions! {
 #[inline(never)]
 pub extern "C" fn crc32c_change(word: u32, length: u32) -> u32 {
     crc32c::change(word, length)
+}
+
+/// See [`quota::charge`]; the same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn charge(pod: u32) -> u32 {
+    quota::charge(pod)
+}
+
+/// See [`quota::refund`]; the same for both families.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn refund(pod: u32) -> u32 {
+    quota::refund(pod)
 }

@@ -52,6 +52,7 @@ mod stage {
     pub mod masquerade;
     pub mod parse;
     pub mod port;
+    pub mod quota;
     pub mod route;
     pub mod settle;
     pub mod source;

@@ -115,6 +115,8 @@ static SHADOWED_PORTS: HashMap<ShadowedPort, PortTarget> =
 static SERVICE_ADDRESSES: HashMap<Addr, u32> =
     HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
+static HALF_OPEN: LruHashMap<u32, u64> = LruHashMap::with_max_entries(1 << 14, 0);
+#[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_SLOTS, 0);
 // A flow is too large to be built on a program's stack of 512 bytes.
 #[map]
@@ -199,6 +201,23 @@ pub fn port(key: &HostPort) -> Option<&'static PortTarget> {
     unsafe { PORTS.get(key) }
 }
 
+/// When the quota of a pod's half-open flows will be all there again, see
+/// [`quota`](underpass_abi::quota). Several CPUs may write it: what one of them loses runs off like
+/// everything else.
+#[inline(always)]
+pub fn half_open(pod: u32) -> Option<&'static mut u64> {
+    // SAFETY: an entry stays readable and writable until the program ends (RCU); it is one word.
+    HALF_OPEN
+        .get_ptr_mut(&pod)
+        .map(|until| unsafe { &mut *until })
+}
+
+/// The first half-open flow of a pod.
+#[inline(always)]
+pub fn set_half_open(pod: u32, until: u64) {
+    let _ = HALF_OPEN.insert(&pod, &until, 0);
+}
+
 /// Whether a local address is one of a Service, see
 /// [`SERVICE_ADDRESSES`](underpass_abi::map::SERVICE_ADDRESSES).
 #[inline(always)]
@@ -247,8 +266,8 @@ pub trait Net: Ip {
     fn loopback() -> Self::Addr;
     /// The neighbour that has an address.
     fn neighbour(next_hop: &mut bpf_redir_neigh, addr: Self::Addr);
-    /// The address that packets are masqueraded with on an uplink, if it has one.
-    fn masquerade_address(uplink: &Device) -> Option<Self::Addr>;
+    /// The address that packets are masqueraded with on an uplink, or of a pod, if it has one.
+    fn masquerade_address(device: &Device) -> Option<Self::Addr>;
     /// Arguments of a FIB lookup.
     fn set_fib(params: &mut bpf_fib_lookup, src: Self::Addr, dst: Self::Addr);
     /// The source address that a FIB lookup found.
@@ -315,8 +334,8 @@ impl Net for V4 {
     }
 
     #[inline(always)]
-    fn masquerade_address(uplink: &Device) -> Option<Addr4> {
-        let addr = Self::narrow(uplink.masquerade4);
+    fn masquerade_address(device: &Device) -> Option<Addr4> {
+        let addr = Self::narrow(device.masquerade4);
         (addr.0 != 0).then_some(addr)
     }
 
@@ -398,8 +417,8 @@ impl Net for V6 {
     }
 
     #[inline(always)]
-    fn masquerade_address(uplink: &Device) -> Option<Addr6> {
-        let addr = Self::narrow(uplink.masquerade6);
+    fn masquerade_address(device: &Device) -> Option<Addr6> {
+        let addr = Self::narrow(device.masquerade6);
         (addr.0 | addr.1 != 0).then_some(addr)
     }
 

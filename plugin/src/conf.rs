@@ -1,16 +1,18 @@
 //! The plugin's own keys of the network config, decoded into types that can't hold a wrong value.
 
-use std::path::PathBuf;
+use std::{net::IpAddr, path::PathBuf};
 
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
+use underpass_abi::quota;
 use underpass_cni::{Dns, Error, NetConf, Request, address, args::CniArgs};
 
 use crate::{glob::Glob, netlink::link::Mac};
 
 pub(crate) mod bandwidth;
 pub(crate) mod chained;
+pub(crate) mod masquerade;
 pub(crate) mod port;
 
 /// Where pins are unless the config says otherwise.
@@ -82,6 +84,10 @@ pub(crate) struct Conf {
     pub(crate) non_masquerade: Option<Vec<IpNet>>,
     /// None: found by their addresses and routes.
     pub(crate) uplinks: Option<Vec<Glob>>,
+    /// What the world sees of masqueraded packets; at most one of a family.
+    pub(crate) masquerade_addresses: Vec<IpAddr>,
+    /// How many flows of a container may wait for their answer; else the node decides.
+    pub(crate) half_open_limit: Option<u32>,
     pub(crate) bypass: Bypass,
     pub(crate) spoofing: Spoofing,
     pub(crate) mac_check: MacCheck,
@@ -110,6 +116,8 @@ struct Keys {
     ip_masq_backend: String,
     #[serde(rename = "nonMasqueradeCIDRs")]
     non_masquerade_cidrs: Option<Vec<String>>,
+    masquerade_address: Option<Value>,
+    max_half_open_flows: Option<i64>,
     uplinks: Option<Vec<String>>,
     bypass: Option<Bypass>,
     anti_spoof: Option<bool>,
@@ -173,6 +181,8 @@ impl Conf {
                 .non_masquerade_cidrs
                 .map(|list| list.iter().map(|text| destination(text)).collect())
                 .transpose()?,
+            masquerade_addresses: masquerade::addresses(keys.masquerade_address, keys.ip_masq)?,
+            half_open_limit: keys.max_half_open_flows.map(half_open_limit).transpose()?,
             uplinks: keys
                 .uplinks
                 .map(|list| list.into_iter().map(Glob::new).collect()),
@@ -306,6 +316,18 @@ fn mtu(value: i64) -> Result<Option<u32>, Error> {
         .ok_or_else(|| {
             Error::config(format!(
                 "invalid mtu {value}: it must be 0 (as the uplinks) or {MTU_MIN} to {MTU_MAX}"
+            ))
+        })
+}
+
+fn half_open_limit(value: i64) -> Result<u32, Error> {
+    u32::try_from(value)
+        .ok()
+        .filter(|limit| (1..=quota::LIMIT_MAX).contains(limit))
+        .ok_or_else(|| {
+            Error::config(format!(
+                "invalid maxHalfOpenFlows {value}: it must be 1 to {}",
+                quota::LIMIT_MAX
             ))
         })
 }

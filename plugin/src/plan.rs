@@ -62,6 +62,10 @@ pub(crate) struct Plan {
     pub(crate) flags: u32,
     /// Destinations that see the container's own address.
     pub(crate) no_masquerade: Vec<IpNet>,
+    /// What the world shall see instead of the uplink's address, one of a family at most.
+    pub(crate) masquerade_addresses: Vec<IpAddr>,
+    /// How many half-open flows the container may have; the node decides where nothing is said.
+    pub(crate) half_open_limit: Option<u32>,
     /// Host ports that lead to the container.
     pub(crate) ports: Vec<Binding>,
     pub(crate) bandwidth: Bandwidth,
@@ -124,6 +128,8 @@ impl Plan {
             dad: conf.dad,
             flags: flags(conf),
             no_masquerade: no_masquerade(conf, &addresses),
+            masquerade_addresses: conf.masquerade_addresses.clone(),
+            half_open_limit: conf.half_open_limit,
             ports: host_ports(conf, &addresses),
             bandwidth: conf.bandwidth.unwrap_or_default(),
             gateways,

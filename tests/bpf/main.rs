@@ -3,4 +3,5 @@
 mod features;
 mod from_pod;
 mod mangled;
+mod ports;
 mod sctp;

@@ -1,6 +1,6 @@
 //! What the world sees of pods: the node's address, and their own source port wherever it is free.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Result, ensure};
 use rstest::rstest;
@@ -12,6 +12,7 @@ use underpass_tests::{
     capture::Capture,
     counter::Meter,
     frame, needs_root,
+    runtime::Call,
     traffic::{PATIENCE, SILENCE, ping, raw::RawLink, tcp, udp},
 };
 
@@ -273,4 +274,100 @@ fn a_datagram_without_checksum_stays_without() -> Result<()> {
         ensure!(bytes[CHECKSUM_OF_UDP4] == [0, 0], "{bytes:02x?}");
     }
     Ok(())
+}
+
+#[rstest]
+fn a_configured_address_is_the_one_that_the_world_sees(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let own = [V4, V6].map(second_address);
+    let nodad = |ip: &IpAddr| if ip.is_ipv6() { "nodad" } else { "" };
+    let bits = |ip: &IpAddr| if ip.is_ipv6() { 128 } else { 32 };
+    let adds = own.map(|ip| format!("address add {ip}/{} dev lo {}", bits(&ip), nodad(&ip)));
+    lab.node.netns().ip(&adds)?;
+    let routes = own.map(|ip| {
+        let node = Family::of(ip).node();
+        format!("route add {ip}/{} via {node}", bits(&ip))
+    });
+    lab.world.netns().ip(&routes)?;
+    let addresses = own.map(|ip| ip.to_string());
+    let conf = lab.conf().with("masqueradeAddress", json!(addresses));
+    let (a, b) = (lab.pod_with("a", &conf)?, lab.pod("b")?);
+    let server = family.remote_at(PORT);
+    let _tcp = tcp::Server::start(lab.world.netns(), server)?;
+    let _udp = udp::Server::start(lab.world.netns(), server)?;
+    for (pod, expected) in [(&a, second_address(family)), (&b, family.node())] {
+        let seen = tcp::Client::connect(pod.netns(), server)?
+            .exchange(300_000, 300_000)?
+            .seen;
+        ensure!(seen.ip() == expected, "TCP came from {seen}");
+        let seen = udp::Client::open(pod.netns(), family)?
+            .chat(server, 5)?
+            .seen;
+        ensure!(seen.ip() == expected, "UDP came from {seen}");
+        ping::ping(pod.netns(), family.remote())?;
+    }
+    Ok(())
+}
+
+/// An address of the node that no uplink has.
+fn second_address(family: Family) -> IpAddr {
+    match family {
+        V4 => Ipv4Addr::new(203, 0, 113, 99).into(),
+        V6 => Ipv6Addr::new(0x2001, 0xdb8, 0x99, 0, 0, 0, 0, 1).into(),
+    }
+}
+
+#[test]
+fn an_address_that_the_node_does_not_have_is_refused() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    for family in Family::BOTH {
+        let absent = second_address(family).to_string();
+        let conf = lab.conf().with("masqueradeAddress", absent.as_str());
+        let netns = lab.node.netns().sibling(&format!("refused-{family:?}"))?;
+        let error = Call::new("ADD")
+            .attachment("refused", &netns.path().display().to_string(), "eth0")
+            .conf(&conf)
+            .run(&lab.node)?
+            .error()?;
+        ensure!(error.code == 7, "{error:?}");
+        for part in ["masqueradeAddress", &absent] {
+            ensure!(error.msg.contains(part), "{error:?}");
+        }
+    }
+    Ok(())
+}
+
+#[rstest]
+fn a_flood_of_one_pod_leaves_the_others_alone(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("maxHalfOpenFlows", 500);
+    let (flood, quiet) = (lab.pod_with("a", &conf)?, lab.pod_with("b", &conf)?);
+    let server = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), server)?;
+    let _udp = udp::Server::start(lab.world.netns(), server)?;
+    let mut established = tcp::Client::connect_from(quiet.netns(), SOURCE, server)?;
+    established.chat(3)?;
+    let meter = Meter::start(&lab.node)?;
+    let link = RawLink::open(flood.netns(), "eth0")?;
+    let (near, far) = (
+        flood.ends(family.remote())?,
+        flood.ends(family.other_remote())?,
+    );
+    for round in 0..4u16 {
+        for port in 0..1500 {
+            link.send(&near.syn(2000 + round * 1500 + port, PORT + 1 + port % 7))?;
+            link.send(&far.udp(2000 + port, 1000 + round * 1500 + port, b"flood"))?;
+        }
+        established.chat(3)?;
+        tcp::visit(quiet.netns(), server)?;
+        udp::Client::open(quiet.netns(), family)?.chat(server, 2)?;
+    }
+    meter.expect(Counter::DropFlowQuota, 1000)?;
+    established.exchange(300_000, 300_000)?;
+    meter.expect_none(Counter::DropNoPort)
 }

@@ -62,16 +62,19 @@ impl<'a> Bench<'a> {
 
     /// Runs the program on a frame.
     pub fn run(&self, frame: &[u8]) -> Result<Verdict> {
+        self.node.netns().run(|| self.run_here(frame))
+    }
+
+    /// As [`Self::run`], for a thread that is in the node's network namespace.
+    pub fn run_here(&self, frame: &[u8]) -> Result<Verdict> {
         let mut context = [0; SK_BUFF];
         context[SK_BUFF_IFINDEX..SK_BUFF_IFINDEX + 4].copy_from_slice(&self.ifindex.to_ne_bytes());
         let mut out = vec![0; frame.len() + 256];
-        let result = self.node.netns().run(|| {
-            self.program.test_run(TestRunOptions {
-                data_in: Some(frame),
-                data_out: Some(&mut out),
-                ctx_in: Some(&context),
-                ..TestRunOptions::new()
-            })
+        let result = self.program.test_run(TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            ..TestRunOptions::new()
         });
         let result = result.context("BPF_PROG_TEST_RUN")?;
         out.truncate(result.data_size_out as usize);

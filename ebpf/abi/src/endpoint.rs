@@ -33,10 +33,15 @@ pub struct Device {
     /// MAC of this device, the one that the pod uses for its gateway; of a [`device::FOREIGN`] one the
     /// latter, which may be a bridge's.
     pub mac: [u8; 6],
-    /// Uplink: source address of masqueraded IPv4 packets (mapped form); zero if it has none.
+    /// Source address of masqueraded IPv4 packets (mapped form). Uplink: zero if it has none. Pod:
+    /// what was configured, zero if the uplink's counts.
     pub masquerade4: Addr,
-    /// Uplink: the same for IPv6.
+    /// The same for IPv6.
     pub masquerade6: Addr,
+    /// Pod: what a half-open flow takes of its quota, see [`quota`](crate::quota).
+    pub flow_cost: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Bits of [`Device::flags`].
@@ -120,6 +125,6 @@ plain!(Endpoint, Device, Attachment, Destination);
 pub const LOOPBACK: u32 = 1;
 
 const _: () = assert!(size_of::<Endpoint>() == 24);
-const _: () = assert!(size_of::<Device>() == 56);
+const _: () = assert!(size_of::<Device>() == 64);
 const _: () = assert!(size_of::<Attachment>() == 24 + 16 * MAX_ADDRESSES);
 const _: () = assert!(size_of::<Destination>() == 20);

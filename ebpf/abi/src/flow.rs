@@ -70,6 +70,16 @@ impl End {
         }
     }
 
+    /// Bit of [`state`] that says the flow fills the quota of the pod at this end.
+    #[inline(always)]
+    #[must_use]
+    pub const fn charged(self) -> u32 {
+        match self {
+            Self::A => state::CHARGED_A,
+            Self::B => state::CHARGED_B,
+        }
+    }
+
     /// The opposite end.
     #[inline(always)]
     #[must_use]
@@ -227,6 +237,11 @@ pub mod state {
     pub const OUTER: u32 = 1 << 5;
     /// The flow came to a host port: it ends when the port is mapped to somebody else.
     pub const PORT: u32 = 1 << 6;
+    /// Nobody has answered yet, and the flow fills the quota of the pod that `in_ifindex` of half A is
+    /// the host veth of.
+    pub const CHARGED_A: u32 = 1 << 7;
+    /// The same for half B.
+    pub const CHARGED_B: u32 = 1 << 8;
 }
 
 /// Key of `FRAGMENTS4` and `FRAGMENTS6`: one datagram that was cut to pieces.

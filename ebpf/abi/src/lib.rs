@@ -12,6 +12,7 @@ pub mod flow;
 pub mod map;
 pub mod node;
 pub mod port;
+pub mod quota;
 
 /// Version of all layouts in this crate; part of the pins' path (`<bpfRoot>/v<ABI>/`).
 pub const ABI: u32 = 3;

@@ -16,6 +16,7 @@ pub const MAPS: &[&str] = &[
     PORTS,
     SHADOWED_PORTS,
     SERVICE_ADDRESSES,
+    HALF_OPEN,
     COUNTERS,
     AYA_LOGS,
 ];
@@ -54,6 +55,8 @@ pub const SHADOWED_PORTS: &str = "SHADOWED_PORTS";
 /// Hash: [`Addr`](crate::addr::Addr) to `u32` (1): local addresses that no host port is served on,
 /// because they are those of Services (IPVS holds them on a dummy device).
 pub const SERVICE_ADDRESSES: &str = "SERVICE_ADDRESSES";
+/// LRU hash: ifindex (`u32`) to `u64`, see [`quota`](crate::quota). Used by the programs alone.
+pub const HALF_OPEN: &str = "HALF_OPEN";
 /// Per-CPU array of `u64`, by [`Counter`](crate::counter::Counter).
 pub const COUNTERS: &str = "COUNTERS";
 /// Ring buffer of aya-log.

@@ -10,6 +10,7 @@ use underpass_ebpf::l4::tcp;
 
 use super::{learn::leave_to_wire, port};
 use crate::{
+    call::refund,
     maps::{Net, Place, Work, constant, count, endpoint, tick},
     memory,
 };
@@ -227,10 +228,16 @@ const fn is_answered<A>(one: &Flow<A>, other: &Flow<A>) -> bool {
         || other.state & state::ANSWERED == state::ANSWERED
 }
 
-/// Moves an entry to the table where it belongs.
+/// Moves an entry to the table where it belongs, and gives its pod's quota back.
 #[inline(always)]
-fn settle_in<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, table: Table) {
+fn settle_in<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, table: Table) {
     if table == Table::Opening && flow.state & state::ANSWERED == state::ANSWERED {
+        for end in [End::A, End::B] {
+            if flow.state & end.charged() != 0 {
+                flow.state &= !end.charged();
+                refund(half(flow, end).in_ifindex);
+            }
+        }
         promote::<I>(key, flow);
     }
 }

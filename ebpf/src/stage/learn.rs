@@ -13,10 +13,11 @@ use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind, packet::Load 
 
 use super::{
     flow::{find, half, outgoing, prolong, set_outgoing},
+    quota::FULL,
     source::same_mac,
 };
 use crate::{
-    call::Call,
+    call::{Call, charge},
     maps::{Net, Place, Work, constant, count, device, endpoint, stamp, tick, trace_level},
     memory,
     skb::Skb,
@@ -84,7 +85,8 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
         return IGNORED;
     }
     let end = *end;
-    let Some(flow) = open::<I>(key, end) else {
+    let opener = if from_pod { from_ifindex } else { 0 };
+    let Some(flow) = open::<I>(key, end, opener) else {
         return IGNORED;
     };
     let is_translated = half(flow, end).rewrite != 0;
@@ -141,7 +143,7 @@ pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u3
     let Some(pod) = device(pod_ifindex) else {
         return IGNORED;
     };
-    let Some(flow) = open::<I>(key, *end) else {
+    let Some(flow) = open::<I>(key, *end, pod_ifindex) else {
         return IGNORED;
     };
     let out = half(flow, *end);
@@ -221,16 +223,25 @@ pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
     half.stamp = 0;
 }
 
-/// The flow under `key` as it is known, or an empty one, heard from `end`.
+/// The flow under `key` as it is known, or an empty one, heard from `end`. `pod` is the host veth
+/// that it came from, 0 if it came from the world; a pod that is over its quota has to ask the stack
+/// each time.
 #[inline(always)]
-fn open<I: Net>(key: &Key<I::Addr>, end: End) -> Option<&'static mut Flow<I::Addr>> {
+fn open<I: Net>(key: &Key<I::Addr>, end: End, pod: u32) -> Option<&'static mut Flow<I::Addr>> {
     if let Some((flow, _)) = find::<I>(key) {
         prolong(flow, key.0.protocol, tick());
         return Some(flow);
     }
+    if pod != 0 && charge(pod) == FULL {
+        count(Counter::OverQuota);
+        return None;
+    }
     let flow = I::scratch()?;
     memory::clear(flow);
     flow.state = end.heard();
+    if pod != 0 {
+        flow.state |= end.charged();
+    }
     prolong(flow, key.0.protocol, tick());
     // Stored empty, so that what follows is the same for a new flow and a known one.
     I::opening().insert(key, &*flow, u64::from(BPF_ANY)).ok()?;

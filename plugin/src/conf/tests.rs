@@ -44,6 +44,8 @@ fn an_empty_config_has_the_documented_defaults() {
             masquerade: Masquerade::Off,
             non_masquerade: None,
             uplinks: None,
+            masquerade_addresses: Vec::new(),
+            half_open_limit: None,
             bypass: Bypass::Learned,
             spoofing: Spoofing::Dropped,
             mac_check: MacCheck::On,
@@ -90,6 +92,25 @@ fn every_key_is_obeyed() {
     assert_eq!(conf.default_gateway, DefaultGateway::Add);
     assert_eq!(conf.dad, Dad::On);
     assert_eq!(conf.bpf_root, PathBuf::from("/run/b"));
+
+    let conf = network(
+        r#""ipMasq":true,"masqueradeAddress":["192.0.2.7","2001:db8::7"],"maxHalfOpenFlows":100"#,
+    )
+    .expect("a valid config");
+    assert_eq!(conf.masquerade_addresses.len(), 2);
+    assert_eq!(conf.half_open_limit, Some(100));
+}
+
+#[test]
+fn a_quota_is_a_number_that_can_be_kept() {
+    for value in ["0", "-1", "1000001", "4294967297"] {
+        let key = "maxHalfOpenFlows";
+        refused(
+            &format!(r#""{key}":{value}"#),
+            Code::InvalidConfig,
+            &format!("{key} {value}"),
+        );
+    }
 }
 
 #[test]

@@ -25,8 +25,10 @@ const MEMORY_PER_FLOW: u64 = 128 * 1024;
 /// Bounds for the number of flows of each family.
 const FLOWS_MIN: u64 = 1 << 14;
 const FLOWS_MAX: u64 = 1 << 19;
-/// Flows heard from one end only have an eighth of the room of the others.
-const OPENING_SHARE: u32 = 8;
+/// Flows heard from one end only have a quarter of the room of the others.
+const OPENING_SHARE: u32 = 4;
+/// One pod may have half-open flows for a quarter of that room: a masqueraded flow has two entries.
+const QUOTA_SHARE: u32 = 8;
 
 /// Opens the pins, after loading and pinning everything if this is the first call since boot.
 pub(crate) fn open_or_load(root: &Path) -> Result<Pins, Error> {
@@ -55,7 +57,7 @@ fn load(pins: &Pins) -> Result<(), Error> {
         loader.map_max_entries(name, flows);
     }
     for name in [map::OPENING4, map::OPENING6] {
-        loader.map_max_entries(name, flows / OPENING_SHARE);
+        loader.map_max_entries(name, opening_count(flows));
     }
     let mut object = loader.load(OBJECT)?;
 
@@ -127,6 +129,16 @@ fn memory() -> u64 {
 fn flow_count(memory: u64) -> u32 {
     let fitting = (memory / MEMORY_PER_FLOW).clamp(FLOWS_MIN, FLOWS_MAX);
     1 << fitting.ilog2()
+}
+
+/// Entries of a map of opening flows, beside one of so many flows.
+const fn opening_count(flows: u32) -> u32 {
+    flows / OPENING_SHARE
+}
+
+/// How many half-open flows a pod of this node may have, unless its network says otherwise.
+pub(crate) fn half_open_limit() -> u32 {
+    opening_count(flow_count(memory())) / QUOTA_SHARE
 }
 
 #[cfg(test)]

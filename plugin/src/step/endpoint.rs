@@ -1,14 +1,17 @@
 //! Map entries: what the programs know of the container.
 
+use std::net::IpAddr;
+
 use underpass_abi::{
     addr::Addr,
     endpoint::{Attachment, Device, Endpoint, MAX_ADDRESSES, Owner, device, role},
+    quota,
 };
 use underpass_cni::IpConfig;
 
 use super::{Undo, link::Pair};
 use crate::{
-    datapath::{Maps, Pins, lock::Lock},
+    datapath::{Maps, Pins, lock::Lock, object::half_open_limit},
     error::Error,
     netlink::link::Link,
     plan::Plan,
@@ -38,6 +41,9 @@ pub(crate) fn apply(
             mtu: plan.mtu,
             peer_mac: plan.pod.mac.0,
             mac: plan.host.mac.0,
+            masquerade4: masquerade_address(plan, IpAddr::is_ipv4),
+            masquerade6: masquerade_address(plan, IpAddr::is_ipv6),
+            flow_cost: quota::cost(plan.half_open_limit.unwrap_or_else(half_open_limit)),
             ..Device::default()
         },
     )?;
@@ -50,6 +56,11 @@ pub(crate) fn apply(
         maps.set_endpoint(ip.address.addr().into(), endpoint)?;
     }
     Ok(())
+}
+
+fn masquerade_address(plan: &Plan, family: fn(&IpAddr) -> bool) -> Addr {
+    let mut addresses = plan.masquerade_addresses.iter().copied();
+    addresses.find(family).map(Addr::from).unwrap_or_default()
 }
 
 fn attachment(plan: &Plan, pair: &Pair) -> Attachment {

@@ -1,12 +1,14 @@
 //! ADD: the whole of it, in order. Every step leaves its undoing behind, and a failure runs them
 //! all.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
-use underpass_cni::{CniResult, Request};
+use underpass_cni::{CniResult, Error as CniError, Request};
 
 use super::{chained, identity};
 use crate::{
-    conf::{Conf, chained::Name},
+    conf::{Conf, chained::Name, masquerade::KEY},
     datapath::{Maps, object},
     error::Error,
     netlink::{Netlink, link::By},
@@ -57,6 +59,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
         });
     }
     time.lap("netlink sockets");
+    require_local(&node, &conf.masquerade_addresses)?;
     let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
     time.lap("uplinks");
 
@@ -100,4 +103,21 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
 
     undo.keep();
     Ok(plan.result)
+}
+
+/// Answers to an address that the node does not have would never arrive.
+fn require_local(node: &Netlink, asked: &[IpAddr]) -> Result<(), Error> {
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let present = node.addresses()?;
+    for address in asked {
+        if !present.iter().any(|other| other.net.addr() == *address) {
+            return Err(CniError::config(format!(
+                "invalid {KEY} {address}: it is no address of this node; give it to a device (`lo` will do), or remove {KEY}"
+            ))
+            .into());
+        }
+    }
+    Ok(())
 }

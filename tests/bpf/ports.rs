@@ -1,0 +1,193 @@
+//! Ports of masquerade under load: tens of thousands of flows to one server, and pods that want more than their share.
+
+use std::collections::HashSet;
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use underpass_abi::{counter::Counter, map};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node, Pod,
+    counter::{Counters, Meter},
+    frame, needs_root,
+    test_run::{Bench, SHOT, UNSPEC},
+};
+
+const PORT: u16 = 443;
+/// A quota of half-open flows.
+const LIMIT: u16 = 100;
+/// How many flows of one node to one address and port there must be room for.
+const MANY: usize = 60_000;
+/// Every port that masquerade may give away: those from 1024 on.
+const ALL: usize = 65_536 - 1024;
+
+/// The node's uplink as datagrams of pods leave by it, and answers come back.
+struct Uplink<'a> {
+    out: Bench<'a>,
+    back: Bench<'a>,
+    answers: frame::Ends,
+}
+
+impl<'a> Uplink<'a> {
+    fn of(lab: &'a Lab, family: Family) -> Result<Self> {
+        Ok(Self {
+            out: Bench::open(&lab.node, map::TO_WIRE, Node::UPLINK)?,
+            back: Bench::open(&lab.node, map::FROM_WIRE, Node::UPLINK)?,
+            answers: lab.ends_from_world(family.remote(), family.node())?,
+        })
+    }
+
+    /// Sends a pod's datagram; the source port that the world sees, `None` if it was dropped.
+    fn send(&self, ends: &frame::Ends, source: u16) -> Result<Option<u16>> {
+        let verdict = self.out.run_here(&ends.udp(source, PORT, b"x"))?;
+        if verdict.action == SHOT {
+            return Ok(None);
+        }
+        ensure!(verdict.action == UNSPEC, "{verdict:?}");
+        let packet = frame::read(&verdict.frame).context("no packet came out")?;
+        ensure!(packet.src == self.answers.dst, "{packet:?}");
+        Ok(packet.ports.map(|(source, _)| source))
+    }
+
+    /// Answers to a port that the world sees; the port of the pod that the answer goes to.
+    fn answer(&self, port: u16) -> Result<Option<u16>> {
+        let verdict = self.back.run_here(&self.answers.udp(PORT, port, b"y"))?;
+        let packet = frame::read(&verdict.frame).context("no packet came back")?;
+        let is_known = packet.dst != self.answers.dst;
+        Ok(packet.ports.map(|(_, port)| port).filter(|_| is_known))
+    }
+}
+
+fn room_for(lab: &Lab, entries: usize) -> Result<bool> {
+    let flows = underpass_tests::counter::open(&lab.node, map::FLOWS4)?;
+    let room = usize::try_from(flows.info()?.max_entries())?;
+    if room < entries {
+        anstream::println!(
+            "not on this kernel: its memory is for {room} entries of flows, not for {entries}"
+        );
+    }
+    Ok(room >= entries)
+}
+
+#[rstest]
+fn sixty_thousand_flows_to_one_server_have_ports_of_their_own(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pods = [lab.pod("a")?, lab.pod("b")?];
+    // Two entries for each flow, and what the kernel's LRU keeps free for each CPU.
+    if !room_for(&lab, 2 * ALL)? {
+        return Ok(());
+    }
+    let uplink = Uplink::of(&lab, family)?;
+    let ends: Vec<_> = pods
+        .iter()
+        .map(|pod| pod.ends(family.remote()))
+        .collect::<Result<_>>()?;
+    let before = Counters::read(&lab.node)?;
+    let mut seen = HashSet::new();
+    let mut lost = 0;
+    // The second pod wants the ports that the first has: every one of its flows needs another.
+    lab.node.netns().run(|| {
+        let wanted = (1024..=u16::MAX).take(MANY / 2);
+        for (source, ends) in wanted.flat_map(|source| ends.iter().map(move |ends| (source, ends)))
+        {
+            let Some(port) = uplink.send(ends, source)? else {
+                lost += 1;
+                continue;
+            };
+            ensure!(seen.insert(port), "port {port} was given twice");
+            ensure!(
+                uplink.answer(port)? == Some(source),
+                "the answer to {port} went astray"
+            );
+        }
+        Ok(())
+    })?;
+    let counted = Counters::read(&lab.node)?.since(&before);
+    ensure!(
+        seen.len() == MANY && lost == 0,
+        "{} flows, {lost} lost: {counted:?}",
+        seen.len()
+    );
+    ensure!(counted.dropped() == 0, "{counted:?}");
+    Ok(())
+}
+
+#[rstest]
+fn running_out_of_ports_is_a_counted_drop_and_nothing_else(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    if !room_for(&lab, 2 * ALL)? {
+        return Ok(());
+    }
+    let uplink = Uplink::of(&lab, family)?;
+    let before = Counters::read(&lab.node)?;
+    lab.node.netns().run(|| {
+        let ends = a.ends(family.remote())?;
+        for source in 1024..=u16::MAX {
+            let port = uplink.send(&ends, source)?.context("a free port is kept")?;
+            uplink.answer(port)?;
+        }
+        let ends = b.ends(family.remote())?;
+        for source in [1024, 5000, u16::MAX] {
+            ensure!(uplink.send(&ends, source)?.is_none(), "all ports are taken");
+        }
+        // Ports below 1024 are kept, other servers have all ports, and the flows that there are go on.
+        ensure!(uplink.send(&ends, 500)? == Some(500));
+        let other = b.ends(family.other_remote())?;
+        ensure!(uplink.send(&other, 5000)? == Some(5000));
+        let ends = a.ends(family.remote())?;
+        ensure!(uplink.send(&ends, 5000)? == Some(5000));
+        ensure!(uplink.answer(5000)? == Some(5000));
+        anyhow::Ok(())
+    })?;
+    let counted = Counters::read(&lab.node)?.since(&before);
+    ensure!(
+        counted.get(Counter::DropNoPort) == 3 && counted.dropped() == 3,
+        "{counted:?}"
+    );
+    Ok(())
+}
+
+#[rstest]
+fn a_pod_that_floods_fills_its_own_quota(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("maxHalfOpenFlows", LIMIT);
+    let (flood, other) = (lab.pod_with("a", &conf)?, lab.pod_with("b", &conf)?);
+    let uplink = Uplink::of(&lab, family)?;
+    let meter = Meter::start(&lab.node)?;
+    let ports = |pod: &Pod, sources: std::ops::Range<u16>, answered: bool| -> Result<usize> {
+        let ends = pod.ends(family.remote())?;
+        lab.node.netns().run(|| {
+            let mut count = 0;
+            for source in sources {
+                if let Some(port) = uplink.send(&ends, source)? {
+                    count += 1;
+                    if answered {
+                        ensure!(uplink.answer(port)? == Some(source), "no answer to {port}");
+                    }
+                }
+            }
+            Ok(count)
+        })
+    };
+    // The quota comes back by and by: what is a second of it may be gone by the end.
+    let unanswered = ports(&flood, 2000..4000, false)?;
+    let limit = usize::from(LIMIT);
+    ensure!(
+        (limit..limit + 20).contains(&unanswered),
+        "{unanswered} flows"
+    );
+    meter.expect(Counter::DropFlowQuota, 1900 - 20)?;
+    // Answered flows do not count, and nobody else is concerned.
+    ensure!(ports(&other, 2000..4000, true)? == 2000);
+    let more = ports(&flood, 2000..2050, false)?;
+    ensure!(more == 50, "flows that there are go on: {more}");
+    meter.expect_none(Counter::DropNoPort)
+}
