@@ -1,5 +1,6 @@
 //! Single runs of the programs on crafted packets; they need root.
 
+mod accounting;
 mod features;
 mod from_pod;
 mod mangled;

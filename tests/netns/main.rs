@@ -5,6 +5,7 @@ mod demo;
 mod eager;
 mod firewall;
 mod fixtures;
+mod fragments;
 mod hops;
 mod host;
 mod host_port;
