@@ -24,8 +24,8 @@ use crate::{call, maps::constant, verdict::Verdict};
 const BPF_F_IPV6: u64 = 1 << 7;
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
-/// `skb->tc_index` of a packet that the bypass puts onto an uplink: `to_wire` must not look at it
-/// again.
+/// `skb->tc_index` of a packet that the bypass puts onto an uplink, or that the program at the port of a bridge has translated: the
+/// next program must not look at it again.
 const BYPASSED: u32 = 0x7550;
 /// `skb->tc_index` of a packet that returns to a process of this host: `from_host` finishes it.
 const RETURNING: u32 = 0x7551;
@@ -99,7 +99,7 @@ impl Skb {
         unsafe { (*self.raw()).pkt_type == PACKET_HOST }
     }
 
-    /// Whether the bypass sent this packet here.
+    /// Whether the bypass sent this packet here, or the program at a port of this bridge has translated it.
     #[inline(always)]
     pub fn is_bypassed(&self) -> bool {
         // SAFETY: see `protocol`.
@@ -231,8 +231,9 @@ impl Skb {
         sent(unsafe { bpf_redirect_neigh(LOOPBACK, ptr::null_mut(), 0, 0) })
     }
 
+    /// Keeps the next program that meets this packet from looking at it.
     #[inline(always)]
-    fn mark_bypassed(&mut self) {
+    pub fn mark_bypassed(&mut self) {
         // SAFETY: see `protocol`; the field is writable for tc programs.
         unsafe { (*self.raw()).tc_index = BYPASSED };
     }

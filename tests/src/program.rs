@@ -97,9 +97,9 @@ struct PinAttributes {
 
 /// Loads a program for tc and pins it.
 pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
-    // Before Linux 5.11 programs count as locked memory, of which a process may have 64 KiB.
-    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
-        .context("raise the limit of locked memory")?;
+    // Before Linux 5.11 programs count as locked memory, of which a process may have 64 KiB. Later kernels don't care, and who may
+    // not raise the limit there need not.
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     let load = LoadAttributes {
         kind: CLASSIFIER,
         instruction_count: u32::try_from(program.len()).context("count the instructions")?,

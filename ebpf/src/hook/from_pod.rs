@@ -116,7 +116,13 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
             Ok(Verdict::Stack)
         });
     }
+    let is_translated = pod.flags & flags::FOREIGN != 0 && skb.is_bypassed();
     skb.clear_bypassed();
+    if is_translated {
+        // At the port of the bridge that this device is.
+        learn::sign(&mut skb, &work.head);
+        return PASS;
+    }
     if let Err(verdict) = source::check(&skb, &work.head, pod) {
         return code(Err(verdict));
     }
@@ -142,6 +148,9 @@ pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));
+        }
+        if device(skb.ifindex()).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
+            skb.mark_bypassed();
         }
     }
     if let Some(work) = I::work() {

@@ -31,7 +31,7 @@ fn bad_mappings_are_refused_and_change_nothing() -> Result<()> {
     let netns = lab.node.netns().sibling("a")?;
     let path = netns.path().display().to_string();
     let good = json!({ "hostPort": 8080, "containerPort": 80 });
-    let table: [(Value, u64, &[&str]); 11] = [
+    let table: [(Value, u64, &[&str]); 10] = [
         (
             json!({ "hostPort": 0, "containerPort": 80 }),
             7,
@@ -68,11 +68,6 @@ fn bad_mappings_are_refused_and_change_nothing() -> Result<()> {
             json!({ "hostPort": 8080, "containerPort": 81, "protocol": "TCP" }),
             7,
             &["[0]", "[1]", "8080"],
-        ),
-        (
-            json!({ "hostPort": 81, "containerPort": 80, "protocol": "sctp" }),
-            2,
-            &["[1]", "80"],
         ),
         (
             json!({ "hostPort": "81", "containerPort": 80 }),
