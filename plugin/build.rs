@@ -1,4 +1,4 @@
-//! Compiles the eBPF programs and leaves them in `OUT_DIR/underpass.bpf.o` for the plugin to embed.
+//! Compiles the eBPF programs and leaves them in `OUT_DIR`, by name, for the plugin to embed.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -61,12 +61,18 @@ fn build() -> Result<(), String> {
             "the eBPF programs do not build ({status}): the compiler's messages are above"
         ));
     }
-    let object = Toolchain::object(&target);
-    let linked = fs::read(&object).map_err(|e| format!("cannot read {}: {e}", object.display()))?;
+    for name in toolchain::OBJECTS {
+        embed(&Toolchain::object(&target, name), &out.join(name))?;
+    }
+    Ok(())
+}
+
+/// Leaves an object that was linked where the plugin finds it.
+fn embed(object: &Path, embedded: &Path) -> Result<(), String> {
+    let linked = fs::read(object).map_err(|e| format!("cannot read {}: {e}", object.display()))?;
     let stripped =
         without_dwarf(&linked).map_err(|e| format!("cannot strip {}: {e}", object.display()))?;
-    let embedded = out.join("underpass.bpf.o");
-    fs::write(&embedded, stripped).map_err(|e| format!("cannot write {}: {e}", embedded.display()))
+    fs::write(embedded, stripped).map_err(|e| format!("cannot write {}: {e}", embedded.display()))
 }
 
 /// The object without its DWARF sections, four fifths of it: BTF was made from them, and the kernel

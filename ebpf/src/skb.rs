@@ -12,7 +12,11 @@ use aya_ebpf::{
     },
     programs::TcContext,
 };
-use underpass_abi::{Plain, endpoint::LOOPBACK, node::feature};
+use underpass_abi::{
+    Plain,
+    endpoint::LOOPBACK,
+    node::{feature, flag::BPF_F_IPV6},
+};
 use underpass_ebpf::{
     checksum::Delta,
     packet::{Covers, Load, Packet, Short, Zero},
@@ -20,8 +24,6 @@ use underpass_ebpf::{
 
 use crate::{call, maps::constant, verdict::Verdict};
 
-/// `BPF_F_IPV6`: no IP header checksum makes good for changed addresses, see `feature::CSUM_IPV6`.
-const BPF_F_IPV6: u64 = 1 << 7;
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
 /// `skb->tc_index` of a packet that the bypass puts onto an uplink, or that the program at the port of a bridge has translated: the

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::Context as _;
 
 use crate::setup::{self, Need};
-use crate::toolchain::Toolchain;
+use crate::toolchain::{self, Toolchain};
 use crate::workspace::Workspace;
 use crate::{process, report};
 
@@ -54,6 +54,11 @@ fn programs(workspace: &Workspace) -> anyhow::Result<()> {
     let out = workspace.target.join("ebpf");
     let toolchain = Toolchain::find(&workspace.root).map_err(anyhow::Error::msg)?;
     process::run(&mut toolchain.cargo("build", &workspace.root, &out, &[])?)?;
-    report::step("built", &Toolchain::object(&out).display().to_string());
+    report::step(
+        "built",
+        &Toolchain::object(&out, toolchain::OBJECTS[0])
+            .display()
+            .to_string(),
+    );
     Ok(())
 }

@@ -10,6 +10,9 @@ use std::{env, fmt, fs, io};
 /// The target the programs are compiled for: little-endian eBPF.
 pub(crate) const TARGET: &str = "bpfel-unknown-none";
 
+/// The objects that the plugin embeds: the programs, and the one that finds out what the kernel can do.
+pub(crate) const OBJECTS: [&str; 2] = ["underpass-ebpf", "underpass-probe"];
+
 /// Chooses between the two compilers where both are installed: `rustup` or `debian`.
 pub(crate) const CHOICE: &str = "UNDERPASS_EBPF_TOOLCHAIN";
 
@@ -89,14 +92,7 @@ impl Toolchain {
         command
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .env("LD_LIBRARY_PATH", self.compiler.llvm(out)?)
-            .args([
-                verb,
-                "--locked",
-                "--package",
-                "underpass-ebpf",
-                "--bin",
-                "underpass-ebpf",
-            ])
+            .args([verb, "--locked", "--package", "underpass-ebpf", "--bins"])
             .args(["--features", "bpf", "--profile", "ebpf", "--target", TARGET])
             // A target folder of its own: the outer cargo holds the lock of the shared one.
             .arg("--target-dir")
@@ -104,9 +100,9 @@ impl Toolchain {
         Ok(command)
     }
 
-    /// The object file that `cargo build` leaves below `out`.
-    pub(crate) fn object(out: &Path) -> PathBuf {
-        out.join(TARGET).join("ebpf").join("underpass-ebpf")
+    /// The object file of one of [`OBJECTS`] that `cargo build` leaves below `out`.
+    pub(crate) fn object(out: &Path, name: &str) -> PathBuf {
+        out.join(TARGET).join("ebpf").join(name)
     }
 }
 

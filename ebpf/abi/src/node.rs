@@ -68,11 +68,21 @@ const _: () = assert!(size_of::<Node>() == 16 + 8 + 32 + 8);
 
 /// Bits of [`Node::features`].
 pub mod feature {
-    /// `BPF_FIB_LOOKUP_SRC`: `bpf_fib_lookup` returns the source address that the kernel would
-    /// choose (6.7).
+    /// `bpf_fib_lookup` knows [`flag::BPF_FIB_LOOKUP_SRC`](super::flag::BPF_FIB_LOOKUP_SRC).
     pub const FIB_SRC: u32 = 1;
-    /// `BPF_F_IPV6` of `bpf_l4_csum_replace` (6.16, and stable kernels of June 2025).
+    /// `bpf_l4_csum_replace` knows [`flag::BPF_F_IPV6`](super::flag::BPF_F_IPV6).
     pub const CSUM_IPV6: u32 = 1 << 1;
+    /// Length in bytes of the packet that the program which finds out is run on.
+    pub const PROBE_LENGTH: usize = 64;
+}
+
+/// Flags of helpers that not every kernel knows.
+pub mod flag {
+    /// Of `bpf_fib_lookup`: return the source address that the kernel would choose (Linux 6.7).
+    pub const BPF_FIB_LOOKUP_SRC: u32 = 1 << 4;
+    /// Of `bpf_l4_csum_replace`: an IPv6 packet, where no checksum of the network header makes good for changed addresses (Linux 6.16, and
+    /// stable kernels since June 2025, 5.10 among them).
+    pub const BPF_F_IPV6: u64 = 1 << 7;
 }
 
 /// Jiffies per second to the shift that makes a tick last close to one second.

@@ -4,7 +4,10 @@ use aya_ebpf::{
     bindings::{__sk_buff, bpf_fib_lookup},
     helpers::generated,
 };
-use underpass_abi::{flow::Tuple, node::feature};
+use underpass_abi::{
+    flow::Tuple,
+    node::{feature, flag::BPF_FIB_LOOKUP_SRC},
+};
 
 use crate::{
     maps::{Net, Work, constant, device},
@@ -12,9 +15,6 @@ use crate::{
     skb::size,
 };
 
-/// `BPF_FIB_LOOKUP_SRC` (6.7): tell the source address that the kernel would choose. Older kernels
-/// refuse the whole lookup.
-const FIB_LOOKUP_SRC: u32 = 1 << 4;
 const RET_SUCCESS: i64 = 0;
 const RET_NO_NEIGHBOUR: i64 = 7;
 
@@ -102,7 +102,8 @@ pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
     };
     let mut params = ask::<I>(&head.tuple, in_ifindex);
     let tells_source = constant!(features) & feature::FIB_SRC != 0;
-    let flags = if tells_source { FIB_LOOKUP_SRC } else { 0 };
+    // A kernel that does not know the flag refuses the whole lookup.
+    let flags = if tells_source { BPF_FIB_LOOKUP_SRC } else { 0 };
     // SAFETY: the context is valid, the arguments have the size that is passed.
     let result = unsafe {
         generated::bpf_fib_lookup(

@@ -292,18 +292,18 @@ impl Status {
 }
 
 fn features() -> Vec<Feature> {
+    let known = feature::present();
     let mut features: Vec<_> = FEATURES
         .iter()
         .map(|feature| {
-            let present = feature.is_present();
-            let since = feature.since();
+            let bits = known.as_ref().map(|bits| bits & feature.bit);
             Feature {
                 name: feature.name,
-                present,
-                reason: if present {
-                    format!("since {since}")
-                } else {
-                    format!("needs kernel {since}")
+                present: matches!(bits, Ok(bit) if bit != 0),
+                reason: match bits {
+                    Ok(0) => format!("came with Linux {}", feature.since),
+                    Ok(_) => "the kernel has it".to_owned(),
+                    Err(error) => format!("the kernel can't be asked: {error}"),
                 },
                 purpose: feature.purpose,
             }

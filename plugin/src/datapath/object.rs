@@ -18,7 +18,7 @@ use underpass_abi::{
 
 use super::{Error, Pins, feature, lock::Lock};
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass.bpf.o"));
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
 /// Memory per flow that the node has in all: a 4 GiB machine keeps 32,768 flows of each family.
 const MEMORY_PER_FLOW: u64 = 128 * 1024;
@@ -45,11 +45,14 @@ pub(crate) fn open_or_load(root: &Path) -> Result<Pins, Error> {
     Ok(pins)
 }
 
-fn load(pins: &Pins) -> Result<(), Error> {
-    // Kernels before 5.11 count maps against this limit; on later ones it does not matter whether
-    // it can be raised.
+/// Kernels before 5.11 count maps and programs against this limit; on later ones it does not matter whether it can be raised.
+pub(super) fn raise_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let node = Node::new(jiffies_per_second(), random_key()?, feature::present());
+}
+
+fn load(pins: &Pins) -> Result<(), Error> {
+    raise_memory_limit();
+    let node = Node::new(jiffies_per_second(), random_key()?, feature::present()?);
     let flows = flow_count(memory());
     let mut loader = EbpfLoader::new();
     loader.override_global(NODE_SYMBOL, &node, true);
