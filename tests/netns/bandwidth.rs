@@ -19,6 +19,7 @@ use underpass_tests::{
     leak::Traces,
     needs_root,
     netns::Netns,
+    patience,
     runtime::{Call, Conf},
     traffic::{PATIENCE, tcp, udp},
 };
@@ -131,7 +132,7 @@ fn a_sender_is_held_back(#[values(V4, V6)] family: Family) -> Result<()> {
     let at = family.remote_at(PORT);
     let receiver = lab.world.netns().run(|| UdpSocket::bind(at))?;
     setsockopt(&receiver, sockopt::RcvBufForce, &(16 << 20))?;
-    receiver.set_read_timeout(Some(PATIENCE))?;
+    receiver.set_read_timeout(Some(patience::here(PATIENCE)))?;
     let client = udp::Client::open(pod.netns(), family)?;
     let start = Instant::now();
     let counting = thread::spawn(move || {

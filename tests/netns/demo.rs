@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 use rstest::rstest;
-use underpass_tests::{needs_root, node::plugin};
+use underpass_tests::{needs_root, node::plugin, patience};
 
 fn demo() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
@@ -52,7 +52,7 @@ fn nothing_stays_when_it_is_interrupted(
     let status = child.wait()?;
     let namespaces = namespaces?;
     ensure!(status.signal() == Some(signal as i32), "{status}");
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + patience::here(Duration::from_secs(5));
     loop {
         let held = holders(&namespaces)?;
         if held.is_empty() {

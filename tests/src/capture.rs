@@ -18,7 +18,7 @@ use nix::sys::{
     time::{TimeVal, TimeValLike as _},
 };
 
-use crate::{frame, netns::Netns, traffic::raw::RawLink};
+use crate::{frame, netns::Netns, patience, traffic::raw::RawLink};
 
 const LARGEST: usize = 1 << 17;
 
@@ -75,9 +75,9 @@ impl Capture {
             .collect()
     }
 
-    /// Waits for a frame that fits; `None` if none comes in time.
-    pub fn wait_for(&self, patience: Duration, fits: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
-        let end = Instant::now() + patience;
+    /// Waits for a frame that fits, on slow machines for longer than `usual`; `None` if none comes in time.
+    pub fn wait_for(&self, usual: Duration, fits: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
+        let end = Instant::now() + patience::here(usual);
         loop {
             let found = self.frames().into_iter().find(|frame| fits(frame));
             if found.is_some() || Instant::now() > end {

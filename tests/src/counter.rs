@@ -19,7 +19,7 @@ use underpass_abi::{
     port::{HostPort, PortTarget, ShadowedPort},
 };
 
-use crate::{Node, traffic::SILENCE};
+use crate::{Node, patience, traffic::SILENCE};
 
 /// Where a node's pins are.
 #[must_use]
@@ -113,7 +113,7 @@ impl<'a> Meter<'a> {
 
     /// Fails unless the counter rises by at least `least`, soon.
     pub fn expect(&self, counter: Counter, least: u64) -> Result<()> {
-        let end = Instant::now() + SILENCE;
+        let end = Instant::now() + patience::here(SILENCE);
         loop {
             let now = self.read()?;
             if now.get(counter) >= least {

@@ -20,6 +20,7 @@ pub mod leak;
 pub mod netfilter;
 pub mod netns;
 pub mod node;
+pub mod patience;
 pub mod pod;
 pub mod privilege;
 pub mod program;

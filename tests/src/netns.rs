@@ -23,7 +23,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::frame;
+use crate::{frame, patience};
 
 /// Where a node's network namespaces have their files, in its own `/run`.
 const FOLDER: &str = "/run/netns";
@@ -170,7 +170,7 @@ impl Netns {
             thread::scope(|scope| {
                 let (done, finished) = mpsc::channel::<()>();
                 let watchdog = scope.spawn(move || {
-                    let late = finished.recv_timeout(COMMAND_TIMEOUT)
+                    let late = finished.recv_timeout(patience::here(COMMAND_TIMEOUT))
                         == Err(mpsc::RecvTimeoutError::Timeout);
                     if late {
                         let _ = kill(id, Signal::SIGKILL);
@@ -181,7 +181,8 @@ impl Netns {
                 drop(done);
                 ensure!(
                     !watchdog.join().unwrap_or(true),
-                    "{text} took longer than {COMMAND_TIMEOUT:?} and was killed"
+                    "{text} took longer than {:?} and was killed",
+                    patience::here(COMMAND_TIMEOUT)
                 );
                 output.with_context(|| format!("wait for {text}"))
             })

@@ -9,8 +9,14 @@ pub mod udp;
 
 use std::time::Duration;
 
-/// How long anything may wait for a packet that should come.
+use crate::patience;
+
+/// How long anything may wait for a packet that should come; [`patience::here`] makes it more on slow machines.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a test waits to believe that a packet does not come.
+/// How long a test waits to believe that a packet does not come: on slow machines as well far longer than any packet takes.
 pub const SILENCE: Duration = Duration::from_millis(400);
+
+fn patience() -> Duration {
+    patience::here(PATIENCE)
+}

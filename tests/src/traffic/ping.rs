@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
-use super::{PATIENCE, SILENCE};
+use super::{SILENCE, patience};
 use crate::netns::Netns;
 
 /// Bytes of an echo message before its payload.
@@ -48,7 +48,7 @@ impl Ping {
 
     /// One request with `len` bytes of payload, and its reply: the time between them.
     pub fn echo(&mut self, len: usize) -> Result<Duration> {
-        let answered = self.converse(len, PATIENCE);
+        let answered = self.converse(len, patience());
         answered.with_context(|| {
             format!(
                 "ping {} with {len} bytes, request {}",

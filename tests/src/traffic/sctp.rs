@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::{Backlog, SockaddrStorage, bind, connect, listen};
 
-use super::PATIENCE;
+use super::patience;
 use crate::netns::Netns;
 
 /// How soon a server notices that it shall stop.
@@ -76,7 +76,7 @@ impl Drop for Server {
 /// The caller notices a broken conversation, and fails the test.
 fn serve(mut stream: TcpStream, peer: SocketAddr) -> io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience()))?;
     stream.write_all(peer.to_string().as_bytes())?;
     let mut message = vec![0; 1 << 16];
     loop {
@@ -97,7 +97,7 @@ pub fn call(netns: &Netns, from: SocketAddr, to: SocketAddr) -> Result<SocketAdd
             io::Result::Ok(TcpStream::from(socket))
         })
         .with_context(|| format!("call {to} by SCTP from {from} in {}", netns.name()))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience()))?;
     let mut buffer = vec![0; 1 << 16];
     let len = stream
         .read(&mut buffer)
@@ -123,18 +123,18 @@ fn open_at(at: SocketAddr) -> io::Result<OwnedFd> {
         libc::AF_INET6
     };
     let socket = open(family)?;
-    let patience = libc::timeval {
-        tv_sec: PATIENCE.as_secs().cast_signed(),
+    let limit = libc::timeval {
+        tv_sec: patience().as_secs().cast_signed(),
         tv_usec: 0,
     };
-    let len = libc::socklen_t::try_from(size_of_val(&patience)).map_err(io::Error::other)?;
+    let len = libc::socklen_t::try_from(size_of_val(&limit)).map_err(io::Error::other)?;
     // A call that nobody answers ends. SAFETY: the option is a timeval of the length given, which the kernel only reads.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_SNDTIMEO,
-            (&raw const patience).cast(),
+            (&raw const limit).cast(),
             len,
         )
     };

@@ -18,7 +18,7 @@ use nix::sys::{
     time::{TimeVal, TimeValLike as _},
 };
 
-use super::{PATIENCE, content::Content};
+use super::{content::Content, patience};
 use crate::netns::Netns;
 
 const UPLOAD: u64 = 0x5eed_0001;
@@ -65,10 +65,10 @@ fn serve(mut stream: TcpStream, peer: SocketAddr) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut request = [0; 16];
     loop {
-        stream.set_read_timeout(Some(4 * PATIENCE))?;
+        stream.set_read_timeout(Some(4 * patience()))?;
         stream.read_exact(&mut request)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience()))?;
+        stream.set_write_timeout(Some(patience()))?;
         let (upload, download) = request.split_at(8);
         let [upload, download] = [upload, download]
             .map(|bytes| bytes.iter().fold(0, |n, &byte| n << 8 | u64::from(byte)));
@@ -99,7 +99,7 @@ pub struct Exchange {
 impl Client {
     /// Connects from a namespace, from any port.
     pub fn connect(netns: &Netns, to: SocketAddr) -> Result<Self> {
-        Self::open(netns, None, to, PATIENCE)
+        Self::open(netns, None, to, patience())
     }
 
     /// Connects from a given port.
@@ -109,7 +109,7 @@ impl Client {
 
     /// Connects from a given address and port.
     pub fn connect_between(netns: &Netns, from: SocketAddr, to: SocketAddr) -> Result<Self> {
-        Self::open(netns, Some(from), to, PATIENCE)
+        Self::open(netns, Some(from), to, patience())
     }
 
     /// Connects from any port, waiting no longer than `patience`.
@@ -121,14 +121,14 @@ impl Client {
         netns: &Netns,
         from: Option<SocketAddr>,
         to: SocketAddr,
-        patience: Duration,
+        limit: Duration,
     ) -> Result<Self> {
         let stream = netns
-            .run(|| dial(from, to, patience))
+            .run(|| dial(from, to, limit))
             .with_context(|| format!("connect from {} to {to}", netns.name()))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience()))?;
+        stream.set_write_timeout(Some(patience()))?;
         Ok(Self {
             stream: BufReader::new(stream),
             to,
@@ -181,7 +181,7 @@ impl Client {
 
 /// Fails unless `to` refuses a connection at once.
 pub fn is_refused(netns: &Netns, to: SocketAddr) -> Result<()> {
-    let answer = netns.run(|| dial(None, to, PATIENCE));
+    let answer = netns.run(|| dial(None, to, patience()));
     let kind = answer.as_ref().err().map(io::Error::kind);
     ensure!(
         kind == Some(io::ErrorKind::ConnectionRefused),

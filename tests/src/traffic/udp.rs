@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::{PATIENCE, SILENCE};
+use super::{SILENCE, patience};
 use crate::{Family, netns::Netns};
 
 const LARGEST: usize = 65_536;
@@ -95,7 +95,7 @@ impl Client {
         let socket = netns
             .run(|| UdpSocket::bind(at))
             .with_context(|| format!("bind {at} by UDP in {}", netns.name()))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience()))?;
         Ok(Self { socket, asked: 0 })
     }
 
@@ -114,7 +114,7 @@ impl Client {
     /// Asks with `len` bytes of payload and waits for the answer, which must come from whom was asked.
     pub fn ask(&mut self, to: SocketAddr, len: usize) -> Result<Answer> {
         let answer = self
-            .converse(to, len, PATIENCE)
+            .converse(to, len, patience())
             .with_context(|| format!("ask {to} by UDP with {len} bytes"))?;
         ensure!(
             answer.from == to,

@@ -16,6 +16,9 @@ use crate::vm::record::{Outcome, Record};
 /// How long one test may take. Emulation makes everything about ten times slower.
 const LIMIT: Duration = Duration::from_mins(4);
 
+/// How many times longer than elsewhere the fixtures wait for what must come, by the variable that they look at.
+const PATIENCE: (&str, &str) = ("UNDERPASS_TEST_PATIENCE", "4");
+
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
 const NOT_HERE: &str = "not on this kernel: ";
 
@@ -91,6 +94,7 @@ impl Test {
             .env("UNDERPASS_BIN", self.bin.join("underpass"))
             .env("UNDERPASS_IPAM_BIN", self.bin.join("underpass-ipam"))
             .env("CI", "true")
+            .env(PATIENCE.0, PATIENCE.1)
             .stdin(Stdio::null())
             .stdout(output.try_clone().context("cannot share a log")?)
             .stderr(output)

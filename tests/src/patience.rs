@@ -1,0 +1,24 @@
+//! How long the fixtures wait for what must come, on machines that are slower than those the tests were written on.
+
+use std::{env, sync::LazyLock, time::Duration};
+
+/// How many times longer than elsewhere anything may take here; `cargo xtask test vm` sets it in its emulated machines.
+const VARIABLE: &str = "UNDERPASS_TEST_PATIENCE";
+
+/// How long to wait here for something that must come within `usual` elsewhere.
+///
+/// # Panics
+/// If the environment names a factor that is none.
+#[must_use]
+pub fn here(usual: Duration) -> Duration {
+    static FACTOR: LazyLock<u32> = LazyLock::new(|| {
+        env::var(VARIABLE).map_or(1, |value| {
+            value
+                .parse()
+                .ok()
+                .filter(|&factor| factor > 0)
+                .unwrap_or_else(|| panic!("{VARIABLE}={value} is not a number above zero"))
+        })
+    });
+    usual * *FACTOR
+}
