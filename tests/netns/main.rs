@@ -20,4 +20,5 @@ mod routers;
 mod sctp;
 mod service;
 mod spoofing;
+mod uplinks;
 mod world_to_pod;

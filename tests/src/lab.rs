@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use anyhow::Result;
 
-use crate::{Node, Pod, frame::Ends, runtime::Conf, world::World};
+use crate::{Node, Pod, frame::Ends, runtime::Conf, wire::Wire, world::World};
 
 /// A node with one uplink to a world.
 #[derive(Debug)]
@@ -23,8 +23,13 @@ impl Lab {
 
     /// A lab whose uplink has this MTU, in bytes.
     pub fn with_mtu(mtu: u32) -> Result<Self> {
+        Self::over(Wire::Ethernet, mtu)
+    }
+
+    /// A lab whose uplink is such a device, with this MTU, in bytes.
+    pub fn over(wire: Wire, mtu: u32) -> Result<Self> {
         let node = Node::new()?;
-        let world = World::around(&node, mtu)?;
+        let world = World::beyond(&node, wire, mtu)?;
         Ok(Self {
             node: Arc::new(node),
             world,

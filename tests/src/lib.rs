@@ -15,6 +15,7 @@ pub mod address;
 pub mod capture;
 pub mod counter;
 pub mod frame;
+pub mod kernel;
 pub mod lab;
 pub mod leak;
 pub mod netfilter;
@@ -27,6 +28,7 @@ pub mod program;
 pub mod runtime;
 pub mod test_run;
 pub mod traffic;
+pub mod wire;
 pub mod world;
 
 pub use address::Family;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{Family, Node, netns::Netns};
+use crate::{Family, Node, netns::Netns, wire::Wire};
 
 /// The world around one node. It knows no route to pods unless a test gives it one.
 #[derive(Debug)]
@@ -14,35 +14,33 @@ impl World {
     /// The world's end of the node's uplink.
     pub const LINK: &str = "eth0";
 
-    /// Connects a node to a new world by a veth pair with this MTU, in bytes.
-    pub fn around(node: &Node, mtu: u32) -> Result<Self> {
+    /// Connects a node to a new world by a pair of such devices with this MTU, in bytes.
+    pub fn beyond(node: &Node, wire: Wire, mtu: u32) -> Result<Self> {
         let netns = node.netns().sibling("world")?;
-        let uplink = Node::UPLINK;
-        let link = Self::LINK;
-        node.netns().ip(&[
-            format!("link add {uplink} mtu {mtu} type veth peer name {link} mtu {mtu} netns world"),
-            format!("link set {uplink} up"),
-        ])?;
-        let mut theirs = vec![format!("link set {link} up")];
+        wire.connect([node.netns(), &netns], [Node::UPLINK, Self::LINK], mtu)?;
+        let mut theirs = Vec::new();
         let mut ours = Vec::new();
         for family in Family::BOTH {
             let (bits, host) = (family.link_bits(), family.host_bits());
             let dad = nodad(family);
             theirs.push(format!(
-                "address add {}/{bits} dev {link} {dad}",
-                family.gateway()
+                "address add {}/{bits} dev {} {dad}",
+                family.gateway(),
+                Self::LINK
             ));
             for server in [family.remote(), family.other_remote()] {
                 theirs.push(format!("address add {server}/{host} dev lo {dad}"));
             }
             ours.push(format!(
-                "address add {}/{bits} dev {uplink} {dad}",
-                family.node()
+                "address add {}/{bits} dev {} {dad}",
+                family.node(),
+                Node::UPLINK
             ));
             ours.push(format!(
-                "route add {} via {}",
+                "route add {} via {} dev {}",
                 family.everywhere(),
-                family.gateway()
+                family.gateway(),
+                Node::UPLINK
             ));
         }
         netns.ip(&theirs)?;

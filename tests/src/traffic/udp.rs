@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use super::{SILENCE, patience};
 use crate::{Family, netns::Netns};
@@ -154,6 +155,12 @@ impl Client {
             kind == Some(io::ErrorKind::ConnectionRefused),
             "{to} must refuse: {answer:?}"
         );
+        Ok(())
+    }
+
+    /// Makes the kernel note when datagrams arrive.
+    pub fn take_timestamps(&self) -> Result<()> {
+        setsockopt(&self.socket, sockopt::ReceiveTimestampns, &true)?;
         Ok(())
     }
 

@@ -27,7 +27,7 @@ struct Package {
     evidence: Evidence,
 }
 
-const PACKAGES: [Package; 13] = [
+const PACKAGES: [Package; 14] = [
     Package {
         name: "gcc",
         why: "links the executables",
@@ -75,6 +75,12 @@ const PACKAGES: [Package; 13] = [
         why: "lists and flushes connections in tests",
         need: Need::Test,
         evidence: Evidence::Program("conntrack"),
+    },
+    Package {
+        name: "wireguard-tools",
+        why: "configures an uplink of tests on kernels that have WireGuard",
+        need: Need::Test,
+        evidence: Evidence::Program("wg"),
     },
     Package {
         name: "containernetworking-plugins",

@@ -1,0 +1,208 @@
+//! Uplinks of other kinds than a plain Ethernet device, and queues that make traffic late, lost, disordered or paced. The devices and
+//! queues are modules that not every kernel has.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use serde_json::json;
+use underpass_abi::counter::Counter;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node, Pod,
+    counter::Meter,
+    kernel::Facility,
+    needs_root,
+    traffic::{ping, tcp, udp},
+    wire::Wire,
+    world::World,
+};
+
+const PORT: u16 = 443;
+const HOST: u16 = 8080;
+const INSIDE: u16 = 80;
+/// What fits into a WireGuard device on Ethernet.
+const MTU: u32 = 1420;
+/// Of a datagram in several pieces.
+const LARGE: usize = 4000;
+
+/// A server in the world, a container with a host port, and a server in it.
+struct Scene {
+    _servers: [(tcp::Server, udp::Server); 2],
+    pod: Pod,
+    lab: Lab,
+    remote: SocketAddr,
+    served: SocketAddr,
+}
+
+impl Scene {
+    fn set(family: Family, lab: Lab) -> Result<Self> {
+        let mappings = ["tcp", "udp"].map(
+            |protocol| json!({ "hostPort": HOST, "containerPort": INSIDE, "protocol": protocol }),
+        );
+        let conf = lab
+            .conf()
+            .with("runtimeConfig", json!({ "portMappings": mappings }));
+        let pod = lab.pod_with("a", &conf)?;
+        let remote = family.remote_at(PORT);
+        let serve = |netns, at| {
+            anyhow::Ok((
+                tcp::Server::start(netns, at)?,
+                udp::Server::start(netns, at)?,
+            ))
+        };
+        Ok(Self {
+            _servers: [
+                serve(lab.world.netns(), remote)?,
+                serve(pod.netns(), family.port(INSIDE))?,
+            ],
+            pod,
+            lab,
+            remote,
+            served: SocketAddr::new(family.node(), HOST),
+        })
+    }
+
+    /// TCP between the pod and the world, a few exchanges and so many bytes both ways, opened by either.
+    fn tcp(&self, family: Family, len: u64) -> Result<()> {
+        for (client, server, expected) in [
+            (self.pod.netns(), self.remote, family.node()),
+            (self.lab.world.netns(), self.served, family.gateway()),
+        ] {
+            let mut client = tcp::Client::connect(client, server)?;
+            client.chat(5)?;
+            let seen = client.exchange(len, len)?.seen.ip();
+            ensure!(seen == expected, "{server} saw {seen} by TCP");
+        }
+        Ok(())
+    }
+
+    /// UDP in both directions, with datagrams of these sizes.
+    fn udp(&self, family: Family, sizes: &[usize]) -> Result<()> {
+        for (client, server, expected) in [
+            (self.pod.netns(), self.remote, family.node()),
+            (self.lab.world.netns(), self.served, family.gateway()),
+        ] {
+            let mut client = udp::Client::open(client, family)?;
+            for &len in sizes {
+                let seen = client.ask(server, len)?.seen.ip();
+                ensure!(seen == expected, "{server} saw {seen} by UDP");
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn probes_agree_with_what_the_kernel_lists() -> Result<()> {
+    needs_root!();
+    for facility in Facility::ALL {
+        let Some(is_listed) = facility.is_listed()? else {
+            anstream::println!("not on this kernel: it tells neither its modules nor its options");
+            return Ok(());
+        };
+        let refusal = facility.refusal()?;
+        ensure!(
+            refusal.is_none() == is_listed,
+            "{facility:?} is listed: {is_listed}; used: {refusal:?}"
+        );
+    }
+    Ok(())
+}
+
+#[rstest]
+fn masquerade_and_host_ports_work(
+    #[values(V4, V6)] family: Family,
+    #[values(Wire::Vlan, Wire::WireGuard, Wire::Vrf)] wire: Wire,
+) -> Result<()> {
+    needs_root!();
+    if wire.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, Lab::over(wire, MTU)?)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.tcp(family, 500_000)?;
+    scene.udp(family, &[1, 100, 1000, LARGE, 100])?;
+    ping::ping(scene.pod.netns(), family.remote())?;
+    match wire {
+        Wire::WireGuard => meter.expect_no_bypass(),
+        Wire::Ethernet | Wire::Vlan | Wire::Vrf => {
+            meter.expect(Counter::BypassWire, 10)?;
+            meter.expect(Counter::BypassPeer, 10)
+        }
+    }
+}
+
+/// Puts a queue on an end of the uplink.
+fn queue(lab: &Lab, ends: &[End], queue: &str) -> Result<()> {
+    for end in ends {
+        let (netns, device) = match end {
+            End::Node => (lab.node.netns(), Node::UPLINK),
+            End::World => (lab.world.netns(), World::LINK),
+        };
+        let arguments = format!("qdisc replace dev {device} root {queue}");
+        netns.expect(
+            std::process::Command::new("tc").args(arguments.split(' ')),
+            &[],
+        )?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Node,
+    World,
+}
+
+#[rstest]
+fn tcp_survives_a_line_that_delays_loses_and_reorders(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    if Facility::Netem.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, Lab::new()?)?;
+    let line = "netem delay 4ms 1ms loss 1% reorder 25% 50%";
+    queue(&scene.lab, &[End::Node, End::World], line)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.tcp(family, 300_000)?;
+    meter.expect(Counter::BypassWire, 50)?;
+    meter.expect(Counter::BypassPeer, 50)?;
+    ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
+    Ok(())
+}
+
+/// What the world sends in disorder is another matter: see docs/limitations.md, on fragments.
+#[rstest]
+fn pieces_that_the_line_reorders_arrive(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    if Facility::Netem.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, Lab::new()?)?;
+    queue(&scene.lab, &[End::Node], "netem delay 4ms reorder 50% 50%")?;
+    let sizes = [LARGE; 10];
+    scene.udp(family, &sizes)
+}
+
+/// The kernel's clocks differ: what arrived carries the time of day where somebody asked for that, and a queue that paces takes it for the
+/// time to send at.
+#[rstest]
+fn a_queue_that_paces_takes_nothing_for_the_future(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    if Facility::Fq.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, Lab::new()?)?;
+    queue(&scene.lab, &[End::Node, End::World], "fq maxrate 80mbit")?;
+    // While one socket wants timestamps, every packet that arrives gets one.
+    let curious = udp::Client::open(scene.lab.node.netns(), family)?;
+    curious.take_timestamps().context("ask for timestamps")?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.tcp(family, 300_000)?;
+    scene.udp(family, &[100, LARGE, 100, 100])?;
+    meter.expect(Counter::BypassWire, 50)?;
+    meter.expect(Counter::BypassPeer, 50)
+}

@@ -1,0 +1,140 @@
+//! What kernels have or lack beyond what everything here needs: some tests are about it.
+
+use std::{fs, io, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::netns::Netns;
+
+/// Something that a kernel can be built without.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Facility {
+    /// VLAN devices (IEEE 802.1Q).
+    Vlan,
+    /// WireGuard devices.
+    WireGuard,
+    /// Devices for virtual routing and forwarding.
+    Vrf,
+    /// The queue that delays, loses and reorders.
+    Netem,
+    /// The queue that paces.
+    Fq,
+}
+
+impl Facility {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Vlan,
+        Self::WireGuard,
+        Self::Vrf,
+        Self::Netem,
+        Self::Fq,
+    ];
+
+    /// Its module, and the name of its option when the kernel is built.
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Vlan => ("8021q", "CONFIG_VLAN_8021Q"),
+            Self::WireGuard => ("wireguard", "CONFIG_WIREGUARD"),
+            Self::Vrf => ("vrf", "CONFIG_NET_VRF"),
+            Self::Netem => ("sch_netem", "CONFIG_NET_SCH_NETEM"),
+            Self::Fq => ("sch_fq", "CONFIG_NET_SCH_FQ"),
+        }
+    }
+
+    /// The command that only a kernel with it carries out, in a namespace of its own.
+    const fn use_of_it(self) -> [&'static str; 2] {
+        match self {
+            Self::Vlan => ["ip", "link add one link veth type vlan id 1"],
+            Self::WireGuard => ["ip", "link add one type wireguard"],
+            Self::Vrf => ["ip", "link add one type vrf table 100"],
+            Self::Netem => ["tc", "qdisc add dev veth root netem delay 1ms"],
+            Self::Fq => ["tc", "qdisc add dev veth root fq"],
+        }
+    }
+
+    /// What the kernel said when it was asked to use it; nothing if it did.
+    pub fn refusal(self) -> Result<Option<String>> {
+        let netns = Netns::isolated("probe")?;
+        netns.ip(&["link add veth type veth peer name peer".to_owned()])?;
+        let [program, arguments] = self.use_of_it();
+        let output = netns.output(Command::new(program).args(arguments.split(' ')), &[])?;
+        if output.status.success() {
+            return Ok(None);
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let line = said.lines().next().unwrap_or_default();
+        Ok(Some(format!("`{program} {arguments}`: {line}")))
+    }
+
+    /// True if this kernel lacks it; that is printed, as `cargo xtask test vm` looks for it.
+    pub fn is_missing(self) -> Result<bool> {
+        let refusal = self.refusal()?;
+        if let Some(refusal) = &refusal {
+            let (module, _) = self.names();
+            anstream::println!("not on this kernel: no module {module} ({refusal})");
+        }
+        Ok(refusal.is_some())
+    }
+
+    /// Whether the kernel's own lists have it: of its modules, and of what it was built with. `None` if there is no such list.
+    pub fn is_listed(self) -> Result<Option<bool>> {
+        let (module, option) = self.names();
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease")
+            .context("read the kernel's release")?;
+        let mut lists = Vec::new();
+        for name in ["modules.dep", "modules.builtin"] {
+            let path = format!("/lib/modules/{}/{name}", release.trim());
+            match fs::read_to_string(&path) {
+                Ok(list) => lists.push(has_module(&list, module)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error).context(path),
+            }
+        }
+        if fs::exists("/proc/config.gz")? {
+            let output = Command::new("gzip")
+                .args(["-dc", "/proc/config.gz"])
+                .output()
+                .context("run gzip")?;
+            ensure!(output.status.success(), "gzip failed: {output:?}");
+            let options = String::from_utf8_lossy(&output.stdout);
+            lists.push(has_option(&options, option));
+        }
+        Ok((!lists.is_empty()).then(|| lists.contains(&true)))
+    }
+}
+
+/// Lines are paths, some followed by a colon and what is needed.
+fn has_module(list: &str, name: &str) -> bool {
+    let file = format!("/{name}.ko");
+    list.lines()
+        .filter_map(|line| line.split([':', ' ']).next())
+        .any(|path| {
+            path.match_indices(&file)
+                .any(|(at, _)| matches!(&path[at + file.len()..], "" | ".xz" | ".zst" | ".gz"))
+        })
+}
+
+fn has_option(options: &str, name: &str) -> bool {
+    options
+        .lines()
+        .any(|line| matches!(line.strip_prefix(name), Some("=y" | "=m")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read_by_whole_names() {
+        let list = "kernel/net/8021q/8021q.ko.xz: kernel/net/802/garp.ko.xz\nkernel/net/sched/sch_fq.ko:\n";
+        assert!(has_module(list, "8021q") && has_module(list, "sch_fq"));
+        assert!(!has_module(list, "garp") && !has_module(list, "fq"));
+        let options =
+            "CONFIG_NET_SCH_FQ=m\n# CONFIG_NET_VRF is not set\nCONFIG_VLAN_8021Q_GVRP=y\n";
+        assert!(has_option(options, "CONFIG_NET_SCH_FQ"));
+        assert!(
+            !has_option(options, "CONFIG_NET_VRF") && !has_option(options, "CONFIG_VLAN_8021Q")
+        );
+    }
+}

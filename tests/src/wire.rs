@@ -1,0 +1,126 @@
+//! The devices between a node and its world.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::{Family, kernel::Facility, netns::Netns};
+
+/// What kind of device a node's uplink is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wire {
+    /// A veth.
+    Ethernet,
+    /// A VLAN device on a veth that has no address.
+    Vlan,
+    /// A WireGuard device; its packets travel by a veth.
+    WireGuard,
+    /// A veth in a VRF of the node. Containers are outside of it, so the node has a default route into it, and a rule that lets
+    /// packets for containers out.
+    Vrf,
+}
+
+/// The veth below a device.
+const BELOW: &str = "below";
+const VLAN: u16 = 7;
+/// The routing table of a VRF.
+const TABLE: u32 = 100;
+/// Before the rule that VRFs have, which is number 1000.
+const RULE: u32 = 900;
+/// Bytes that WireGuard adds to a packet at most.
+const OVERHEAD: u32 = 80;
+const LISTENS: u16 = 51_820;
+
+/// Where WireGuard's packets travel.
+const OUTSIDE: [&str; 2] = ["203.0.113.2", "203.0.113.1"];
+
+impl Wire {
+    /// True if this kernel lacks it; that is printed.
+    pub fn is_missing(self) -> Result<bool> {
+        match self {
+            Self::Ethernet => Ok(false),
+            Self::Vlan => Facility::Vlan.is_missing(),
+            Self::WireGuard => Facility::WireGuard.is_missing(),
+            Self::Vrf => Facility::Vrf.is_missing(),
+        }
+    }
+
+    /// Makes devices of these names and this MTU, in bytes, in a node and a world, and connects them.
+    pub(crate) fn connect(self, ends: [&Netns; 2], names: [&str; 2], mtu: u32) -> Result<()> {
+        match self {
+            Self::Ethernet => cable(ends, names, mtu)?,
+            Self::Vlan => {
+                cable(ends, [BELOW; 2], mtu)?;
+                for (end, name) in ends.iter().zip(names) {
+                    end.ip(&[format!(
+                        "link add link {BELOW} name {name} mtu {mtu} type vlan id {VLAN}"
+                    )])?;
+                }
+            }
+            Self::WireGuard => {
+                cable(ends, [BELOW; 2], mtu + OVERHEAD)?;
+                tunnel(ends, names, mtu)?;
+            }
+            Self::Vrf => {
+                cable(ends, names, mtu)?;
+                let [node, _] = ends;
+                node.ip(&[
+                    format!("link add red type vrf table {TABLE}"),
+                    "link set red up".to_owned(),
+                    format!("link set {} master red", names[0]),
+                ])?;
+                for (family, option) in [(Family::V4, "-4"), (Family::V6, "-6")] {
+                    let rule = format!("rule add pref {RULE} to {} lookup main", family.pods());
+                    node.expect(Command::new("ip").arg(option).args(rule.split(' ')), &[])?;
+                }
+            }
+        }
+        for (end, name) in ends.iter().zip(names) {
+            end.ip(&[format!("link set {name} up")])?;
+        }
+        Ok(())
+    }
+}
+
+/// A veth pair, up.
+fn cable(ends: [&Netns; 2], [here, there]: [&str; 2], mtu: u32) -> Result<()> {
+    let [node, world] = ends;
+    node.ip(&[
+        format!(
+            "link add {here} mtu {mtu} type veth peer name {there} mtu {mtu} netns {}",
+            world.name()
+        ),
+        format!("link set {here} up"),
+    ])?;
+    world.ip(&[format!("link set {there} up")])
+}
+
+fn tunnel(ends: [&Netns; 2], names: [&str; 2], mtu: u32) -> Result<()> {
+    let mut keys = Vec::new();
+    for (end, own) in ends.iter().zip(OUTSIDE) {
+        end.ip(&[format!("address add {own}/24 dev {BELOW}")])?;
+        let private = end.expect(Command::new("wg").arg("genkey"), &[])?;
+        let public = end.expect(Command::new("wg").arg("pubkey"), private.as_bytes())?;
+        keys.push((private, public));
+    }
+    let [node, world] = &keys[..] else {
+        bail!("two ends have two keys");
+    };
+    for (at, (own, peer)) in [(node, world), (world, node)].into_iter().enumerate() {
+        let (end, name) = (ends[at], names[at]);
+        end.ip(&[format!("link add {name} mtu {mtu} type wireguard")])?;
+        let everything = Family::BOTH.map(Family::everywhere).join(", ");
+        let config = format!(
+            "[Interface]\nPrivateKey = {}\nListenPort = {LISTENS}\n\
+             [Peer]\nPublicKey = {}\nAllowedIPs = {everything}\nEndpoint = {}:{LISTENS}\n",
+            own.0.trim(),
+            peer.1.trim(),
+            OUTSIDE[1 - at],
+        );
+        end.expect(
+            Command::new("wg").args(["setconf", name, "/proc/self/fd/0"]),
+            config.as_bytes(),
+        )?;
+    }
+    Ok(())
+}
