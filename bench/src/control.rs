@@ -12,7 +12,7 @@ use std::{
 use anstream::eprintln;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use underpass_tests::{Family, Node, netns::Netns, node, world::World};
+use underpass_tests::{Family, Node, netns::Netns, node, wire::Wire, world::World};
 
 use crate::{
     Settings,
@@ -134,7 +134,7 @@ struct Site {
 impl Site {
     fn new(plugin: Plugin, ports: Ports) -> Result<Self> {
         let node = Node::new()?;
-        let world = World::around(&node, 1500)?;
+        let world = World::beyond(&node, Wire::Ethernet, 1500)?;
         Ok(Self {
             network: plugin.network(&node, &[Family::V4]),
             ports,

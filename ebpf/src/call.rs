@@ -16,7 +16,8 @@ use crate::{
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
     maps::Net,
     stage::{
-        bypass, error, flow, learn, masquerade, parse, port, quota, route, settle, translate, twice,
+        bypass, claim, entries, error, flow, learn, masquerade, parse, port, quota, route, settle,
+        translate, twice,
     },
 };
 
@@ -81,14 +82,14 @@ functions! {
     finish(ctx: *mut __sk_buff) -> i32 = from_host::finish;
     open_twice(ctx: *mut __sk_buff, client: u32) -> u32 = twice::open;
     turn(ctx: *mut __sk_buff) -> i32 = twice::turn;
-    claim(ctx: *mut __sk_buff) -> u32 = masquerade::claim;
+    claim(ctx: *mut __sk_buff) -> u32 = claim::claim;
     aim(at: u32) -> u32 = port::aim;
-    host_uses(ctx: *mut __sk_buff) -> u32 = masquerade::host_uses;
-    insert() -> u32 = masquerade::insert;
+    host_uses(ctx: *mut __sk_buff) -> u32 = claim::host_uses;
+    insert() -> u32 = claim::insert;
     trace_claim(result: u32) -> u32 = masquerade::trace;
-    probe(attempt: u32) -> u32 = masquerade::probe;
-    commit() -> u32 = masquerade::commit;
-    restore() -> u32 = masquerade::restore;
+    probe(attempt: u32) -> u32 = claim::probe;
+    commit() -> u32 = entries::commit;
+    restore() -> u32 = entries::restore;
 }
 
 /// See [`crc32c::change`]; the same for both families.

@@ -45,6 +45,8 @@ mod memory;
 mod skb;
 mod stage {
     pub mod bypass;
+    pub mod claim;
+    pub mod entries;
     pub mod error;
     pub mod flow;
     pub mod fragment;

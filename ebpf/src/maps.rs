@@ -19,7 +19,7 @@ use underpass_ebpf::ip::{Head, Ip, V4, V6};
 
 use crate::{
     memory::zeroed,
-    stage::{masquerade::Request, route::Route},
+    stage::{entries::Request, route::Route},
 };
 
 /// Where a tuple's entry is in the flow tables, and which end of it the tuple's source is.

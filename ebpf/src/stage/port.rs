@@ -17,8 +17,10 @@ use underpass_ebpf::{
 };
 
 use super::{
+    claim::{CLAIMED, FREE},
+    entries::Opener,
     flow::ABSENT,
-    masquerade::{CLAIMED, FREE, Opener, may_open},
+    masquerade::may_open,
     route, twice,
 };
 use crate::{

@@ -17,8 +17,10 @@ use underpass_abi::{
 use underpass_ebpf::{ip::Head, l4::Kind, packet::Packet};
 
 use super::{
+    claim::CLAIMED,
+    entries::{Opener, Request},
     flow::{ABSENT, PRESENT},
-    masquerade::{CLAIMED, Opener, Request, may_open},
+    masquerade::may_open,
     port, translate,
 };
 use crate::{

@@ -1,0 +1,247 @@
+//! Who gets a port: one under which no other flow, and no socket of the host, talks to the same
+//! remote address and port.
+//!
+//! The outer entry is inserted with `BPF_NOEXIST`: that insertion is the lock. The source port is
+//! kept where it is free, because applications notice when it is not.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_NOEXIST},
+    helpers::generated::{
+        bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp,
+    },
+};
+use underpass_abi::{counter::Counter, flow::protocol};
+use underpass_ebpf::ip::Ip;
+
+use super::{
+    entries::{Opener, Request, write_outer},
+    flow::{find, is_alive, outgoing, remove_one},
+    port,
+};
+use crate::{
+    call::Call,
+    maps::{Net, Work, constant, count, tick},
+};
+
+/// How many ports of one round are looked up. With 60,000 ports taken all rounds together fail once
+/// in ten thousand million times, with 63,000 once in three thousand.
+const ATTEMPTS: u32 = 128;
+/// How many of them are in the node's preferred range.
+const PREFERRED: u32 = 16;
+/// How many rounds: a port that is free in the tables may belong to a socket of the host.
+const ROUNDS: u32 = 3;
+/// First port of the range that all others are tried from.
+const UNPRIVILEGED: u32 = 1024;
+const BPF_F_CURRENT_NETNS: u64 = u64::MAX;
+
+/// The request was granted.
+pub const CLAIMED: u32 = 0;
+/// No port was free.
+pub const NO_PORT: u32 = 1;
+/// An entry could not be stored.
+pub const NO_ROOM: u32 = 2;
+
+/// Finds a free outer tuple for [`Work::request`], whose inner tuple is that of the packet, takes
+/// it, and stores both entries: [`CLAIMED`], and the outer tuple is in [`Work::partner`].
+#[inline(always)]
+pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work { request, .. }) = I::work() else {
+        return NO_ROOM;
+    };
+    let mut result = if may_keep(request) {
+        try_claim::<I>(ctx)
+    } else {
+        NO_PORT
+    };
+    for _ in 0..ROUNDS {
+        if result == CLAIMED {
+            break;
+        }
+        if search::<I>() {
+            result = try_claim::<I>(ctx);
+        }
+    }
+    if result != CLAIMED {
+        return result;
+    }
+    // Looked up again: the port was chosen, and the tuple may have been replaced, behind the back
+    // of the reference above.
+    let result = I::commit();
+    let Some(Work {
+        request, partner, ..
+    }) = I::work()
+    else {
+        return NO_ROOM;
+    };
+    *partner = request.outer;
+    result
+}
+
+/// Whether the source port is tried as it is.
+///
+/// Not for a client that comes to have an address of the host: its ephemeral port is as likely as
+/// any other to be that of a later connection of the host itself, straight to the container.
+#[inline(always)]
+fn may_keep<I: Ip>(request: &Request<I>) -> bool {
+    request.opener != Opener::Client
+        || u32::from(u16::from_be(request.inner.sport))
+            < constant!(port_first) + constant!(port_count)
+}
+
+#[inline(always)]
+fn try_claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
+    if I::host_uses(ctx) == FREE {
+        I::insert()
+    } else {
+        NO_PORT
+    }
+}
+
+/// Tries ports at random until one is free.
+#[inline(always)]
+fn search<I: Call>() -> bool {
+    for attempt in 0..ATTEMPTS {
+        if I::probe(attempt) == FREE {
+            return true;
+        }
+    }
+    false
+}
+
+/// What [`probe`] found: no flow that lives has the port.
+pub const FREE: u32 = 0;
+/// What [`probe`] found: somebody has it.
+pub const USED: u32 = 1;
+
+/// Gives the outer tuple of [`Work::request`] another port, and tells whether a flow has it.
+#[inline(always)]
+pub fn probe<I: Net>(attempt: u32) -> u32 {
+    let Some(Work {
+        request,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return USED;
+    };
+    request.outer.sport = candidate(request.inner.protocol, attempt);
+    partner_place.set(&request.outer);
+    match find::<I>(&partner_place.key) {
+        Some((flow, _)) if is_alive(flow, tick()) => USED,
+        _ => FREE,
+    }
+}
+
+#[inline(always)]
+fn candidate(protocol: u8, attempt: u32) -> u16 {
+    // SAFETY: the helper has no arguments.
+    let random = u64::from(unsafe { bpf_get_prandom_u32() });
+    let (first, ports) = match protocol {
+        protocol::ICMP | protocol::ICMPV6 => (0, 1 << 16),
+        _ if attempt < PREFERRED => (constant!(port_first), constant!(port_count)),
+        _ => (UNPRIVILEGED, (1 << 16) - UNPRIVILEGED),
+    };
+    // Multiply and shift: every port of the range is as likely as any other.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "first + ports is at most 65536"
+    )]
+    let port = (first + ((random * u64::from(ports)) >> 32) as u32) as u16;
+    port.to_be()
+}
+
+/// Takes the outer tuple of [`Work::request`] if no flow has it.
+#[inline(always)]
+pub fn insert<I: Net>() -> u32 {
+    let (
+        Some(flow),
+        Some(Work {
+            request,
+            partner_place: place,
+            ..
+        }),
+    ) = (I::scratch(), I::work())
+    else {
+        return NO_ROOM;
+    };
+    place.set(&request.outer);
+    if let Some((expired, _)) = find::<I>(&place.key) {
+        if is_alive(expired, tick()) {
+            return NO_PORT;
+        }
+        count(Counter::Expired);
+        remove_one::<I>(&place.key);
+        let translating = if expired.halves[0].rewrite != 0 {
+            &expired.halves[0]
+        } else {
+            &expired.halves[1]
+        };
+        place.set(&outgoing::<I>(translating, request.outer.protocol));
+        remove_one::<I>(&place.key);
+        place.set(&request.outer);
+    }
+    write_outer::<I>(flow, request, place.end);
+    if I::opening()
+        .insert(&place.key, &*flow, u64::from(BPF_NOEXIST))
+        .is_err()
+    {
+        return NO_PORT;
+    }
+    // Another CPU may have moved the same tuple to the other table between our look and our
+    // insertion.
+    if I::flows().get_ptr(&place.key).is_some() {
+        let _ = I::opening().remove(&place.key);
+        return NO_PORT;
+    }
+    CLAIMED
+}
+
+/// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`]: a
+/// connection, or a listener that one may yet be made to; or a host port.
+#[inline(always)]
+pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work {
+        request: Request { outer, opener, .. },
+        ..
+    }) = I::work()
+    else {
+        return USED;
+    };
+    if *opener != Opener::Other && port::is_mapped::<I>(outer) {
+        return USED;
+    }
+    if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
+        return FREE;
+    }
+    let mut tuple = I::socket_tuple(&outer.reversed());
+    let lookup = if outer.protocol == protocol::TCP {
+        // SAFETY: the context is valid, the tuple has the size that is passed; the reference is
+        // released below.
+        unsafe {
+            bpf_skc_lookup_tcp(
+                ctx.cast(),
+                &raw mut tuple,
+                I::SOCKET_TUPLE,
+                BPF_F_CURRENT_NETNS,
+                0,
+            )
+        }
+    } else {
+        // SAFETY: as above.
+        unsafe {
+            bpf_sk_lookup_udp(
+                ctx.cast(),
+                &raw mut tuple,
+                I::SOCKET_TUPLE,
+                BPF_F_CURRENT_NETNS,
+                0,
+            )
+        }
+    };
+    if lookup.is_null() {
+        return FREE;
+    }
+    // SAFETY: a reference that the lookup took, released once.
+    unsafe { bpf_sk_release(lookup.cast()) };
+    USED
+}

@@ -1,0 +1,267 @@
+//! The two entries of a translated flow: one under the tuple that its owner sends, one under that
+//! which the other end sees. Each holds both.
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use underpass_abi::{
+    addr::{Addr, Family as _},
+    endpoint::device as flags,
+    flow::{End, Flow, Half, Tuple, action, rewrite, state},
+};
+use underpass_ebpf::ip::Ip;
+
+use super::{
+    claim::{CLAIMED, NO_ROOM},
+    flow::{find, half, is_alive, outgoing, prolong, remove_one, set_outgoing},
+    learn::{enter, leave_to_pod, leave_to_wire},
+    twice,
+};
+use crate::{
+    maps::{Net, Place, Work, device, endpoint, tick},
+    memory,
+};
+
+/// A flow to be masqueraded, and who it belongs to.
+pub struct Request<I: Ip> {
+    /// The tuple as the owner sends it.
+    pub inner: Tuple<I::Addr>,
+    /// The tuple as the world shall see it; its port is filled in.
+    pub outer: Tuple<I::Addr>,
+    /// Host veth of the pod; 0 if the flow is the host's own.
+    pub owner: u32,
+    /// Host veth of the other end; 0 if that is the world, or the host.
+    pub client: u32,
+    /// The uplink; 0 while it is not known.
+    pub uplink: u32,
+    /// Who sent the first packet.
+    pub opener: Opener,
+    /// Action for the owner's packets: `WIRE` or `STACK`.
+    pub out: u8,
+    /// Action for replies: `PEER` or `STACK`.
+    pub back: u8,
+}
+
+/// Who sends the first packet of a translated flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Opener {
+    /// The owner of the inner tuple.
+    Owner,
+    /// The other end, to a host port.
+    Other,
+    /// The owner, which is itself the client of a host port: both its ends are translated.
+    Client,
+    /// The owner, straight to a container, with a tuple that is taken by a flow to a host port.
+    Aside,
+}
+
+/// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken,
+/// should the host itself use it.
+#[inline(always)]
+pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
+    memory::clear(flow);
+    flow.state = opened(request, end) | state::OUTER;
+    prolong(flow, request.outer.protocol, tick());
+    let own = half(flow, end);
+    set_outgoing::<I>(own, &request.outer);
+    own.action = action::TAKEN;
+    let back = half(flow, end.other());
+    set_outgoing::<I>(back, &request.inner.reversed());
+    back.rewrite = rewrite::DST | both(request) | early(request);
+    back.action = request.back;
+    back.out_ifindex = request.owner;
+    if let Some(client) = device(request.client)
+        && client.flags & flags::FOREIGN == 0
+    {
+        enter::<I>(back, request.client, client);
+    }
+    if let Some(pod) = device(request.owner) {
+        leave_to_pod(back, request.owner, pod);
+    }
+}
+
+/// The state of a new flow's entry, of which the owner has `end`.
+#[inline(always)]
+fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
+    match request.opener {
+        Opener::Owner | Opener::Aside => end.heard(),
+        Opener::Other => state::PORT,
+        Opener::Client => end.heard() | state::PORT,
+    }
+}
+
+/// What is replaced in both directions.
+#[inline(always)]
+fn both<I: Ip>(request: &Request<I>) -> u8 {
+    match request.opener {
+        Opener::Client | Opener::Aside => twice::TWICE,
+        Opener::Owner | Opener::Other => 0,
+    }
+}
+
+/// Packets between two pods of this node are translated at the pods: no uplink does it for them.
+#[inline(always)]
+fn early<I: Ip>(request: &Request<I>) -> u8 {
+    let is_of_pods = request.client != 0 && (request.owner != 0 || request.opener == Opener::Other);
+    if is_of_pods { rewrite::EARLY } else { 0 }
+}
+
+#[inline(always)]
+fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
+    set_outgoing::<I>(out, &request.outer);
+    if let Some(pod) = device(request.owner) {
+        enter::<I>(out, request.owner, pod);
+    }
+    match device(request.client) {
+        Some(pod) if both(request) != 0 => leave_to_pod(out, request.client, pod),
+        _ => leave_to_wire(out, request.uplink),
+    }
+    out.rewrite = rewrite::SRC | both(request) | early(request);
+    if request.opener == Opener::Aside {
+        out.rewrite |= rewrite::ASIDE;
+    }
+    out.action = request.out;
+}
+
+/// Whether packets of this half leave with that tuple, whose protocol is theirs.
+#[inline(always)]
+fn leaves_as<I: Net>(half: &Half<I::Addr>, tuple: &Tuple<I::Addr>) -> bool {
+    half.rewrite & rewrite::SRC != 0
+        && half.src == tuple.src
+        && half.dst == tuple.dst
+        && half.sport == tuple.sport
+        && half.dport == tuple.dport
+}
+
+/// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If
+/// another CPU was faster with the same flow, its choice stands and ours is given back.
+#[inline(always)]
+pub fn commit<I: Net>() -> u32 {
+    let Some(Work {
+        place: Place { key, end },
+        request,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return NO_ROOM;
+    };
+    let end = *end;
+    let is_shared =
+        request.opener == Opener::Aside || request.opener == Opener::Owner && request.owner == 0;
+    if is_shared && let Some((flow, _)) = find::<I>(key) {
+        // The host's flow has the tuple that is the outer one of a pod's flow, or the flow straight
+        // to a container has that of one to a host port: both are in one entry.
+        fill_inner::<I>(half(flow, end), request);
+        return CLAIMED;
+    }
+    let Some(flow) = I::scratch() else {
+        return NO_ROOM;
+    };
+    memory::clear(flow);
+    flow.state = opened(request, end);
+    prolong(flow, request.inner.protocol, tick());
+    fill_inner::<I>(half(flow, end), request);
+    if request.opener == Opener::Owner && request.owner != 0 {
+        flow.state |= end.charged();
+    }
+    // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
+    if find::<I>(key).is_some_and(|(known, _)| !is_alive(known, tick())) {
+        remove_one::<I>(key);
+    }
+    if I::flows().get_ptr(&*key).is_none()
+        && I::opening()
+            .insert(&*key, &*flow, u64::from(BPF_NOEXIST))
+            .is_ok()
+    {
+        return CLAIMED;
+    }
+    let winner = find::<I>(key).map(|(flow, _)| half(flow, end));
+    if let Some(winner) = &winner
+        && request.opener == Opener::Other
+        && leaves_as::<I>(winner, &request.outer)
+    {
+        // The same flow, of which the outer entry was evicted: it is there again.
+        return CLAIMED;
+    }
+    remove_one::<I>(&partner_place.key);
+    let Some(winner) = winner else {
+        return NO_ROOM;
+    };
+    if winner.rewrite & rewrite::SRC == 0 || request.opener == Opener::Other {
+        return NO_ROOM;
+    }
+    request.outer = outgoing::<I>(winner, request.inner.protocol);
+    CLAIMED
+}
+
+/// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was
+/// not evicted: its half is in [`Work::half`], the other entry's tuple in [`Work::partner`].
+#[inline(always)]
+pub fn restore<I: Net>() -> u32 {
+    let (
+        Some(flow),
+        Some(Work {
+            head,
+            half: survivor,
+            partner,
+            partner_place: Place { key, end },
+            request,
+            state: known,
+            ..
+        }),
+    ) = (I::scratch(), I::work())
+    else {
+        return NO_ROOM;
+    };
+    request.opener = opener(survivor.rewrite, *known);
+    if twice::is_inner(survivor.rewrite, *known) {
+        request.inner = head.tuple;
+        request.outer = *partner;
+        request.owner = survivor.in_ifindex;
+        request.back = match survivor.action {
+            action::STACK | action::HOST => survivor.action,
+            _ if request.owner == 0 => action::STACK,
+            _ => action::PEER,
+        };
+        request.client = if survivor.rewrite & rewrite::EARLY == 0 && both(request) == 0 {
+            0
+        } else {
+            owner_of(partner.dst.wide())
+        };
+        write_outer::<I>(flow, request, *end);
+    } else {
+        request.outer = head.tuple.reversed();
+        request.owner = survivor.out_ifindex;
+        request.client = survivor.in_ifindex;
+        request.uplink = 0;
+        request.out = match survivor.action {
+            action::PEER | action::HOST if both(request) != 0 => survivor.action,
+            _ => action::STACK,
+        };
+        memory::clear(flow);
+        fill_inner::<I>(half(flow, end.other()), request);
+    }
+    // The direction of this packet was used before, so its flow was answered; if not, it expires
+    // all the same.
+    flow.state |= state::ANSWERED;
+    prolong(flow, head.tuple.protocol, tick());
+    let _ = I::flows().insert(&*key, &*flow, u64::from(BPF_NOEXIST));
+    CLAIMED
+}
+
+/// The host veth of a pod's address; 0 if it is none.
+#[inline(always)]
+fn owner_of(addr: Addr) -> u32 {
+    endpoint(addr).map_or(0, |endpoint| endpoint.ifindex)
+}
+
+#[inline(always)]
+const fn opener(rewrites: u8, flow_state: u32) -> Opener {
+    let is_twice = rewrites & twice::TWICE == twice::TWICE;
+    match (flow_state & state::PORT != 0, is_twice) {
+        (_, true) if rewrites & rewrite::ASIDE != 0 => Opener::Aside,
+        (false, true) => Opener::Aside,
+        (false, false) => Opener::Owner,
+        (true, true) => Opener::Client,
+        (true, false) => Opener::Other,
+    }
+}
