@@ -136,10 +136,17 @@ impl Skb {
     }
 
     /// What lies in one piece of the packet, from its start on: at least its first `wanted` bytes, if
-    /// it has so many. A few drivers keep nothing there, so the bytes are fetched.
+    /// it has so many. A few drivers keep nothing there, so the bytes are fetched. GSO packets have their headers there in any case,
+    /// and no more must be fetched: of SCTP, the receiver's kernel believes each segment to be where its sender put it, and panics
+    /// where a byte was moved.
     #[inline(always)]
     pub fn linear(&mut self, wanted: u32) -> Linear {
-        if self.ctx.data() + wanted as usize > self.ctx.data_end() && self.len() >= wanted {
+        // SAFETY: see `protocol`.
+        let is_whole = unsafe { (*self.raw()).gso_size } == 0;
+        if self.ctx.data() + wanted as usize > self.ctx.data_end()
+            && self.len() >= wanted
+            && is_whole
+        {
             // Should it fail, there is less than was wanted.
             // SAFETY: the context is valid, no memory is passed.
             unsafe { bpf_skb_pull_data(self.raw(), wanted) };

@@ -26,6 +26,14 @@ const SOURCE: u16 = 45_678;
 /// A port of the node, and the port of the container that it leads to.
 const HOST: u16 = 9000;
 const INSIDE: u16 = 36_412;
+/// What is said in an association, there and back. A kernel that speaks SCTP aborts what it did not open, so nothing is said by
+/// which it might be misunderstood.
+const TALK: [(u8, u8); 4] = [
+    (chunk::INIT, chunk::INIT_ACK),
+    (chunk::COOKIE_ECHO, chunk::COOKIE_ACK),
+    (chunk::DATA, chunk::SACK),
+    (chunk::HEARTBEAT, chunk::HEARTBEAT_ACK),
+];
 
 /// One end of an association, played by hand.
 struct End {
@@ -63,11 +71,10 @@ fn play(
 ) -> Result<SocketAddr> {
     let asked = SocketAddr::new(ends.dst, dport);
     let mut seen = None;
-    for (round, len) in (0..4).zip([16, 20, 1, 1000]) {
-        let (there, back) = (chunk::INIT + 2 * round, chunk::INIT_ACK + 2 * round);
+    for ((there, back), len) in TALK.into_iter().zip([16, 20, 1, 1000]) {
         client
             .link
-            .send(&ends.sctp(source, dport, there, &vec![round; len]))?;
+            .send(&ends.sctp(source, dport, there, &vec![back; len]))?;
         let init = server.hears(there)?;
         ensure!(
             *seen.get_or_insert(init.src) == init.src,
@@ -78,7 +85,7 @@ fn play(
             init.dst.port(),
             init.src.port(),
             back,
-            &vec![round; len + 3],
+            &vec![back; len + 3],
         ))?;
         let ack = client.hears(back)?;
         ensure!(ack.src == asked, "{ack:?}");
@@ -139,6 +146,38 @@ fn a_host_port_leads_to_another_port(#[values(V4, V6)] family: Family) -> Result
     ensure!(seen == other.at(family, SOURCE), "{seen}");
     let arrived = server.hears(chunk::INIT)?;
     ensure!(arrived.dst == pod.at(family, INSIDE), "{arrived:?}");
+    Ok(())
+}
+
+#[rstest]
+fn two_flows_that_would_look_the_same_get_two_ports(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let mapping = json!({ "hostPort": HOST, "containerPort": INSIDE, "protocol": "sctp" });
+    let conf = lab
+        .conf()
+        .with("runtimeConfig", json!({ "portMappings": [mapping] }));
+    let (server, client) = (lab.pod_with("server", &conf)?, lab.pod("client")?);
+    let back = server.ends(family.remote())?;
+    let meter = Meter::start(&lab.node)?;
+    for (to, port, keeps) in [
+        (server.ip(family), INSIDE, true),
+        (family.node(), HOST, false),
+        (server.ip(family), INSIDE, true),
+    ] {
+        let [here, there] = [&client, &server].map(|pod| End::of(pod.netns(), Pod::IFNAME));
+        let seen = play(&here?, (client.ends(to)?, SOURCE, port), &there?, back)?;
+        ensure!(seen.ip() == client.ip(family), "at {to} it saw {seen}");
+        ensure!((seen.port() == SOURCE) == keeps, "at {to} it saw {seen}");
+    }
+    // The container itself, which its gateway stands for.
+    let own = End::of(server.netns(), Pod::IFNAME)?;
+    let ends = server.ends(family.node())?;
+    let seen = play(&own, (ends, SOURCE, HOST), &own, back)?;
+    ensure!(seen.ip() == family.pod_gateway(), "it saw {seen}");
+    ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
     Ok(())
 }
 

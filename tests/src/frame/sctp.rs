@@ -19,6 +19,16 @@ pub mod chunk {
     pub const INIT: u8 = 1;
     /// The answer to [`INIT`].
     pub const INIT_ACK: u8 = 2;
+    /// What was received.
+    pub const SACK: u8 = 3;
+    /// Is anybody there?
+    pub const HEARTBEAT: u8 = 4;
+    /// The answer to [`HEARTBEAT`].
+    pub const HEARTBEAT_ACK: u8 = 5;
+    /// The third packet of an association.
+    pub const COOKIE_ECHO: u8 = 10;
+    /// The answer to [`COOKIE_ECHO`].
+    pub const COOKIE_ACK: u8 = 11;
 }
 
 impl Ends {
