@@ -19,6 +19,7 @@ mod pod_to_world;
 mod routers;
 mod sctp;
 mod service;
+mod soak;
 mod spoofing;
 mod uplinks;
 mod world_to_pod;

@@ -29,7 +29,7 @@ use crate::{frame, patience};
 const FOLDER: &str = "/run/netns";
 
 /// How long a command of a fixture, or a call of the plugin, may take.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A network namespace, seen from the mount namespace of its node. It lives as long as a handle or a mount of it does.
 #[derive(Clone, Debug)]

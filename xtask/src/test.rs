@@ -6,6 +6,8 @@ use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{build, process, report, vm};
 
+mod soak;
+
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
@@ -16,16 +18,20 @@ pub(crate) struct Arguments {
     filter: Vec<String>,
 }
 
-/// Where else tests run than here.
+/// Tests that are run in another way.
 #[derive(clap::Subcommand)]
 enum Place {
+    /// Minutes of traffic on every path while containers come and go.
+    Soak(soak::Arguments),
     /// Those that need a kernel, on Debian's kernels in emulated machines.
     Vm(vm::Arguments),
 }
 
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
-    if let Some(Place::Vm(arguments)) = &arguments.place {
-        return vm::run(workspace, arguments);
+    match &arguments.place {
+        Some(Place::Soak(arguments)) => return soak::run(workspace, arguments),
+        Some(Place::Vm(arguments)) => return vm::run(workspace, arguments),
+        None => {}
     }
     setup::require_root(
         "test",
