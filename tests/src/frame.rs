@@ -7,8 +7,8 @@ use std::{fmt::Debug, net::IpAddr};
 use anyhow::{Context as _, Result};
 use etherparse::{
     EtherType, Ethernet2Header, Icmpv4Type, Icmpv6Type, IpFragOffset, IpNumber, IpSlice,
-    Ipv4Header, Ipv6FragmentHeader, Ipv6Header, NetSlice, PacketBuilder, PacketBuilderStep,
-    SlicedPacket, TransportSlice, ip_number,
+    Ipv4Header, Ipv6ExtensionSlice, Ipv6FragmentHeader, Ipv6Header, NetSlice, PacketBuilder,
+    PacketBuilderStep, SlicedPacket, TransportSlice, ip_number,
 };
 
 /// Hop limit of frames made here.
@@ -283,6 +283,25 @@ pub fn is_time_exceeded(frame: &[u8]) -> bool {
 pub fn is_fragment(frame: &[u8]) -> bool {
     IpSlice::from_slice(frame.get(Ethernet2Header::LEN..).unwrap_or_default())
         .is_ok_and(|ip| ip.is_fragmenting_payload())
+}
+
+/// Where in its datagram a piece begins, in units of eight bytes; `None` for a whole packet.
+#[must_use]
+pub fn piece_at(frame: &[u8]) -> Option<u16> {
+    if !is_fragment(frame) {
+        return None;
+    }
+    match IpSlice::from_slice(frame.get(Ethernet2Header::LEN..)?).ok()? {
+        IpSlice::Ipv4(packet) => Some(packet.header().fragments_offset().value()),
+        IpSlice::Ipv6(packet) => packet
+            .extensions()
+            .clone()
+            .into_iter()
+            .find_map(|extension| match extension {
+                Ipv6ExtensionSlice::Fragment(header) => Some(header.fragment_offset().value()),
+                _ => None,
+            }),
+    }
 }
 
 /// Protocol number of a packet that no translation knows.
