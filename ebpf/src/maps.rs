@@ -80,14 +80,16 @@ pub struct Work<I: Ip> {
 #[unsafe(no_mangle)]
 pub static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0));
 
+// A hash has 16 bytes for each entry that it may hold, used or not; user space scans all of them to
+// read the whole map. So the limits are a few times what the largest nodes have, and no more.
 #[map]
 static STATE: Array<State> = Array::with_max_entries(1, 0);
 #[map]
-static ENDPOINTS: HashMap<Addr, Endpoint> = HashMap::with_max_entries(1 << 18, BPF_F_NO_PREALLOC);
+static ENDPOINTS: HashMap<Addr, Endpoint> = HashMap::with_max_entries(1 << 15, BPF_F_NO_PREALLOC);
 #[map]
-static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(1 << 14, BPF_F_NO_PREALLOC);
 #[map]
-static OWNERS: HashMap<Owner, Attachment> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+static OWNERS: HashMap<Owner, Attachment> = HashMap::with_max_entries(1 << 14, BPF_F_NO_PREALLOC);
 #[map]
 static NO_MASQUERADE: LpmTrie<Destination, u32> =
     LpmTrie::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
@@ -107,13 +109,13 @@ static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> =
 static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> =
     LruHashMap::with_max_entries(1 << 12, 0);
 #[map]
-static PORTS: HashMap<HostPort, PortTarget> = HashMap::with_max_entries(1 << 17, BPF_F_NO_PREALLOC);
+static PORTS: HashMap<HostPort, PortTarget> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
 static SHADOWED_PORTS: HashMap<ShadowedPort, PortTarget> =
-    HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+    HashMap::with_max_entries(1 << 14, BPF_F_NO_PREALLOC);
 #[map]
 static SERVICE_ADDRESSES: HashMap<Addr, u32> =
-    HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
+    HashMap::with_max_entries(1 << 15, BPF_F_NO_PREALLOC);
 #[map]
 static HALF_OPEN: LruHashMap<u32, u64> = LruHashMap::with_max_entries(1 << 14, 0);
 #[map]
