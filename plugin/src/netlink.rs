@@ -1,4 +1,5 @@
-//! Route netlink: one socket per network namespace, one request at a time.
+//! Route netlink: one socket per network namespace; one change at a time, questions about many
+//! objects of a kind in one go.
 //!
 //! A netlink socket belongs to the namespace of the thread that opened it and stays there, so a
 //! socket opened on a thread inside a container's namespace configures the container from any
@@ -6,7 +7,7 @@
 
 use std::io;
 
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _};
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage,
     NetlinkPayload,
@@ -27,6 +28,9 @@ const NLM_F_DUMP_INTR: u16 = 0x10;
 /// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an
 /// error.
 const DUMP_ATTEMPTS: u32 = 10;
+/// How many answers may wait to be read: each is accounted with a kilobyte or so, and a socket takes
+/// some 200 kilobytes.
+const AT_ONCE: usize = 64;
 
 /// A request that the kernel refused, or that never reached it.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +138,33 @@ impl Netlink {
         }
     }
 
+    /// Asks for many objects. The kernel is given the next questions while it answers, so that a
+    /// call does not go to sleep and wake up for each.
+    fn get_each(
+        &self,
+        messages: impl IntoIterator<Item = RouteNetlinkMessage>,
+    ) -> Vec<io::Result<RouteNetlinkMessage>> {
+        let mut messages = messages.into_iter();
+        let mut answers = Vec::new();
+        loop {
+            let before = answers.len();
+            self.runtime.block_on(async {
+                // All are on their way before the first answer is waited for.
+                let asked: Vec<_> = messages
+                    .by_ref()
+                    .take(AT_ONCE)
+                    .map(|message| self.request(message, NLM_F_REQUEST))
+                    .collect();
+                for request in asked {
+                    answers.push(only(request).await);
+                }
+            });
+            if answers.len() == before {
+                return answers;
+            }
+        }
+    }
+
     /// Asks for all objects of a kind, again if they changed meanwhile.
     fn dump(
         &self,
@@ -158,13 +189,8 @@ impl Netlink {
     }
 
     fn exchange(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
-        let mut request = NetlinkMessage::from(message);
-        request.header.flags = flags;
-        let mut handle = self.handle.clone();
         self.runtime.block_on(async {
-            let mut stream = handle
-                .request(request)
-                .map_err(|_| io::Error::other("the netlink socket is closed"))?;
+            let mut stream = self.request(message, flags)?;
             let mut answer = Answer::default();
             while let Some(message) = stream.next().await {
                 answer.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
@@ -179,7 +205,35 @@ impl Netlink {
             Ok(answer)
         })
     }
+
+    /// Hands a request to the socket, which sends it when somebody waits for an answer.
+    fn request(
+        &self,
+        message: RouteNetlinkMessage,
+        flags: u16,
+    ) -> io::Result<impl Answers + use<>> {
+        let mut request = NetlinkMessage::from(message);
+        request.header.flags = flags;
+        self.handle
+            .clone()
+            .request(request)
+            .map_err(|_| io::Error::other("the netlink socket is closed"))
+    }
 }
+
+/// The one answer to a request that is neither a dump nor asks for an acknowledgement.
+async fn only(request: io::Result<impl Answers>) -> io::Result<RouteNetlinkMessage> {
+    match request?.next().await.map(|message| message.payload) {
+        Some(NetlinkPayload::InnerMessage(inner)) => Ok(inner),
+        Some(NetlinkPayload::Error(error)) if error.code.is_some() => Err(error.to_io()),
+        _ => Err(io::Error::other("the kernel gave no answer")),
+    }
+}
+
+/// The kernel's messages about one request.
+trait Answers: Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin {}
+
+impl<S: Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin> Answers for S {}
 
 #[derive(Default)]
 struct Answer {

@@ -199,6 +199,35 @@ fn status_says_whether_an_add_would_work() -> Result<()> {
 }
 
 #[test]
+fn status_names_every_device_without_its_program() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let node = lab.node.netns();
+    // Their filters are more than are asked for in one go.
+    let pods = (0..40)
+        .map(|number| lab.pod(&format!("pod{number}")))
+        .collect::<Result<Vec<_>>>()?;
+    let status = Call::new("STATUS").conf(&lab.conf());
+    status.run(&lab.node)?.silence()?;
+    // The filters of this one go with it.
+    node.ip(&[format!("link del {}", pods[13].host_veth())])?;
+    status.run(&lab.node)?.silence()?;
+    let directions = ["ingress", "egress"].into_iter().cycle();
+    for (pod, direction) in pods.iter().step_by(3).zip(directions) {
+        let mut delete = Command::new("tc");
+        delete.args(["filter", "del", "dev", pod.host_veth(), direction]);
+        node.expect(&mut delete, &[])?;
+    }
+    let error = status.run(&lab.node)?.error()?;
+    ensure!(error.code == 51, "{error}");
+    for (number, pod) in pods.iter().enumerate() {
+        let named = error.msg.contains(pod.host_veth());
+        ensure!(named == number.is_multiple_of(3), "{number}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
 fn the_namespace_of_the_plugin_is_refused() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;

@@ -141,9 +141,13 @@ impl Status {
                 .get(&index)
                 .map_or_else(|| format!("(gone: {index})"), |link| link.name.clone())
         };
-        for (index, entry) in maps.devices()? {
-            let places = attach::places(entry.flags);
-            let missing = attach::missing(&node, &pins, index, places)?;
+        let devices = maps.devices()?;
+        let wanted: Vec<_> = devices
+            .iter()
+            .map(|(index, entry)| (*index, attach::places(entry.flags)))
+            .collect();
+        let missing = attach::missing(&node, &pins, &wanted)?;
+        for ((index, entry), (_, places)) in devices.into_iter().zip(wanted) {
             status.devices.push(Device {
                 name: name(index),
                 ifindex: index,
@@ -153,7 +157,7 @@ impl Status {
                     .map(|place| Program {
                         name: place.program,
                         direction: place.direction.name(),
-                        attached: !missing.contains(place),
+                        attached: !missing.contains(&(index, *place)),
                     })
                     .collect(),
             });

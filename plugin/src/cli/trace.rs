@@ -35,11 +35,7 @@ pub(super) fn run(
     }
     let _only = Lock::try_acquire_trace(root)?.ok_or(Failure::TraceBusy)?;
     let maps = Maps::open(&pins)?;
-    let program = pins.program(map::FROM_POD)?;
-    let id = program
-        .info()
-        .map_err(DatapathError::program(map::FROM_POD))?
-        .id();
+    let id = pins.program(map::FROM_POD)?.id();
     // From here on signals are read like any other event, so that the level is reset however the
     // trace ends.
     let mut interrupts = SigSet::empty();

@@ -1,9 +1,12 @@
 //! Which program sits where, and how it gets there.
 
-use std::os::fd::AsFd as _;
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    os::fd::AsFd as _,
+};
 
 use underpass_abi::{
-    endpoint::{self, Device as Entry, device},
+    endpoint::{self, Device as Known, device},
     map,
 };
 
@@ -83,22 +86,29 @@ pub(crate) fn detach(netlink: &Netlink, index: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The places of a device where our program is not, or is another than the pinned one.
+/// Devices and the places on them where our program is not, or is another than the pinned one.
 pub(crate) fn missing(
     netlink: &Netlink,
     pins: &Pins,
-    index: u32,
-    places: &[Place],
-) -> Result<Vec<Place>, Error> {
+    devices: &[(u32, &[Place])],
+) -> Result<Vec<(u32, Place)>, Error> {
+    let wanted: Vec<(u32, Place)> = devices
+        .iter()
+        .flat_map(|&(index, places)| places.iter().map(move |&place| (index, place)))
+        .collect();
+    let asked: Vec<_> = wanted
+        .iter()
+        .map(|(index, place)| (*index, place.direction))
+        .collect();
+    let mut pinned = BTreeMap::new();
     let mut missing = Vec::new();
-    for &place in places {
-        let pinned = pins
-            .program(place.program)?
-            .info()
-            .map_err(DatapathError::program(place.program))?
-            .id();
-        if netlink.filter_program(index, place.direction)? != Some(pinned) {
-            missing.push(place);
+    for ((index, place), found) in wanted.into_iter().zip(netlink.filter_programs(&asked)?) {
+        let id = match pinned.entry(place.program) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(unknown) => *unknown.insert(pins.program(place.program)?.id()),
+        };
+        if found != Some(id) {
+            missing.push((index, place));
         }
     }
     Ok(missing)
@@ -119,7 +129,7 @@ pub(crate) fn reconcile_uplinks(
             changed = Changed::Yes;
         }
         let places = places(uplink.device.flags);
-        if !missing(netlink, maps.pins(), uplink.index, places)?.is_empty() {
+        if !missing(netlink, maps.pins(), &[(uplink.index, places)])?.is_empty() {
             let device = Device {
                 index: uplink.index,
                 name: uplink.name.clone(),
@@ -138,10 +148,10 @@ pub(crate) fn reconcile_loopback(
     netlink: &Netlink,
     maps: &mut Maps,
 ) -> Result<Changed, Error> {
-    let wanted = Entry {
+    let wanted = Known {
         // Never a way of the bypass.
         flags: device::LOOPBACK | device::LAYER3,
-        ..Entry::default()
+        ..Known::default()
     };
     let mut changed = Changed::No;
     if maps.device(endpoint::LOOPBACK)? != Some(wanted) {
@@ -149,7 +159,7 @@ pub(crate) fn reconcile_loopback(
         changed = Changed::Yes;
     }
     let places = places(wanted.flags);
-    if !missing(netlink, maps.pins(), endpoint::LOOPBACK, places)?.is_empty() {
+    if !missing(netlink, maps.pins(), &[(endpoint::LOOPBACK, places)])?.is_empty() {
         let device = Device {
             index: endpoint::LOOPBACK,
             name: "lo".to_owned(),

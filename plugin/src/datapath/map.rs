@@ -59,6 +59,12 @@ impl Maps {
         entries(self.owners.iter(), map::OWNERS)
     }
 
+    /// Whether there is any.
+    pub(crate) fn has_attachments(&self) -> Result<bool, Error> {
+        let first = self.owners.keys().next().transpose();
+        Ok(first.map_err(Error::map(map::OWNERS))?.is_some())
+    }
+
     /// Records an attachment, which may not be there yet.
     pub(crate) fn add_attachment(
         &mut self,

@@ -10,7 +10,7 @@ use std::{
     process,
 };
 
-use aya::{maps::MapData, programs::SchedClassifier};
+use aya::{maps::MapData, programs::ProgramInfo};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use underpass_abi::ABI;
 
@@ -114,9 +114,11 @@ impl Pins {
     }
 
     /// A pinned program.
-    pub(crate) fn program(&self, name: &'static str) -> Result<SchedClassifier, Error> {
-        SchedClassifier::from_pin(self.folder().join(PROGRAMS).join(name))
-            .map_err(Error::program(name))
+    ///
+    /// Not as a program of its type: before aya makes one of those it tries out what the kernel can
+    /// do, and loads five programs for it. That takes longer than the rest of a CHECK of the filters.
+    pub(crate) fn program(&self, name: &'static str) -> Result<ProgramInfo, Error> {
+        ProgramInfo::from_pin(self.folder().join(PROGRAMS).join(name)).map_err(Error::program(name))
     }
 }
 

@@ -145,36 +145,41 @@ impl Netlink {
         }
     }
 
-    /// The id of the program that our filter of that direction runs, if the device has the filter.
-    pub(crate) fn filter_program(
+    /// The ids of the programs that our filters run, in the order of the devices and directions
+    /// asked for: `None` where the device or the filter does not exist.
+    pub(crate) fn filter_programs(
         &self,
-        index: u32,
-        direction: Direction,
-    ) -> Result<Option<u32>, Error> {
-        let mut message = tc_message(index);
-        message.header.parent = direction.parent();
-        let message = RouteNetlinkMessage::GetTrafficFilter(message);
-        let answer = self.dump(&message, || {
-            format!(
-                "list the filters at the {} of device number {index}",
-                direction.name()
-            )
+        places: &[(u32, Direction)],
+    ) -> Result<Vec<Option<u32>>, Error> {
+        let questions = places.iter().map(|&(index, direction)| {
+            RouteNetlinkMessage::GetTrafficFilter(filter_message(index, direction))
         });
-        let filters = match answer {
-            Ok(filters) => filters,
-            Err(error) if error.is_absent() || error.errno() == Some(libc::EINVAL) => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        Ok(filters.into_iter().find_map(|filter| match filter {
-            RouteNetlinkMessage::NewTrafficFilter(message) => program_of_ours(message),
-            _ => None,
-        }))
+        let answers = self.get_each(questions).into_iter();
+        answers
+            .zip(places)
+            .map(|(answer, &(index, direction))| {
+                let action = || {
+                    format!(
+                        "look at the filter at the {} of device number {index}",
+                        direction.name()
+                    )
+                };
+                match answer.map_err(|source| Error::new(action(), source)) {
+                    Ok(RouteNetlinkMessage::NewTrafficFilter(message)) => Ok(program(message)),
+                    Ok(_) => Ok(None),
+                    // A device without the qdisc answers EINVAL, and so does one without filters.
+                    Err(error) if error.is_absent() || error.errno() == Some(libc::EINVAL) => {
+                        Ok(None)
+                    }
+                    Err(error) => Err(error),
+                }
+            })
+            .collect()
     }
 }
 
-fn program_of_ours(message: TcMessage) -> Option<u32> {
-    let ours = message.header.info >> 16 == u32::from(PRIORITY) && message.header.handle == HANDLE;
-    ours.then_some(())?;
+/// The program of a filter.
+fn program(message: TcMessage) -> Option<u32> {
     message.attributes.into_iter().find_map(|attribute| {
         let TcAttribute::Options(options) = attribute else {
             return None;

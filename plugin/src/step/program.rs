@@ -101,8 +101,14 @@ pub(crate) fn repair_uplinks(
 /// Brings the uplinks up to date, then makes every flow validate itself again: the last change of
 /// an ADD to the maps.
 pub(crate) fn finish(node: &Netlink, maps: &mut Maps, uplinks: &[Uplink]) -> Result<(), Error> {
+    // Nearly always all is well. The kernel answers such questions one after the other, so who asked
+    // with the lock in hand would let everybody behind the lock wait for everybody before the kernel.
+    let mut wrong = Vec::new();
+    verify_uplinks(node, maps, uplinks, &mut wrong)?;
     let lock = Lock::acquire(maps.pins().root())?;
-    attach::reconcile_uplinks(&lock, node, maps, uplinks)?;
+    if !wrong.is_empty() {
+        attach::reconcile_uplinks(&lock, node, maps, uplinks)?;
+    }
     Ok(maps.raise_epoch()?)
 }
 
@@ -147,12 +153,17 @@ pub(crate) fn detached(
     places: &[Place],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
-    for place in attach::missing(node, maps.pins(), index, places)? {
-        wrong.push(format!(
-            "program {} is not attached to the {} of {name}",
-            place.program,
-            place.direction.name()
-        ));
+    for (_, place) in attach::missing(node, maps.pins(), &[(index, places)])? {
+        wrong.push(not_attached(place, name));
     }
     Ok(())
+}
+
+/// Says that a program is not where it belongs.
+pub(crate) fn not_attached(place: Place, device: &str) -> String {
+    format!(
+        "program {} is not attached to the {} of {device}",
+        place.program,
+        place.direction.name()
+    )
 }

@@ -10,7 +10,7 @@ use crate::{
     conf::Conf,
     datapath::{Pins, attach},
     error::Error,
-    netlink::Netlink,
+    netlink::{Netlink, link::By},
     step::{lease, program},
 };
 
@@ -39,18 +39,22 @@ fn existing(pins: &Pins) -> Result<Vec<String>, Error> {
     let Some(maps) = del::open(pins)? else {
         return Ok(Vec::new());
     };
-    if maps.attachments()?.is_empty() {
+    if !maps.has_attachments()? {
         return Ok(Vec::new());
     }
     let node = Netlink::open()?;
-    let links = node.links()?;
-    let mut wrong = Vec::new();
     // Uplinks that are new or have changed are the next ADD's business: a network that is not ready
     // for them would never see that ADD.
-    for (index, entry) in maps.devices()? {
-        if let Some(link) = links.iter().find(|link| link.index == index) {
-            let places = attach::places(entry.flags);
-            program::detached(&node, &maps, index, &link.name, places, &mut wrong)?;
+    let devices: Vec<_> = maps
+        .devices()?
+        .into_iter()
+        .map(|(index, entry)| (index, attach::places(entry.flags)))
+        .collect();
+    let mut wrong = Vec::new();
+    for (index, place) in attach::missing(&node, pins, &devices)? {
+        // A device that is gone took its filters along.
+        if let Some(link) = node.link(By::Index(index))? {
+            wrong.push(program::not_attached(place, &link.name));
         }
     }
     Ok(wrong)
