@@ -173,6 +173,45 @@ fn everybody_reaches_the_container(
     Ok(())
 }
 
+/// The host's end of a veth of `ptp` has the gateway's address, which stands for whom the container could not answer.
+#[rstest]
+fn behind_ptp_the_node_and_the_container_itself_are_served(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let chain = Chain::new(
+        &lab.node,
+        &foreign(&lab, "ptp", family).with("ipMasq", masquerade),
+        [chained(&lab.node, "underpass")],
+    )
+    .runtime("portMappings", mappings(HOST));
+    let server = Container::add(&lab.node, "server", chain, family)?;
+    let gateway: IpAddr = match family {
+        V4 => "10.99.0.1".parse()?,
+        V6 => "fd00:99::1".parse()?,
+    };
+    let node = lab.node.netns();
+    let meter = Meter::start(&lab.node)?;
+    for to in [
+        node_at(family, HOST),
+        SocketAddr::new(family.loopback(), HOST),
+    ] {
+        // Not even the first datagram is lost.
+        let first = udp::Client::open(node, family)?.ask(to, 100)?;
+        ensure!(first.seen.ip() == gateway, "{first:?}");
+        reaches(node, to, gateway).with_context(|| format!("from the node, at {to}"))?;
+    }
+    reaches(&server.netns, node_at(family, HOST), gateway).context("from itself")?;
+    // What needs no port of the node goes on.
+    reaches(node, SocketAddr::new(server.ip, INSIDE), gateway).context("directly")?;
+    reaches(lab.world.netns(), node_at(family, HOST), family.gateway())?;
+    ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
+    server.chain.check(&server.netns, &server.result)?;
+    server.del()
+}
+
 #[rstest]
 fn the_newest_serves(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();

@@ -106,3 +106,53 @@ fn a_later_piece_that_comes_first_is_a_counted_drop(
     ensure!(meter.read()?.dropped() == 1, "{:?}", meter.read()?);
     Ok(())
 }
+
+#[rstest]
+fn a_later_piece_to_a_host_port_that_comes_first_is_left_to_the_host(
+    #[values(V4, V6)] family: Family,
+    #[values("world", "pod")] from: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let mapping = json!({ "hostPort": HOST, "containerPort": INSIDE, "protocol": "udp" });
+    let conf = lab
+        .conf()
+        .with("runtimeConfig", json!({ "portMappings": [mapping] }));
+    let (server, client) = (lab.pod_with("server", &conf)?, lab.pod("client")?);
+    let (link, ends) = if from == "world" {
+        let ends = lab.ends_from_world(family.remote(), family.node())?;
+        (RawLink::open(lab.world.netns(), World::LINK)?, ends)
+    } else {
+        let ends = client.ends(family.node())?;
+        (RawLink::open(client.netns(), Pod::IFNAME)?, ends)
+    };
+    let inside = Capture::start(server.netns(), Pod::IFNAME)?;
+    let whole = ends.udp(SOURCE, HOST, &[7; 56]);
+    let rest = ends.protocol(17, &[7; 16]);
+    let arrived = || {
+        let frames = inside.frames();
+        let pieces = frames.iter().filter(|bytes| frame::is_fragment(bytes));
+        pieces
+            .filter_map(|bytes| frame::read(bytes))
+            .collect::<Vec<_>>()
+    };
+    // The later piece might be the host's own, which would have to put it together; in order, both arrive.
+    link.send(&as_fragment(&rest, 8, false))?;
+    link.send(&as_fragment(&whole, 0, true))?;
+    inside
+        .wait_for(PATIENCE, |_| arrived().len() == 1)
+        .context("the first piece arrives")?;
+    link.send(&as_fragment(&rest, 8, false))?;
+    inside
+        .wait_for(PATIENCE, |_| arrived().len() == 2)
+        .context("a later piece arrives after it")?;
+    let (to, by) = (server.ip(family), ends.src);
+    ensure!(
+        arrived()
+            .iter()
+            .all(|read| read.dst == to && read.src == by),
+        "{:?}",
+        arrived()
+    );
+    Ok(())
+}

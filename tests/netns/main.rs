@@ -16,6 +16,7 @@ mod no_bypass;
 mod odd_traffic;
 mod pod_to_pod;
 mod pod_to_world;
+mod rare_headers;
 mod routers;
 mod sctp;
 mod service;

@@ -1,6 +1,8 @@
 //! Traffic with checked content, by TCP, UDP, SCTP and ICMP echo: whoever answers says which source address it saw.
 
 pub mod content;
+pub mod offload;
+pub mod option;
 pub mod ping;
 pub mod raw;
 pub mod sctp;

@@ -2,13 +2,18 @@
 //! back is made an answer of the host.
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::{addr::Family as _, counter::Counter, endpoint::LOOPBACK, flow::action};
-use underpass_ebpf::l4::Kind;
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    endpoint::{LOOPBACK, device as flags},
+    flow::action,
+};
+use underpass_ebpf::{l4::Kind, packet::Packet as _};
 
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Work, endpoint},
+    maps::{Work, device, endpoint},
     skb::Skb,
     stage::{
         flow::{ABSENT, PRESENT},
@@ -80,6 +85,13 @@ fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
         return Err(Verdict::Drop(Counter::DropTooLarge));
     }
     translate::as_known::<I>(skb)?;
+    if device(half.out_ifindex).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
+        // Nobody made a neighbour entry for another plugin's container, and the packet by which the kernel finds one would be lost:
+        // it is sent when the answer comes, but to the neighbour of its first route, that of the loopback device.
+        skb.store(0, &half.eth)
+            .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
+        return Ok(skb.redirect(half.out_ifindex));
+    }
     I::neighbour(next_hop, half.dst);
     Ok(skb.redirect_neighbour(half.out_ifindex, next_hop))
 }

@@ -68,8 +68,9 @@ pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: 
     back.rewrite = rewrite::DST | both(request) | early(request);
     back.action = request.back;
     back.out_ifindex = request.owner;
+    // What a bridge has behind it comes by the bridge or by its port. Both ends are replaced only for containers behind the one device.
     if let Some(client) = device(request.client)
-        && client.flags & flags::FOREIGN == 0
+        && (client.flags & flags::FOREIGN == 0 || request.opener == Opener::Client)
     {
         enter::<I>(back, request.client, client);
     }

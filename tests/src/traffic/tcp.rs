@@ -18,7 +18,11 @@ use nix::sys::{
     time::{TimeVal, TimeValLike as _},
 };
 
-use super::{content::Content, patience};
+use super::{
+    content::Content,
+    option::{self, Setting},
+    patience,
+};
 use crate::netns::Netns;
 
 const UPLOAD: u64 = 0x5eed_0001;
@@ -138,6 +142,11 @@ impl Client {
     /// Its own end.
     pub fn local(&self) -> Result<SocketAddr> {
         Ok(self.stream.get_ref().local_addr()?)
+    }
+
+    /// Sets options of its socket.
+    pub fn set(&self, options: &[Setting]) -> Result<()> {
+        option::set(self.stream.get_ref(), options)
     }
 
     /// Sends `upload` bytes, then receives `download` bytes; both ends check what comes.

@@ -14,7 +14,11 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::{SILENCE, patience};
+use super::{
+    SILENCE,
+    option::{self, Setting},
+    patience,
+};
 use crate::{Family, netns::Netns};
 
 const LARGEST: usize = 65_536;
@@ -32,9 +36,15 @@ pub struct Server {
 impl Server {
     /// Listens.
     pub fn start(netns: &Netns, at: SocketAddr) -> Result<Self> {
+        Self::start_with(netns, at, &[])
+    }
+
+    /// Listens with a socket that has these options.
+    pub fn start_with(netns: &Netns, at: SocketAddr, options: &[Setting]) -> Result<Self> {
         let socket = netns
             .run(|| UdpSocket::bind(at))
             .with_context(|| format!("listen at {at} in {}", netns.name()))?;
+        option::set(&socket, options)?;
         socket.set_read_timeout(Some(HEARTBEAT))?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -105,6 +115,11 @@ impl Client {
         self.socket
             .connect(to)
             .with_context(|| format!("connect a UDP socket to {to}"))
+    }
+
+    /// Sets options of its socket.
+    pub fn set(&self, options: &[Setting]) -> Result<()> {
+        option::set(&self.socket, options)
     }
 
     /// Its own end.

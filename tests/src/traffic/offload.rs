@@ -1,0 +1,54 @@
+//! Who computes checksums and cuts to segments: the sender's stack, or (as ordinarily) nobody before the wire.
+
+use std::{io, os::fd::AsRawFd as _};
+
+use anyhow::{Context as _, Result};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use crate::netns::Netns;
+
+/// `SIOCETHTOOL`.
+const REQUEST: libc::c_ulong = 0x8946;
+/// `ETHTOOL_SRXCSUM`, `ETHTOOL_STXCSUM`, `ETHTOOL_STSO`, `ETHTOOL_SGSO`, `ETHTOOL_SGRO`.
+const COMMANDS: [u32; 5] = [0x15, 0x17, 0x1f, 0x24, 0x2c];
+
+/// `struct ethtool_value`.
+#[repr(C)]
+struct Value {
+    command: u32,
+    data: u32,
+}
+
+/// Takes all of it off an interface: packets leave it whole, with checksums that the stack computed, and are checked on arrival.
+pub fn take_off(netns: &Netns, interface: &str) -> Result<()> {
+    netns
+        .run(|| {
+            COMMANDS
+                .into_iter()
+                .try_for_each(|command| switch_off(interface, command))
+        })
+        .with_context(|| format!("take offloads off {interface} in {}", netns.name()))
+}
+
+fn switch_off(interface: &str, command: u32) -> io::Result<()> {
+    let socket = socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    let mut value = Value { command, data: 0 };
+    // SAFETY: all bytes zero is a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    // SAFETY: the request names a value of the kind that its command reads, and both outlive the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), REQUEST, &raw mut request) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
