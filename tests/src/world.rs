@@ -1,8 +1,14 @@
 //! Everything beyond the node's uplink: its gateway, and servers behind it.
 
-use anyhow::Result;
+use std::{
+    net::IpAddr,
+    thread,
+    time::{Duration, Instant},
+};
 
-use crate::{Family, Node, netns::Netns, wire::Wire};
+use anyhow::{Result, ensure};
+
+use crate::{Family, Node, netns::Netns, patience, wire::Wire};
 
 /// The world around one node. It knows no route to pods unless a test gives it one.
 #[derive(Debug)]
@@ -45,6 +51,8 @@ impl World {
         }
         netns.ip(&theirs)?;
         node.netns().ip(&ours)?;
+        settle(&netns, Family::V6.gateway())?;
+        settle(node.netns(), Family::V6.node())?;
         Ok(Self { netns })
     }
 
@@ -58,6 +66,24 @@ impl World {
     pub fn route_pods(&self) -> Result<()> {
         self.netns.ip(&Family::BOTH
             .map(|family| format!("route add {} via {}", family.pods(), family.node())))
+    }
+}
+
+/// Waits until the kernel delivers packets to an IPv6 address: it makes the route for that a while after the address, even where no
+/// duplicate is looked for.
+fn settle(netns: &Netns, addr: IpAddr) -> Result<()> {
+    let deadline = Instant::now() + patience::here(Duration::from_secs(10));
+    loop {
+        let route = netns.ip_json(&["route", "get", &addr.to_string()]);
+        if route.is_ok_and(|route| route[0]["type"] == "local") {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{addr} has no local route in {}",
+            netns.name()
+        );
+        thread::sleep(Duration::from_millis(5));
     }
 }
 
