@@ -270,6 +270,8 @@ fn after_ours_as_after_others(
     let meter = Meter::start(&lab.node)?;
     reaches(lab.world.netns(), at, family.gateway())?;
     reaches(pod.netns(), at, pod.ip(family))?;
+    reaches(lab.node.netns(), at, family.pod_gateway()).context("from the node")?;
+    reaches(&server.netns, at, family.pod_gateway()).context("from itself")?;
     meter.expect(Counter::BypassPeer, 50)?;
     server.chain.check(&server.netns, &server.result)?;
     server.del()?;

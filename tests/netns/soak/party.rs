@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use nix::sys::socket::{Shutdown, shutdown};
-use underpass_tests::{Family, netns::Netns, traffic::content::Content};
+use underpass_tests::{Family, netns::Netns, patience, traffic::content::Content};
 
 use super::book::{Book, Heading, Place};
 
@@ -123,8 +123,8 @@ fn judge(book: &Book, name: &str, request: &[u8]) -> Option<Heading> {
 }
 
 fn serve(mut stream: TcpStream, peer: SocketAddr, name: &str, book: &Book) -> io::Result<()> {
-    stream.set_read_timeout(Some(STANDSTILL))?;
-    stream.set_write_timeout(Some(STANDSTILL))?;
+    stream.set_read_timeout(Some(patience::here(STANDSTILL)))?;
+    stream.set_write_timeout(Some(patience::here(STANDSTILL)))?;
     let mut reader = BufReader::new(stream.try_clone()?);
     let line = read_line(&mut reader)?;
     let Some(heading) = judge(book, name, line.as_bytes()) else {
@@ -165,7 +165,7 @@ impl Asker {
         let socket = netns
             .run(|| UdpSocket::bind(family.port(0)))
             .with_context(|| format!("open a UDP socket in {}", netns.name()))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(patience::here(PATIENCE)))?;
         Ok(Self {
             socket,
             session: SESSIONS.fetch_add(1, Ordering::Relaxed),
@@ -267,9 +267,9 @@ pub(super) fn transfer(netns: &Netns, book: &Book, place: Place, to: SocketAddr)
 }
 
 fn converse(netns: &Netns, heading: &Heading, to: SocketAddr) -> io::Result<SocketAddr> {
-    let mut stream = netns.run(|| TcpStream::connect_timeout(&to, STANDSTILL))?;
-    stream.set_read_timeout(Some(STANDSTILL))?;
-    stream.set_write_timeout(Some(STANDSTILL))?;
+    let mut stream = netns.run(|| TcpStream::connect_timeout(&to, patience::here(STANDSTILL)))?;
+    stream.set_read_timeout(Some(patience::here(STANDSTILL)))?;
+    stream.set_write_timeout(Some(patience::here(STANDSTILL)))?;
     writeln!(stream, "{heading}")?;
     let mut reader = BufReader::new(stream.try_clone()?);
     Content::new(heading.session).send(&mut stream, TRANSFER)?;
