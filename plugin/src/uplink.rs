@@ -80,8 +80,15 @@ impl Surroundings<'_> {
     }
 
     fn device(&self, link: &Link) -> Device {
+        let mut flags = 0;
+        if !link.ethernet {
+            flags |= device::LAYER3;
+        }
+        if link.in_vrf {
+            flags |= device::VRF;
+        }
         Device {
-            flags: if link.ethernet { 0 } else { device::LAYER3 },
+            flags,
             mtu: link.mtu,
             mac: link.mac.0,
             masquerade4: self.masquerade(link, IpAddr::is_ipv4),

@@ -68,6 +68,8 @@ pub mod device {
     /// With [`POD`]: the host's end of a container that another plugin attached, or a device by which
     /// such containers are reached (a bridge). Of the latter nobody knows the addresses behind it.
     pub const FOREIGN: u32 = 1 << 9;
+    /// An uplink in a VRF: the table of that knows which addresses are the host's.
+    pub const VRF: u32 = 1 << 10;
 }
 
 /// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).

@@ -5,6 +5,7 @@ use aya_ebpf::{
     helpers::generated,
 };
 use underpass_abi::{
+    endpoint::device as flags,
     flow::Tuple,
     node::{feature, flag::BPF_FIB_LOOKUP_SRC},
 };
@@ -15,6 +16,8 @@ use crate::{
     skb::size,
 };
 
+/// `BPF_FIB_LOOKUP_DIRECT`: no rules, the table of the device's VRF or the main table.
+const FIB_LOOKUP_DIRECT: u32 = 1;
 const RET_SUCCESS: i64 = 0;
 const RET_NO_NEIGHBOUR: i64 = 7;
 
@@ -29,11 +32,24 @@ pub const FOREIGN: u32 = 0;
 /// address of this host.
 ///
 /// Seen from the input side, with forwarding on, the kernel answers `NOT_FWDED` for what it
-/// delivers locally (and for what it has no route for).
+/// delivers locally (and for what it has no route for). By the rules 5.10 finds the table of a VRF
+/// at some times and not at others, so that is asked for by itself.
 #[inline(always)]
 pub fn is_local<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
+    let is_in_vrf = device(in_ifindex).is_some_and(|uplink| uplink.flags & flags::VRF != 0);
+    if is_delivered::<I>(ctx, in_ifindex, 0)
+        || is_in_vrf && is_delivered::<I>(ctx, in_ifindex, FIB_LOOKUP_DIRECT)
+    {
+        LOCAL
+    } else {
+        FOREIGN
+    }
+}
+
+#[inline(always)]
+fn is_delivered<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32, how: u32) -> bool {
     let Some(Work { head, .. }) = I::work() else {
-        return FOREIGN;
+        return false;
     };
     let mut params = ask::<I>(&head.tuple, in_ifindex);
     // SAFETY: the context is valid, the arguments have the size that is passed.
@@ -42,14 +58,10 @@ pub fn is_local<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
             ctx.cast(),
             &raw mut params,
             size::<bpf_fib_lookup>().cast_signed(),
-            0,
+            how,
         )
     };
-    if result == RET_NOT_FORWARDED {
-        LOCAL
-    } else {
-        FOREIGN
-    }
+    result == RET_NOT_FORWARDED
 }
 
 #[inline(always)]

@@ -5,8 +5,8 @@ use std::{fmt, os::fd::AsRawFd as _};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     link::{
-        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute,
-        LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State,
+        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoPortKind, InfoVeth,
+        LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State,
     },
 };
 
@@ -53,6 +53,8 @@ pub(crate) struct Link {
     pub(crate) ethernet: bool,
     /// Bridge, bond or VRF that it belongs to.
     pub(crate) controller: Option<u32>,
+    /// Whether [`Self::controller`] is a VRF.
+    pub(crate) in_vrf: bool,
     /// Of a veth: the index of the peer, in the peer's namespace.
     pub(crate) peer: Option<u32>,
 }
@@ -82,8 +84,10 @@ impl Link {
                 }
                 LinkAttribute::LinkInfo(infos) => {
                     for info in infos {
-                        if let LinkInfo::Kind(kind) = info {
-                            link.kind = Some(kind);
+                        match info {
+                            LinkInfo::Kind(kind) => link.kind = Some(kind),
+                            LinkInfo::PortKind(kind) => link.in_vrf = kind == InfoPortKind::Vrf,
+                            _ => {}
                         }
                     }
                 }

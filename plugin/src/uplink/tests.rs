@@ -157,3 +157,20 @@ fn a_link_without_ethernet_is_marked() {
     assert_eq!(smallest_mtu(&uplinks), Some(1420));
     assert_eq!(smallest_mtu(&[]), None);
 }
+
+#[test]
+fn a_link_in_a_vrf_is_marked() {
+    let mut enslaved = link(2, "eth0");
+    enslaved.controller = Some(4);
+    enslaved.in_vrf = true;
+    let mut bonded = link(3, "eth1");
+    bonded.controller = Some(5);
+    let surroundings = Surroundings {
+        links: &[enslaved, bonded],
+        addresses: &[address(2, "192.0.2.1/24"), address(3, "198.51.100.1/24")],
+        routes: &[],
+    };
+    let uplinks = surroundings.uplinks(None);
+    assert_eq!(uplinks[0].device.flags, device::VRF);
+    assert_eq!(uplinks[1].device.flags, 0);
+}

@@ -35,6 +35,8 @@ mod attribute {
 
 /// `BPF_LOG_STATS`: nothing but the figures, since Linux 5.2.
 const LOG_STATS: u32 = 4;
+/// The program that the plugin asks for the kernel's features with.
+const PROBE: &[u8] = b"probe\0";
 /// Enough for what 6.12 adds without being asked: a line for each call of a global function.
 const LOG_BYTES: u32 = 2 << 20;
 /// How far below the stack pointer the figures go. The stack grows there by itself.
@@ -115,10 +117,11 @@ fn at_system_call(pid: Pid, loads: &mut HashMap<Pid, Load>) -> anyhow::Result<Op
     }
     let mut before = [0; attribute::NAME_END];
     read(pid, registers.rsi, &mut before)?;
-    // The loader's questions to the kernel have no name or one of its own; a load with a log is the repetition of one that failed.
+    // The loader's and the plugin's questions to the kernel have no name or one of their own; a load with a log is the repetition of one that failed.
     let name = &before[attribute::NAME..];
     if name.starts_with(&[0])
         || name.starts_with(b"aya_")
+        || name.starts_with(PROBE)
         || field(&before, attribute::LOG_LEVEL) != 0
     {
         return Ok(None);
