@@ -196,7 +196,7 @@ fn with_extension_headers(
     needs_root!();
     let options = [Setting::extension_header(kind)];
     let scene = Scene::set(V6, &[])?;
-    // A kernel that forwards a GSO packet with such a header takes its length from the wrong bytes, and calls it too big.
+    // GSO packets with such a header stall where they are forwarded: the node answers that they are too big.
     for pod in [&scene.server, &scene.client] {
         offload::take_off(pod.netns(), Pod::IFNAME)?;
     }
