@@ -8,7 +8,8 @@ use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
     helpers::generated::{
         bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
-        bpf_set_hash, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
+        bpf_set_hash, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_pull_data,
+        bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
@@ -113,6 +114,14 @@ impl Skb {
     pub fn is_returning(&self) -> bool {
         // SAFETY: see `protocol`.
         unsafe { (*self.raw()).tc_index == RETURNING }
+    }
+
+    /// Makes a packet whose Ethernet destination is another device of this host one for this host.
+    #[inline(always)]
+    pub fn take_for_host(&mut self) {
+        // Fails for types that no packet of a pod has.
+        // SAFETY: the context is valid, no memory is passed.
+        unsafe { bpf_skb_change_type(self.raw(), PACKET_HOST) };
     }
 
     /// Forgets what a pod's own traffic control, or a program, may have left in `skb->tc_index`.

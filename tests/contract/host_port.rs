@@ -175,15 +175,16 @@ fn everybody_reaches_the_container(
 
 /// The host's end of a veth of `ptp` has the gateway's address, which stands for whom the container could not answer.
 #[rstest]
-fn behind_ptp_the_node_and_the_container_itself_are_served(
+fn the_node_and_the_container_itself_are_served(
     #[values(V4, V6)] family: Family,
+    #[values("bridge", "ptp")] kind: &str,
     #[values(true, false)] masquerade: bool,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let chain = Chain::new(
         &lab.node,
-        &foreign(&lab, "ptp", family).with("ipMasq", masquerade),
+        &foreign(&lab, kind, family).with("ipMasq", masquerade),
         [chained(&lab.node, "underpass")],
     )
     .runtime("portMappings", mappings(HOST));

@@ -116,7 +116,12 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
             Ok(Verdict::Stack)
         });
     }
-    let is_translated = pod.flags & flags::FOREIGN != 0 && skb.is_bypassed();
+    let is_foreign = pod.flags & flags::FOREIGN != 0;
+    if is_foreign && !is_switched(&skb) {
+        // To the bridge's MAC. The bridge would say so a little later.
+        skb.take_for_host();
+    }
+    let is_translated = is_foreign && skb.is_bypassed();
     skb.clear_bypassed();
     if is_translated {
         // At the port of the bridge that this device is.

@@ -100,12 +100,11 @@ impl Site {
         })
     }
 
-    /// What the container takes for the client where the host itself is: an address of the host's end. Behind a
-    /// bridge there is none, since only the bridge finds the way to the container.
+    /// What the container takes for the client where the host itself is: an address of the device by which the host reaches it.
     fn gateway(&self, local: &[Address], addr: IpAddr) -> Option<IpAddr> {
-        let mut own = local.iter().filter(|own| {
-            own.global && own.index == self.here.index && own.index == self.via.index
-        });
+        let mut own = local
+            .iter()
+            .filter(|own| own.global && own.index == self.via.index);
         own.find(|own| own.net.addr().is_ipv4() == addr.is_ipv4())
             .map(|own| own.net.addr())
     }
