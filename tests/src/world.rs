@@ -74,8 +74,10 @@ impl World {
 fn settle(netns: &Netns, addr: IpAddr) -> Result<()> {
     let deadline = Instant::now() + patience::here(Duration::from_secs(10));
     loop {
-        let route = netns.ip_json(&["route", "get", &addr.to_string()]);
-        if route.is_ok_and(|route| route[0]["type"] == "local") {
+        // In any table: that of a VRF is not asked about by a look-up.
+        let routes = netns.ip_json(&["-6", "route", "show", "table", "all", "type", "local"])?;
+        let mut routes = routes.as_array().into_iter().flatten();
+        if routes.any(|route| route["dst"] == addr.to_string()) {
             return Ok(());
         }
         ensure!(
