@@ -16,8 +16,8 @@ use crate::{
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
     maps::Net,
     stage::{
-        bypass, claim, entries, error, flow, learn, masquerade, parse, port, quota, route, settle,
-        translate, twice,
+        bypass, claim, entries, error, flow, hold, learn, masquerade, parse, port, quota, route,
+        settle, translate, twice,
     },
 };
 
@@ -69,6 +69,8 @@ functions! {
     parse_whole(ctx: *mut __sk_buff, l3: u32) -> u32 = parse::whole;
     parse_quoted(ctx: *mut __sk_buff) -> u32 = parse::quoted;
     translate(ctx: *mut __sk_buff) -> u32 = translate::to_partner;
+    keep(ctx: *mut __sk_buff) -> u32 = hold::keep;
+    release(ctx: *mut __sk_buff, way: u32) -> i32 = hold::release;
     copy_live() -> u32 = flow::copy_live;
     note() -> u32 = flow::note;
     forget() -> u32 = flow::forget;

@@ -50,6 +50,7 @@ mod stage {
     pub mod error;
     pub mod flow;
     pub mod fragment;
+    pub mod hold;
     pub mod learn;
     pub mod masquerade;
     pub mod parse;

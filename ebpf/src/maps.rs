@@ -19,7 +19,11 @@ use underpass_ebpf::ip::{Head, Ip, V4, V6};
 
 use crate::{
     memory::zeroed,
-    stage::{entries::Request, route::Route},
+    stage::{
+        entries::Request,
+        hold::{Held, HeldKey},
+        route::Route,
+    },
 };
 
 /// Where a tuple's entry is in the flow tables, and which end of it the tuple's source is.
@@ -108,6 +112,11 @@ static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> =
 #[map]
 static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> =
     LruHashMap::with_max_entries(1 << 12, 0);
+// Late fragments are rare, and their frames are large.
+#[map]
+pub static HELD: LruHashMap<HeldKey, Held> = LruHashMap::with_max_entries(1 << 8, 0);
+#[map]
+pub static HELD_ROOM: PerCpuArray<Held> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 static PORTS: HashMap<HostPort, PortTarget> = HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]

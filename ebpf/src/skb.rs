@@ -5,11 +5,11 @@ use core::{mem::MaybeUninit, ptr};
 use aya_ebpf::{
     EbpfContext,
     bindings::bpf_redir_neigh,
-    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
     helpers::generated::{
-        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
-        bpf_set_hash, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_pull_data,
-        bpf_skb_store_bytes,
+        bpf_clone_redirect, bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
+        bpf_redirect_peer, bpf_set_hash, bpf_skb_change_tail, bpf_skb_change_type,
+        bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
@@ -32,6 +32,10 @@ const PACKET_HOST: u32 = 0;
 const BYPASSED: u32 = 0x7550;
 /// `skb->tc_index` of a packet that returns to a process of this host: `from_host` finishes it.
 const RETURNING: u32 = 0x7551;
+
+/// `skb->tc_index` of a first fragment that was sent through the same hook again, with those that
+/// waited for it right behind.
+const AGAIN: u32 = 0x7552;
 
 /// A packet at a tc hook.
 pub struct Skb {
@@ -114,6 +118,60 @@ impl Skb {
     pub fn is_returning(&self) -> bool {
         // SAFETY: see `protocol`.
         unsafe { (*self.raw()).tc_index == RETURNING }
+    }
+
+    /// Whether this first fragment was sent through this hook again.
+    #[inline(always)]
+    pub fn is_again(&self) -> bool {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).tc_index == AGAIN }
+    }
+
+    /// See [`Self::is_again`].
+    #[inline(always)]
+    pub fn mark_again(&mut self) {
+        // SAFETY: see `protocol`; the field is writable for tc programs.
+        unsafe { (*self.raw()).tc_index = AGAIN };
+    }
+
+    /// Copies the whole packet, and its length in bytes; false if it is longer than the buffer.
+    #[inline(always)]
+    pub fn copy_to<const N: usize>(&self, to: &mut [u8; N], length: &mut u32) -> bool {
+        *length = self.len();
+        let Some(len) = at_most::<N>(length) else {
+            return false;
+        };
+        // SAFETY: the context is valid, the buffer has room for what is copied.
+        let result =
+            unsafe { bpf_skb_load_bytes(self.ctx.as_ptr(), 0, to.as_mut_ptr().cast(), len) };
+        result == 0
+    }
+
+    /// Makes the packet another one, of the length behind `length`, in bytes. Not for GSO packets.
+    #[inline(always)]
+    pub fn become_frame<const N: usize>(&mut self, frame: &[u8; N], length: *const u32) -> bool {
+        let Some(len) = at_most::<N>(length) else {
+            return false;
+        };
+        // SAFETY: the context is valid, no memory is passed.
+        if unsafe { bpf_skb_change_tail(self.raw(), len, 0) } != 0 {
+            return false;
+        }
+        let Some(len) = at_most::<N>(length) else {
+            return false;
+        };
+        let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
+        // SAFETY: the context is valid, the frame is as long as what is passed of it.
+        let result =
+            unsafe { bpf_skb_store_bytes(self.raw(), 0, frame.as_ptr().cast(), len, flags) };
+        result == 0
+    }
+
+    /// Sends a copy out of a device, or in by it with `BPF_F_INGRESS`; false if there was no memory.
+    #[inline(always)]
+    pub fn clone_redirect(&mut self, ifindex: u32, flags: u64) -> bool {
+        // SAFETY: the context is valid, no memory is passed.
+        unsafe { bpf_clone_redirect(self.raw(), ifindex, flags) == 0 }
     }
 
     /// Makes a packet whose Ethernet destination is another device of this host one for this host.
@@ -207,8 +265,9 @@ impl Skb {
         Some(unsafe { *((data + 6) as *const [u16; 3]) })
     }
 
-    /// Into the pod behind a host veth, past the stack. A wrong device would swallow the packet
-    /// without a word (5.10).
+    /// Into the pod behind a host veth or a netkit primary, past the stack. A wrong device would
+    /// swallow the packet without a word (5.10), and so does any device where the packet is not being
+    /// received (netkit).
     #[inline(always)]
     pub fn redirect_peer(&mut self, ifindex: u32) -> Verdict {
         self.ctx.set_mark(0);
@@ -237,6 +296,14 @@ impl Skb {
                 0,
             )
         })
+    }
+
+    /// Out of a device, with the route that its destination has there: a look-up for each packet.
+    #[inline(always)]
+    pub fn redirect_by_route(&mut self, ifindex: u32) -> Verdict {
+        self.mark_bypassed();
+        // SAFETY: no memory is passed.
+        sent(unsafe { bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) })
     }
 
     /// Out of the loopback device, with the local route of its destination: the host takes such a
@@ -296,6 +363,15 @@ fn copy<T, W>(to: &mut MaybeUninit<T>, from: usize) {
             to.as_mut_ptr().cast::<W>().add(at).write(word);
         }
     }
+}
+
+/// A length in memory, if it is at least one and at most `N`. Read at the last moment: the verifier
+/// of 5.10 forgets what it knows of a number as soon as it is put on the stack.
+#[inline(always)]
+fn at_most<const N: usize>(length: *const u32) -> Option<u32> {
+    // SAFETY: the caller's reference, or an entry of a map.
+    let length = unsafe { length.read_volatile() };
+    (length >= 1 && length as usize <= N).then_some(length)
 }
 
 /// What a redirect helper said: a return code of tc, in a register's width.

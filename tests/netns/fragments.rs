@@ -1,6 +1,6 @@
 //! Datagrams larger than any packet: through masquerade and host ports, in both directions.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
@@ -11,8 +11,10 @@ use underpass_tests::{
     Lab, Pod,
     capture::Capture,
     counter::Meter,
-    frame::{self, as_fragment},
+    frame::{self, Ends, as_fragment_of},
     needs_root,
+    netns::Netns,
+    patience,
     traffic::{PATIENCE, ping, raw::RawLink, udp},
     world::World,
 };
@@ -72,43 +74,99 @@ fn to_a_host_port(#[values(V4, V6)] family: Family) -> Result<()> {
     Ok(())
 }
 
+/// A datagram cut to pieces of so many bytes, the last first. Its length is its identification too.
+fn reversed(ends: &Ends, ports: (u16, u16), payload: &[u8], length: usize) -> Vec<Vec<u8>> {
+    let whole = ends.udp(ports.0, ports.1, payload);
+    let datagram = &whole[whole.len() - payload.len() - 8..];
+    let name = u16::try_from(payload.len()).expect("a datagram has 64 KiB at most");
+    let count = datagram.len().div_ceil(length);
+    let pieces = datagram.chunks(length).enumerate().map(|(at, piece)| {
+        let offset = u16::try_from(at * length / 8).expect("not more than the length");
+        as_fragment_of(name, &ends.protocol(17, piece), offset, at + 1 < count)
+    });
+    let mut pieces: Vec<_> = pieces.collect();
+    pieces.reverse();
+    pieces
+}
+
+/// A socket that waits for a datagram.
+fn receiver(netns: &Netns, at: SocketAddr) -> Result<UdpSocket> {
+    let socket = netns.run(|| UdpSocket::bind(at))?;
+    socket.set_read_timeout(Some(patience::here(PATIENCE)))?;
+    Ok(socket)
+}
+
+/// Fails unless exactly this datagram arrives, with that source address.
+fn receives(socket: &UdpSocket, payload: &[u8], from: IpAddr) -> Result<SocketAddr> {
+    let mut bytes = vec![0; 65_536];
+    let (len, sender) = socket
+        .recv_from(&mut bytes)
+        .with_context(|| format!("{} bytes do not arrive", payload.len()))?;
+    ensure!(bytes[..len] == *payload, "{len} other bytes came");
+    ensure!(sender.ip() == from, "they came from {sender}");
+    Ok(sender)
+}
+
+fn payload(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at % 251).to_le_bytes()[0]).collect()
+}
+
+/// In bytes, of which pieces are cut; as they fit an MTU of 1500.
+const PIECE: usize = 1440;
+/// Two pieces, a few, and nearly as many as there can be.
+const REVERSED: [usize; 3] = [2000, 9000, 60_000];
+
 #[rstest]
-fn a_later_piece_that_comes_first_is_a_counted_drop(
+fn pieces_from_a_container_may_come_in_any_order(
     #[values(V4, V6)] family: Family,
+    #[values("learned", "off", "eager")] bypass: &str,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let pod = lab.pod("a")?;
+    let pod = lab.pod_with("a", &lab.conf().with("bypass", bypass))?;
     let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
-    let world = Capture::start(lab.world.netns(), World::LINK)?;
+    let server = receiver(lab.world.netns(), family.remote_at(PORT))?;
     let meter = Meter::start(&lab.node)?;
     let ends = pod.ends(family.remote())?;
-    let whole = ends.udp(SOURCE, PORT, &[7; 56]);
-    let rest = ends.protocol(17, &[7; 16]);
-    let pieces = || {
-        let frames = world.frames();
-        frames
-            .iter()
-            .filter(|bytes| frame::is_fragment(bytes))
-            .count()
-    };
-    link.send(&as_fragment(&rest, 8, false))?;
-    meter.expect(Counter::DropFragment, 1)?;
-    ensure!(pieces() == 0, "{} pieces came out", pieces());
-    // The first piece, and a later one that comes after it, get out.
-    link.send(&as_fragment(&whole, 0, true))?;
-    link.send(&as_fragment(&rest, 8, false))?;
-    world
-        .wait_for(PATIENCE, |_| pieces() == 2)
-        .context("two pieces come out")?;
-    let own = pod.ip(family);
-    ensure!(!world.addresses().contains(&own), "{own} came out");
-    ensure!(meter.read()?.dropped() == 1, "{:?}", meter.read()?);
+    let mut late = 0;
+    for len in REVERSED {
+        let payload = payload(len);
+        let pieces = reversed(&ends, (SOURCE, PORT), &payload, PIECE);
+        late += pieces.len() as u64 - 1;
+        for piece in &pieces {
+            link.send(piece)?;
+        }
+        receives(&server, &payload, family.node())?;
+    }
+    meter.expect(Counter::HeldFragment, late)?;
+    meter.expect(Counter::ReleasedFragment, late)?;
+    ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
     Ok(())
 }
 
 #[rstest]
-fn a_later_piece_to_a_host_port_that_comes_first_is_left_to_the_host(
+fn pieces_of_an_answer_may_come_in_any_order(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let server = receiver(lab.world.netns(), family.remote_at(PORT))?;
+    let client = receiver(pod.netns(), family.port(SOURCE))?;
+    client.send_to(b"ask", family.remote_at(PORT))?;
+    let asker = receives(&server, b"ask", family.node())?;
+    let link = RawLink::open(lab.world.netns(), World::LINK)?;
+    let ends = lab.ends_from_world(family.remote(), family.node())?;
+    for len in REVERSED {
+        let payload = payload(len);
+        for piece in reversed(&ends, (PORT, asker.port()), &payload, PIECE) {
+            link.send(&piece)?;
+        }
+        receives(&client, &payload, family.remote())?;
+    }
+    Ok(())
+}
+
+#[rstest]
+fn pieces_to_a_host_port_may_come_in_any_order(
     #[values(V4, V6)] family: Family,
     #[values("world", "pod")] from: &str,
 ) -> Result<()> {
@@ -118,7 +176,12 @@ fn a_later_piece_to_a_host_port_that_comes_first_is_left_to_the_host(
     let conf = lab
         .conf()
         .with("runtimeConfig", json!({ "portMappings": [mapping] }));
-    let (server, client) = (lab.pod_with("server", &conf)?, lab.pod("client")?);
+    // What a netkit sends can't be brought back to where its program saw it.
+    let veth = lab.conf().with("device", "veth");
+    let (server, client) = (
+        lab.pod_with("server", &conf)?,
+        lab.pod_with("client", &veth)?,
+    );
     let (link, ends) = if from == "world" {
         let ends = lab.ends_from_world(family.remote(), family.node())?;
         (RawLink::open(lab.world.netns(), World::LINK)?, ends)
@@ -126,33 +189,72 @@ fn a_later_piece_to_a_host_port_that_comes_first_is_left_to_the_host(
         let ends = client.ends(family.node())?;
         (RawLink::open(client.netns(), Pod::IFNAME)?, ends)
     };
-    let inside = Capture::start(server.netns(), Pod::IFNAME)?;
-    let whole = ends.udp(SOURCE, HOST, &[7; 56]);
-    let rest = ends.protocol(17, &[7; 16]);
-    let arrived = || {
-        let frames = inside.frames();
-        let pieces = frames.iter().filter(|bytes| frame::is_fragment(bytes));
-        pieces
-            .filter_map(|bytes| frame::read(bytes))
-            .collect::<Vec<_>>()
-    };
-    // The later piece might be the host's own, which would have to put it together; in order, both arrive.
-    link.send(&as_fragment(&rest, 8, false))?;
-    link.send(&as_fragment(&whole, 0, true))?;
-    inside
-        .wait_for(PATIENCE, |_| arrived().len() == 1)
-        .context("the first piece arrives")?;
-    link.send(&as_fragment(&rest, 8, false))?;
-    inside
-        .wait_for(PATIENCE, |_| arrived().len() == 2)
-        .context("a later piece arrives after it")?;
-    let (to, by) = (server.ip(family), ends.src);
-    ensure!(
-        arrived()
-            .iter()
-            .all(|read| read.dst == to && read.src == by),
-        "{:?}",
-        arrived()
-    );
+    let inside = receiver(server.netns(), family.port(INSIDE))?;
+    for len in REVERSED {
+        let payload = payload(len);
+        for piece in reversed(&ends, (SOURCE, HOST), &payload, PIECE) {
+            link.send(&piece)?;
+        }
+        receives(&inside, &payload, ends.src)?;
+    }
+    Ok(())
+}
+
+#[rstest]
+fn a_process_of_the_node_gets_its_own_pieces(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let own = receiver(lab.node.netns(), family.port(PORT))?;
+    let link = RawLink::open(lab.world.netns(), World::LINK)?;
+    let ends = lab.ends_from_world(family.remote(), family.node())?;
+    let meter = Meter::start(&lab.node)?;
+    for len in REVERSED {
+        let payload = payload(len);
+        for piece in reversed(&ends, (SOURCE, PORT), &payload, PIECE) {
+            link.send(&piece)?;
+        }
+        receives(&own, &payload, family.remote())?;
+    }
+    meter.expect_none(Counter::ReleasedFragment)?;
+    pod.del()
+}
+
+#[rstest]
+fn a_piece_too_long_to_be_kept_is_a_counted_drop(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::with_mtu(9000)?;
+    let pod = lab.pod("a")?;
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    let meter = Meter::start(&lab.node)?;
+    let ends = pod.ends(family.remote())?;
+    let pieces = reversed(&ends, (SOURCE, PORT), &payload(16_000), 8000);
+    // Its first piece, and the last that comes after it, get out.
+    for piece in [&pieces[1], &pieces[2], &pieces[0]] {
+        link.send(piece)?;
+    }
+    meter.expect(Counter::DropFragment, 1)?;
+    meter.expect_none(Counter::HeldFragment)
+}
+
+#[rstest]
+fn a_piece_without_its_first_never_gets_out(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    let world = Capture::start(lab.world.netns(), World::LINK)?;
+    let meter = Meter::start(&lab.node)?;
+    let ends = pod.ends(family.remote())?;
+    let pieces = reversed(&ends, (SOURCE, PORT), &payload(2000), PIECE);
+    // More than are kept of one datagram.
+    for _ in 0..50 {
+        link.send(&pieces[0])?;
+    }
+    meter.expect(Counter::HeldFragment, 48)?;
+    meter.expect(Counter::DropFragment, 2)?;
+    let seen = world.frames();
+    let out = seen.iter().filter(|bytes| frame::is_fragment(bytes));
+    ensure!(out.count() == 0, "pieces came out");
     Ok(())
 }

@@ -156,12 +156,21 @@ fn written<E: Debug>(write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Vec<u
 /// If the frame carries no IP, or the offset does not fit its field.
 #[must_use]
 pub fn as_fragment(frame: &[u8], offset: u16, more: bool) -> Vec<u8> {
+    as_fragment_of(0x1234, frame, offset, more)
+}
+
+/// As [`as_fragment`], of the datagram with this identification.
+///
+/// # Panics
+/// As that.
+#[must_use]
+pub fn as_fragment_of(datagram: u16, frame: &[u8], offset: u16, more: bool) -> Vec<u8> {
     let (ethernet, packet) = frame.split_at(Ethernet2Header::LEN);
     let mut fragment = ethernet.to_vec();
     let offset = IpFragOffset::try_new(offset).expect("an offset below 8192");
     if packet[0] >> 4 == 4 {
         let (mut header, payload) = Ipv4Header::from_slice(packet).expect("an IPv4 header");
-        header.identification = 0x1234;
+        header.identification = datagram;
         header.fragment_offset = offset;
         header.more_fragments = more;
         header.header_checksum = header.calc_header_checksum();
@@ -169,7 +178,7 @@ pub fn as_fragment(frame: &[u8], offset: u16, more: bool) -> Vec<u8> {
         fragment.extend_from_slice(payload);
     } else {
         let (mut header, payload) = Ipv6Header::from_slice(packet).expect("an IPv6 header");
-        let extension = Ipv6FragmentHeader::new(header.next_header, offset, more, 0x1234_5678);
+        let extension = Ipv6FragmentHeader::new(header.next_header, offset, more, datagram.into());
         header.next_header = ip_number::IPV6_FRAG;
         header.payload_length += 8;
         fragment.extend_from_slice(&header.to_bytes());

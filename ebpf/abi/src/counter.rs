@@ -53,6 +53,8 @@ counters! {
     PortChanged "port_changed" Event "masqueraded flows that could not keep their source port",
     HostPort "host_port" Event "flows to a host port sent to the container that serves it",
     HostPortMoved "host_tuple_moved" Event "connections of the host given another port because a pod's flow holds the tuple",
+    HeldFragment "held_fragment" Event "later fragments kept until their first comes",
+    ReleasedFragment "released_fragment" Event "later fragments sent on behind their first, which came after them",
     OverQuota "over_quota" Event "flows not learned because their pod has too many half-open ones",
     DropSourceAddress "drop_source_address" Drop "a pod sent from an address that is not its own",
     DropSourceMac "drop_source_mac" Drop "a pod sent from a MAC that is not its own",

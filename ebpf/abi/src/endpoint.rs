@@ -70,6 +70,10 @@ pub mod device {
     pub const FOREIGN: u32 = 1 << 9;
     /// An uplink in a VRF: the table of that knows which addresses are the host's.
     pub const VRF: u32 = 1 << 10;
+    /// With [`POD`]: the primary of a netkit pair, not a veth. What the pod sends is seen before it is
+    /// received: in the transmit function of the pod's own end, on the CPU and in the context of its
+    /// sender. `bpf_redirect_peer` is not to be had there.
+    pub const NETKIT: u32 = 1 << 11;
 }
 
 /// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).

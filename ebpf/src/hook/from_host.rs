@@ -85,12 +85,17 @@ fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
         return Err(Verdict::Drop(Counter::DropTooLarge));
     }
     translate::as_known::<I>(skb)?;
-    if device(half.out_ifindex).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
-        // Nobody made a neighbour entry for another plugin's container, and the packet by which the kernel finds one would be lost:
-        // it is sent when the answer comes, but to the neighbour of its first route, that of the loopback device.
+    let pod = device(half.out_ifindex).map_or(0, |pod| pod.flags);
+    // Without a permanent neighbour the kernel has to ask for the container's MAC. A packet that waits for the answer is sent to the
+    // neighbour of its route, which is still that of the loopback device, and lost.
+    if pod & flags::FOREIGN != 0 {
+        // Another plugin's container. Its host's own route may lead elsewhere, to a bridge.
         skb.store(0, &half.eth)
             .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
         return Ok(skb.redirect(half.out_ifindex));
+    }
+    if pod & flags::CHECK_MAC == 0 {
+        return Ok(skb.redirect_by_route(half.out_ifindex));
     }
     I::neighbour(next_hop, half.dst);
     Ok(skb.redirect_neighbour(half.out_ifindex, next_hop))

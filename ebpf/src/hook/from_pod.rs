@@ -8,7 +8,11 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::rewrite,
 };
-use underpass_ebpf::{ip::Head, l4::Kind, packet::Load as _};
+use underpass_ebpf::{
+    ip::{Head, Piece},
+    l4::Kind,
+    packet::Load as _,
+};
 
 use crate::{
     ETHERNET,
@@ -17,7 +21,9 @@ use crate::{
     skb::Skb,
     stage::{
         bypass::{self, Side},
-        flow, learn, masquerade,
+        flow,
+        hold::{self, Way},
+        learn, masquerade,
         parse::PARSED,
         port, route, source, translate, twice,
     },
@@ -52,6 +58,7 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
             served = I::serve(ctx);
         }
     }
+    hold::copy::<I>(ctx, Skb::new(ctx).ifindex());
     match served {
         NEXT | CROWDED => I::enter_stack(ctx),
         verdict => verdict,
@@ -120,6 +127,12 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if is_foreign && !is_switched(&skb) {
         // To the bridge's MAC. The bridge would say so a little later.
         skb.take_for_host();
+    }
+    if I::work().is_some_and(|work| work.head.piece == Piece::First) {
+        match I::release(ctx, Way::In as u32) {
+            NEXT => {}
+            verdict => return verdict,
+        }
     }
     let is_translated = is_foreign && skb.is_bypassed();
     skb.clear_bypassed();

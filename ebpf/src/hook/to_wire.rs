@@ -1,14 +1,17 @@
 //! What leaves by an uplink: pods' packets are learned and masqueraded here, and nowhere else.
 //! Nothing of a masqueraded pod gets out with the pod's address.
 
-use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::bindings::{__sk_buff, TC_ACT_STOLEN};
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::Device,
     flow::{Half, action, rewrite},
 };
-use underpass_ebpf::{ip::Head, l4::Kind};
+use underpass_ebpf::{
+    ip::{Head, Piece},
+    l4::Kind,
+};
 
 use crate::{
     ETHERNET,
@@ -16,12 +19,12 @@ use crate::{
     maps::{Work, device, endpoint},
     skb::Skb,
     stage::{
-        flow, learn,
+        flow, hold, learn,
         masquerade::{self, Way},
         parse::PARSED,
         translate,
     },
-    verdict::{PASS, Step, Verdict, code},
+    verdict::{NEXT, PASS, Step, Verdict, code},
 };
 
 /// What [`known`] returns for an ICMP error; no return code of tc.
@@ -56,6 +59,12 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     }
     if head.kind == Kind::Error {
         return ERROR;
+    }
+    if head.piece == Piece::First {
+        match I::release(ctx, hold::Way::Out as u32) {
+            NEXT => {}
+            verdict => return verdict,
+        }
     }
     if head.kind != Kind::Flow || I::copy_live() == flow::ABSENT {
         return UNKNOWN;
@@ -131,6 +140,9 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
     }
     match head.kind {
         Kind::Flow => {}
+        Kind::Later if I::keep(skb.raw()) == hold::KEPT => {
+            return Err(Verdict::Sent(TC_ACT_STOLEN));
+        }
         Kind::Later => return Err(Verdict::Drop(Counter::DropFragment)),
         _ => return Err(Verdict::Drop(Counter::DropUntranslated)),
     }

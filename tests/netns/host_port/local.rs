@@ -36,6 +36,30 @@ fn a_process_of_the_host_reaches_the_container(#[values(V4, V6)] family: Family)
     Ok(())
 }
 
+/// Without a permanent neighbour the kernel has to ask for the container's MAC first.
+#[rstest]
+fn a_first_datagram_waits_for_the_mac(
+    #[values(V4, V6)] family: Family,
+    #[values("loopback", "node")] by: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = mapped(&lab, &both()).with("macspoofchk", false);
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let host = scene.lab.node.netns();
+    let ip = if by == "node" {
+        family.node()
+    } else {
+        family.loopback()
+    };
+    // One that is lost is not sent again.
+    let seen = udp::Client::open(host, family)?
+        .ask(SocketAddr::new(ip, HOST), 100)?
+        .seen;
+    ensure!(seen.ip() == family.pod_gateway(), "{seen}");
+    Ok(())
+}
+
 #[rstest]
 fn content_is_carried_whole(
     #[values(V4, V6)] family: Family,
