@@ -35,6 +35,17 @@ pub(crate) enum Bypass {
     Off,
 }
 
+/// What carries a container's packets.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Device {
+    #[default]
+    Veth,
+    Netkit,
+    /// A netkit where the kernel has it.
+    Auto,
+}
+
 /// Whether a container may send packets in another's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Spoofing {
@@ -77,6 +88,7 @@ pub(crate) enum Dad {
 /// What ADD, CHECK and STATUS need to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Conf {
+    pub(crate) device: Device,
     /// In bytes; none: the smallest of the uplinks.
     pub(crate) mtu: Option<u32>,
     pub(crate) masquerade: Masquerade,
@@ -111,6 +123,7 @@ pub(crate) struct Conf {
     reason = "the contract's keys, turned into enums at once"
 )]
 struct Keys {
+    device: Option<Device>,
     mtu: i64,
     ip_masq: bool,
     ip_masq_backend: String,
@@ -171,6 +184,7 @@ impl Conf {
         keys.refuse_unsupported()?;
         let anti_spoof = keys.anti_spoof.unwrap_or(true);
         Ok(Self {
+            device: keys.device.unwrap_or_default(),
             mtu: mtu(keys.mtu)?,
             masquerade: if keys.ip_masq {
                 Masquerade::On

@@ -10,6 +10,7 @@ pub(crate) mod attach;
 pub(crate) mod feature;
 pub(crate) mod lock;
 pub(crate) mod map;
+pub(crate) mod netkit;
 pub(crate) mod object;
 pub(crate) mod pin;
 pub(crate) mod port;
@@ -57,6 +58,16 @@ pub(crate) enum Error {
         name: &'static str,
         /// From aya.
         source: Box<aya::maps::MapError>,
+    },
+    /// The program of a netkit pair.
+    #[error("cannot {action} {device}: {source}")]
+    Netkit {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        device: String,
+        /// The kernel's answer.
+        source: io::Error,
     },
     /// A map or program could not be pinned.
     #[error("cannot pin {name}: {source}")]

@@ -15,7 +15,7 @@ use crate::{
     },
     identity::Identity,
     netlink::{
-        link::Mac,
+        link::{Driver, Mac},
         route::{MAIN, Route, SCOPE_LINK},
     },
 };
@@ -36,7 +36,7 @@ pub(crate) struct Given {
     pub(crate) dns: Dns,
 }
 
-/// One end of the veth pair.
+/// One end of the pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct End {
     pub(crate) name: String,
@@ -47,6 +47,8 @@ pub(crate) struct End {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
     pub(crate) identity: Identity,
+    /// What the two ends are.
+    pub(crate) driver: Driver,
     pub(crate) host: End,
     pub(crate) pod: End,
     /// In bytes, of both ends.
@@ -74,12 +76,13 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Decides. `uplink_mtu` is the smallest MTU of the uplinks in bytes, `sandbox` the netns as
-    /// the runtime wrote it.
+    /// Decides. `driver` is what the config asks for, on this kernel; `uplink_mtu` the smallest MTU of
+    /// the uplinks in bytes, `sandbox` the netns as the runtime wrote it.
     pub(crate) fn new(
         identity: Identity,
         conf: &Conf,
         given: Given,
+        driver: Driver,
         uplink_mtu: Option<u32>,
         sandbox: &str,
     ) -> Result<Self, Error> {
@@ -126,7 +129,7 @@ impl Plan {
             mtu,
             routes: pod_routes(&ips, &routes),
             dad: conf.dad,
-            flags: flags(conf),
+            flags: flags(conf, driver),
             no_masquerade: no_masquerade(conf, &addresses),
             masquerade_addresses: conf.masquerade_addresses.clone(),
             half_open_limit: conf.half_open_limit,
@@ -140,6 +143,7 @@ impl Plan {
                 routes,
                 dns: conf.dns.clone().unwrap_or(dns),
             },
+            driver,
             host,
             pod,
             identity,
@@ -274,8 +278,11 @@ fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
     routes
 }
 
-fn flags(conf: &Conf) -> u32 {
+fn flags(conf: &Conf, driver: Driver) -> u32 {
     let mut flags = device::POD;
+    if driver == Driver::Netkit {
+        flags |= device::NETKIT;
+    }
     if conf.spoofing == Spoofing::Dropped {
         flags |= device::ANTI_SPOOF;
     }

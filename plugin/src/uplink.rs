@@ -71,7 +71,7 @@ impl Surroundings<'_> {
         let inward = matches!(link.kind, Some(InfoKind::Bridge | InfoKind::Dummy));
         // A veth with host addresses alone is another plugin's way to one container.
         let to_one = |address: &Address| {
-            link.is_veth() && address.net.prefix_len() == address.net.max_prefix_len()
+            link.is_paired() && address.net.prefix_len() == address.net.max_prefix_len()
         };
         !inward
             && self

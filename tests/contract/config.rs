@@ -114,6 +114,7 @@ fn addresses_that_the_runtime_asks_for(
 #[case(json!({ "vlanTrunk": [{ "id": 3 }] }), 2, "key \"vlanTrunk\"")]
 #[case(json!({ "ipMasqBackend": "pf" }), 7, "unknown ipmasq backend \"pf\"")]
 #[case(json!({ "mtu": "1500" }), 6, "key \"mtu\" cannot be \"1500\"")]
+#[case(json!({ "device": "macvlan" }), 6, "key \"device\" cannot be \"macvlan\"")]
 #[case(json!({ "ipMasq": "true" }), 6, "key \"ipMasq\" cannot be \"true\"")]
 #[case(json!({ "mtu": 12 }), 7, "invalid mtu 12")]
 #[case(json!({ "runtimeConfig": { "mac": "02:00:00" } }), 7, "runtimeConfig.mac \"02:00:00\"")]

@@ -12,6 +12,7 @@ mod host_port;
 mod leftovers;
 mod lifecycle;
 mod masquerade;
+mod netkit;
 mod no_bypass;
 mod odd_traffic;
 mod pod_to_pod;

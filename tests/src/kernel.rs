@@ -19,16 +19,19 @@ pub enum Facility {
     Netem,
     /// The queue that paces.
     Fq,
+    /// Pairs of devices whose one end runs programs on what the other sends (6.7).
+    Netkit,
 }
 
 impl Facility {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Vlan,
         Self::WireGuard,
         Self::Vrf,
         Self::Netem,
         Self::Fq,
+        Self::Netkit,
     ];
 
     /// Its module, and the name of its option when the kernel is built.
@@ -39,6 +42,7 @@ impl Facility {
             Self::Vrf => ("vrf", "CONFIG_NET_VRF"),
             Self::Netem => ("sch_netem", "CONFIG_NET_SCH_NETEM"),
             Self::Fq => ("sch_fq", "CONFIG_NET_SCH_FQ"),
+            Self::Netkit => ("netkit", "CONFIG_NETKIT"),
         }
     }
 
@@ -50,6 +54,7 @@ impl Facility {
             Self::Vrf => ["ip", "link add one type vrf table 100"],
             Self::Netem => ["tc", "qdisc add dev veth root netem delay 1ms"],
             Self::Fq => ["tc", "qdisc add dev veth root fq"],
+            Self::Netkit => ["ip", "link add one type netkit"],
         }
     }
 

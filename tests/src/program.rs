@@ -14,6 +14,10 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 const CLASSIFIER: u32 = 3;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
+const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_PROG_DETACH: libc::c_long = 9;
+/// `BPF_NETKIT_PEER`.
+const NETKIT_PEER: u32 = 55;
 
 /// The register that points behind the stack frame.
 pub const FRAME: u8 = 10;
@@ -87,11 +91,20 @@ struct LoadAttributes {
     flags: u32,
 }
 
-/// What `BPF_OBJ_PIN` needs of `union bpf_attr`.
+/// What `BPF_OBJ_PIN` and `BPF_OBJ_GET` need of `union bpf_attr`.
 #[repr(C)]
 struct PinAttributes {
     path: u64,
     fd: u32,
+    flags: u32,
+}
+
+/// What `BPF_PROG_DETACH` needs of `union bpf_attr`.
+#[repr(C)]
+struct DetachAttributes {
+    device: u32,
+    fd: u32,
+    hook: u32,
     flags: u32,
 }
 
@@ -125,6 +138,30 @@ pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
     };
     // SAFETY: the path ends with a zero byte and outlives the call.
     unsafe { bpf(BPF_OBJ_PIN, &attributes) }.context("pin it")?;
+    Ok(())
+}
+
+/// Takes a pinned program off the peer of a netkit device of the calling thread's namespace.
+pub fn detach_from_netkit(device: u32, path: &Path) -> Result<()> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes()).context("use its path")?;
+    let get = PinAttributes {
+        path: path.as_ptr() as u64,
+        fd: 0,
+        flags: 0,
+    };
+    // SAFETY: the path ends with a zero byte and outlives the call.
+    let fd = unsafe { bpf(BPF_OBJ_GET, &get) }.context("open it")?;
+    let fd = i32::try_from(fd).context("the kernel's answer is no descriptor")?;
+    // SAFETY: the kernel just made this descriptor for us alone.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let detach = DetachAttributes {
+        device,
+        fd: fd.as_raw_fd().cast_unsigned(),
+        hook: NETKIT_PEER,
+        flags: 0,
+    };
+    // SAFETY: no pointers are passed.
+    unsafe { bpf(BPF_PROG_DETACH, &detach) }.context("detach it")?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    env, fmt,
     io::Write as _,
     process::{Command, ExitStatus, Output, Stdio},
 };
@@ -15,15 +15,19 @@ use crate::{
     node::{cni_path, plugin},
 };
 
+/// The variable that `cargo xtask test vm --device` sets.
+const DEVICE: &str = "UNDERPASS_TEST_DEVICE";
+
 /// A network configuration as a plugin gets it.
 #[derive(Clone, Debug)]
 pub struct Conf(Value);
 
 impl Conf {
-    /// The default network of a node: both families, masqueraded, built-in IPAM.
+    /// The default network of a node: both families, masqueraded, built-in IPAM. Its devices are what the
+    /// environment asks for ([`DEVICE`]), else what the plugin makes by default.
     #[must_use]
     pub fn new(node: &Node) -> Self {
-        Self(json!({
+        let conf = Self(json!({
             "cniVersion": "1.1.0",
             "name": "lab",
             "type": "underpass",
@@ -35,7 +39,11 @@ impl Conf {
                 "ranges": Family::BOTH.map(|family| json!([{ "subnet": family.pods() }])),
                 "routes": Family::BOTH.map(|family| json!({ "dst": family.everywhere() })),
             },
-        }))
+        }));
+        match env::var(DEVICE) {
+            Ok(device) => conf.with("device", device),
+            Err(_) => conf,
+        }
     }
 
     /// The same network with a key set to another value.

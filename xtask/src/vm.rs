@@ -81,6 +81,9 @@ pub(crate) struct Arguments {
     /// Run a small choice of tests: a few minutes, and docs/kernels.md is left alone.
     #[arg(long, conflicts_with_all = ["only", "programs"])]
     short: bool,
+    /// Give containers this device (`netkit`, `auto`) in all tests that do not say which; docs/kernels.md is left alone.
+    #[arg(long, conflicts_with = "programs", value_parser = ["veth", "netkit", "auto"])]
+    device: Option<String>,
     /// Minutes for the tests of one kernel; those that it does not reach are reported as not run, and count as failed.
     #[arg(long, default_value_t = 60)]
     minutes: u64,
@@ -94,8 +97,8 @@ impl Arguments {
     fn parts(&self) -> &'static [Part] {
         match (self.programs, self.chosen().is_empty()) {
             (true, _) => &[Part::Programs],
-            (false, true) => &[Part::Programs, Part::Tests],
-            (false, false) => &[],
+            (false, true) if self.device.is_none() => &[Part::Programs, Part::Tests],
+            (false, _) => &[],
         }
     }
 
@@ -118,7 +121,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     build::plugins(workspace)?;
     let executables = Executables::build(workspace)?;
     let kernels = kernels(workspace, arguments)?;
-    let folder = workspace.target.join("vm");
+    let folder = workspace.target.join(match &arguments.device {
+        Some(device) => format!("vm-{device}"),
+        None => "vm".to_owned(),
+    });
 
     let queue: Mutex<VecDeque<&Kernel>> = Mutex::new(kernels.iter().collect());
     let next = || {
@@ -222,6 +228,9 @@ fn one(
     }
     for part in arguments.chosen() {
         job.extend([" --only '", &part.replace('\'', ""), "'"]);
+    }
+    if let Some(device) = &arguments.device {
+        job.extend([" --device ", device]);
     }
     job.push('\n');
 

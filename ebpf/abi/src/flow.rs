@@ -170,7 +170,9 @@ pub struct Half<A> {
     pub action: u8,
     /// See [`rewrite`].
     pub rewrite: u8,
-    /// Not zero: packets to a pod must pass the queue of `out_ifindex`, which shapes them.
+    /// Not zero: packets to a pod must be sent by `out_ifindex`, whose queue shapes them, or because
+    /// they come from a place where nothing else is allowed ([`device`](crate::endpoint::device)
+    /// `SHAPED`, `NETKIT`).
     pub queue: u32,
 }
 
@@ -178,7 +180,7 @@ pub struct Half<A> {
 pub mod action {
     /// Nothing is known of this direction.
     pub const NONE: u8 = 0;
-    /// To the pod behind `out_ifindex`, by `bpf_redirect_peer`.
+    /// To the pod behind `out_ifindex`, by `bpf_redirect_peer`, or by its queue.
     pub const PEER: u8 = 1;
     /// To the uplink `out_ifindex`, by `bpf_redirect`.
     pub const WIRE: u8 = 2;

@@ -134,6 +134,16 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
     }))
 }
 
+/// Into the pod behind a host device, from the hook where the packet is.
+#[inline(always)]
+pub fn into_pod(skb: &mut Skb, ifindex: u32) -> Verdict {
+    if device(skb.ifindex()).is_some_and(|here| here.flags & flags::NETKIT != 0) {
+        skb.redirect(ifindex)
+    } else {
+        skb.redirect_peer(ifindex)
+    }
+}
+
 /// Whether nothing about the packet calls for the stack.
 #[inline(always)]
 fn is_usual<I: Net>(skb: &Skb, head: &Head<I>, side: Side, half: &Half<I::Addr>) -> bool {

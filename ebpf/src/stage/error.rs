@@ -11,6 +11,7 @@ use underpass_abi::{
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
 use super::{
+    bypass,
     flow::{self, find, half},
     masquerade,
     parse::PARSED,
@@ -167,7 +168,7 @@ fn backward<I: Call>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     }
     skb.store(0, &half.eth)
         .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
-    Ok(skb.redirect_peer(half.out_ifindex))
+    Ok(bypass::into_pod(skb, half.out_ifindex))
 }
 
 #[inline(always)]

@@ -203,7 +203,7 @@ pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
     }
 }
 
-/// The pod that packets of this half go to. The next packet looks again.
+/// The pod that packets of this half go to, after [`enter`]. The next packet looks again.
 #[inline(always)]
 pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
     half.out_ifindex = ifindex;
@@ -211,8 +211,16 @@ pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
     memory::copy(destination, &pod.peer_mac);
     memory::copy(source, &pod.mac);
     half.mtu = pod.mtu;
-    half.queue = pod.flags & flags::SHAPED;
+    half.queue = queue(half.in_ifindex, pod);
     half.stamp = stamp();
+}
+
+/// Whether packets to a pod have to be sent by its host device, and not put past it: where that one
+/// has a queue that shapes them, and from a netkit, whose packets were not received yet.
+#[inline(always)]
+pub fn queue(from: u32, to: &Device) -> u32 {
+    let from = device(from).map_or(0, |from| from.flags & flags::NETKIT);
+    to.flags & flags::SHAPED | from
 }
 
 /// The uplink that packets of this half go to. The next packet asks for the next hop and the MTU.

@@ -7,6 +7,7 @@ use underpass_abi::{counter::Counter, endpoint::device as flags, flow::action};
 
 use super::{
     flow::{ABSENT, find, half},
+    learn,
     parse::PARSED,
 };
 use crate::{
@@ -63,7 +64,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
             return STALE;
         }
         half.mtu = pod.mtu;
-        half.queue = pod.flags & flags::SHAPED;
+        half.queue = learn::queue(half.in_ifindex, pod);
         let [destination, source] = &mut half.eth;
         memory::copy(destination, &pod.peer_mac);
         memory::copy(source, &pod.mac);

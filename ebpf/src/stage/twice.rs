@@ -17,6 +17,7 @@ use underpass_abi::{
 use underpass_ebpf::{ip::Head, l4::Kind, packet::Packet};
 
 use super::{
+    bypass,
     claim::CLAIMED,
     entries::{Opener, Request},
     flow::{ABSENT, PRESENT},
@@ -208,7 +209,7 @@ fn turn_around<I: Call>(skb: &mut Skb) -> Step<Verdict> {
     };
     skb.store(0, &half.eth)
         .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
-    Ok(skb.redirect_peer(half.out_ifindex))
+    Ok(bypass::into_pod(skb, half.out_ifindex))
 }
 
 /// Towards a process of this host, in two steps: here the destination becomes 127.0.0.1 or `::1`, so

@@ -84,7 +84,7 @@ impl DeviceKind {
 struct Program {
     #[serde(rename = "program")]
     name: &'static str,
-    direction: &'static str,
+    hook: &'static str,
     attached: bool,
 }
 
@@ -156,7 +156,7 @@ impl Status {
                     .iter()
                     .map(|place| Program {
                         name: place.program,
-                        direction: place.direction.name(),
+                        hook: place.hook.name(),
                         attached: !missing.contains(&(index, *place)),
                     })
                     .collect(),
@@ -242,7 +242,7 @@ impl Status {
             write!(out, "  {:<16} {kind:<7}", device.name)?;
             for Program {
                 name,
-                direction,
+                hook,
                 attached,
             } in &device.programs
             {
@@ -251,7 +251,7 @@ impl Status {
                 } else {
                     (BAD, " MISSING")
                 };
-                write!(out, " {direction}: {style}{name}{word}{style:#}")?;
+                write!(out, " {hook}: {style}{name}{word}{style:#}")?;
             }
             writeln!(out)?;
         }
@@ -355,7 +355,7 @@ mod tests {
                 kind: DeviceKind::Uplink,
                 programs: vec![Program {
                     name: "from_wire",
-                    direction: "ingress",
+                    hook: "ingress",
                     attached: false,
                 }],
             }],

@@ -6,12 +6,11 @@ use underpass_abi::endpoint::device;
 
 use super::Failure;
 use crate::{
-    datapath::{Maps, Pins, lock::Lock},
+    datapath::{Maps, Pins, attach, lock::Lock},
     error::Error,
     netlink::{
         Netlink,
-        filter::Direction,
-        link::{By, Mac},
+        link::{By, Device, Mac},
     },
 };
 
@@ -53,12 +52,12 @@ fn detach(maps: &Maps) -> Result<Vec<String>, Error> {
         if mac != Mac(entry.mac) {
             continue;
         }
-        let mut found = false;
-        for direction in [Direction::Ingress, Direction::Egress] {
-            found |= node.delete_filter(index, direction)?;
-        }
-        if found {
-            names.push(link.name);
+        let device = Device {
+            index,
+            name: link.name,
+        };
+        if attach::detach(&node, maps.pins(), &device, attach::places(entry.flags))? {
+            names.push(device.name);
         }
     }
     Ok(names)

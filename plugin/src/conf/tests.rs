@@ -40,6 +40,7 @@ fn an_empty_config_has_the_documented_defaults() {
     assert_eq!(
         conf,
         Conf {
+            device: Device::Veth,
             mtu: None,
             masquerade: Masquerade::Off,
             non_masquerade: None,

@@ -10,24 +10,52 @@ use underpass_abi::{
     map,
 };
 
-use super::{Error as DatapathError, Maps, Pins, lock::Lock};
+use super::{Error as DatapathError, Maps, Pins, lock::Lock, netkit};
 use crate::{
     error::Error,
     netlink::{Netlink, filter::Direction, link::Device},
     uplink::Uplink,
 };
 
+/// Where on a device a program can sit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hook {
+    /// A filter of tc.
+    Tc(Direction),
+    /// What the other end of this netkit sends.
+    NetkitPeer,
+}
+
+impl Hook {
+    /// As people call it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Tc(direction) => direction.name(),
+            Self::NetkitPeer => "peer",
+        }
+    }
+}
+
 /// A program and its place on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
-    pub(crate) direction: Direction,
+    pub(crate) hook: Hook,
     /// As in [`map::PROGRAMS`].
     pub(crate) program: &'static str,
 }
 
 /// What a host veth carries.
-pub(crate) const POD: &[Place] = &[
+const POD: &[Place] = &[
     place(Direction::Ingress, map::FROM_POD),
+    place(Direction::Egress, map::TO_POD),
+];
+/// The host's end of a netkit pair. What comes from the container could be seen at its ingress as
+/// well, but one trip over the CPU's backlog later.
+const NETKIT: &[Place] = &[
+    Place {
+        hook: Hook::NetkitPeer,
+        program: map::FROM_POD,
+    },
     place(Direction::Egress, map::TO_POD),
 ];
 const WIRE: &[Place] = &[
@@ -42,12 +70,17 @@ const WIRE_L3: &[Place] = &[
 const LOOPBACK: &[Place] = &[place(Direction::Egress, map::FROM_HOST)];
 
 const fn place(direction: Direction, program: &'static str) -> Place {
-    Place { direction, program }
+    Place {
+        hook: Hook::Tc(direction),
+        program,
+    }
 }
 
 /// What a device with those flags carries.
 pub(crate) fn places(flags: u32) -> &'static [Place] {
-    if flags & device::POD != 0 {
+    if flags & device::NETKIT != 0 {
+        NETKIT
+    } else if flags & device::POD != 0 {
         POD
     } else if flags & device::LOOPBACK != 0 {
         LOOPBACK
@@ -67,23 +100,46 @@ pub(crate) fn attach(
 ) -> Result<(), Error> {
     netlink.add_clsact(device)?;
     for &Place {
-        direction,
+        hook,
         program: name,
     } in places
     {
         let program = pins.program(name)?;
         let fd = program.fd().map_err(DatapathError::program(name))?;
-        netlink.set_filter(device, direction, fd.as_fd(), &format!("underpass_{name}"))?;
+        let fd = fd.as_fd();
+        match hook {
+            Hook::Tc(direction) => {
+                netlink.set_filter(device, direction, fd, &format!("underpass_{name}"))?;
+            }
+            Hook::NetkitPeer => netkit::attach(device.index, &device.name, fd)?,
+        }
     }
     Ok(())
 }
 
-/// Takes our programs off a device, which may be gone.
-pub(crate) fn detach(netlink: &Netlink, index: u32) -> Result<(), Error> {
-    for direction in [Direction::Ingress, Direction::Egress] {
-        netlink.delete_filter(index, direction)?;
+/// Takes our programs off a device, which may be gone. Returns whether there were any.
+pub(crate) fn detach(
+    netlink: &Netlink,
+    pins: &Pins,
+    device: &Device,
+    places: &[Place],
+) -> Result<bool, Error> {
+    let mut found = false;
+    for &Place {
+        hook,
+        program: name,
+    } in places
+    {
+        found |= match hook {
+            Hook::Tc(direction) => netlink.delete_filter(device.index, direction)?,
+            Hook::NetkitPeer => {
+                let program = pins.program(name)?;
+                let fd = program.fd().map_err(DatapathError::program(name))?;
+                netkit::detach(device.index, &device.name, fd.as_fd())?
+            }
+        };
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Devices and the places on them where our program is not, or is another than the pinned one.
@@ -92,22 +148,36 @@ pub(crate) fn missing(
     pins: &Pins,
     devices: &[(u32, &[Place])],
 ) -> Result<Vec<(u32, Place)>, Error> {
-    let wanted: Vec<(u32, Place)> = devices
-        .iter()
-        .flat_map(|&(index, places)| places.iter().map(move |&place| (index, place)))
-        .collect();
-    let asked: Vec<_> = wanted
-        .iter()
-        .map(|(index, place)| (*index, place.direction))
-        .collect();
     let mut pinned = BTreeMap::new();
+    let mut id = |program: &'static str| -> Result<u32, DatapathError> {
+        match pinned.entry(program) {
+            Entry::Occupied(known) => Ok(*known.get()),
+            Entry::Vacant(unknown) => Ok(*unknown.insert(pins.program(program)?.id())),
+        }
+    };
     let mut missing = Vec::new();
-    for ((index, place), found) in wanted.into_iter().zip(netlink.filter_programs(&asked)?) {
-        let id = match pinned.entry(place.program) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(unknown) => *unknown.insert(pins.program(place.program)?.id()),
-        };
-        if found != Some(id) {
+    let mut filters = Vec::new();
+    let mut directions = Vec::new();
+    for &(index, places) in devices {
+        for &place in places {
+            match place.hook {
+                Hook::Tc(direction) => {
+                    filters.push((index, place));
+                    directions.push((index, direction));
+                }
+                Hook::NetkitPeer => {
+                    if !netkit::programs(index)?.contains(&id(place.program)?) {
+                        missing.push((index, place));
+                    }
+                }
+            }
+        }
+    }
+    for ((index, place), found) in filters
+        .into_iter()
+        .zip(netlink.filter_programs(&directions)?)
+    {
+        if found != Some(id(place.program)?) {
             missing.push((index, place));
         }
     }

@@ -1,12 +1,13 @@
-//! Devices: the veth pair, its attributes, and what is known of the others.
+//! Devices: the container's pair, its attributes, and what is known of the others.
 
 use std::{fmt, os::fd::AsRawFd as _};
 
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     link::{
-        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoPortKind, InfoVeth,
-        LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, State,
+        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoNetkit, InfoPortKind,
+        InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+        NetkitMode, State,
     },
 };
 
@@ -55,7 +56,7 @@ pub(crate) struct Link {
     pub(crate) controller: Option<u32>,
     /// Whether [`Self::controller`] is a VRF.
     pub(crate) in_vrf: bool,
-    /// Of a veth: the index of the peer, in the peer's namespace.
+    /// Of a veth or netkit: the index of the peer, in the peer's namespace.
     pub(crate) peer: Option<u32>,
 }
 
@@ -101,6 +102,45 @@ impl Link {
     pub(crate) fn is_veth(&self) -> bool {
         self.kind == Some(InfoKind::Veth)
     }
+
+    /// Whether it is one end of a pair: a veth or a netkit.
+    pub(crate) fn is_paired(&self) -> bool {
+        matches!(self.kind, Some(InfoKind::Veth | InfoKind::Netkit))
+    }
+}
+
+/// The driver of a pair.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) enum Driver {
+    #[default]
+    Veth,
+    /// Since 6.7, with `CONFIG_NETKIT`: a pair whose one end may run programs on what the other sends.
+    Netkit,
+}
+
+impl Driver {
+    /// As the kernel calls it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Veth => "veth",
+            Self::Netkit => "netkit",
+        }
+    }
+
+    fn info(self, peer: LinkMessage) -> [LinkInfo; 2] {
+        let (kind, data) = match self {
+            Self::Veth => (InfoKind::Veth, InfoData::Veth(InfoVeth::Peer(peer))),
+            // With Ethernet headers: neighbours, ARP and everything else are as on a veth.
+            Self::Netkit => (
+                InfoKind::Netkit,
+                InfoData::Netkit(vec![
+                    InfoNetkit::Mode(NetkitMode::L2),
+                    InfoNetkit::Peer(peer),
+                ]),
+            ),
+        };
+        [LinkInfo::Kind(kind), LinkInfo::Data(data)]
+    }
 }
 
 /// A device to change: the kernel wants its number, people its name.
@@ -110,7 +150,7 @@ pub(crate) struct Device {
     pub(crate) name: String,
 }
 
-/// One end of a veth pair to be made.
+/// One end of a pair to be made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End<'a> {
     pub(crate) name: &'a str,
@@ -146,9 +186,10 @@ pub(crate) struct Change<'a> {
 }
 
 impl Netlink {
-    /// Makes a veth pair in one request: this end here, the other inside `netns`, both down.
-    pub(crate) fn create_veth(
+    /// Makes a pair in one request: this end here, the other inside `netns`, both down.
+    pub(crate) fn create_pair(
         &self,
+        driver: Driver,
         here: End<'_>,
         there: End<'_>,
         netns: &Netns,
@@ -167,14 +208,15 @@ impl Netlink {
             .push(LinkAttribute::NetNsFd(netns.as_raw_fd()));
         let mut message = LinkMessage::default();
         message.attributes = end(here);
-        message.attributes.push(LinkAttribute::LinkInfo(vec![
-            LinkInfo::Kind(InfoKind::Veth),
-            LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
-        ]));
+        message
+            .attributes
+            .push(LinkAttribute::LinkInfo(driver.info(peer).into()));
         self.change(RouteNetlinkMessage::NewLink(message), Mode::Create, || {
             format!(
-                "create the veth pair {} (here) and {} (in {netns})",
-                here.name, there.name
+                "create the {} pair {} (here) and {} (in {netns})",
+                driver.name(),
+                here.name,
+                there.name
             )
         })
     }
@@ -205,7 +247,7 @@ impl Netlink {
         )
     }
 
-    /// Deletes a device; of a veth, both ends. Returns whether there was one.
+    /// Deletes a device; of a pair, both ends. Returns whether there was one.
     pub(crate) fn delete_link(&self, index: u32) -> Result<bool, Error> {
         let mut message = LinkMessage::default();
         message.header.index = index;

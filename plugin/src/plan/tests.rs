@@ -36,7 +36,15 @@ fn given(ips: &[(&str, &str)], routes: Vec<CniRoute>) -> Given {
 }
 
 fn plan(conf: &Conf, given: Given) -> Plan {
-    Plan::new(identity(), conf, given, Some(1400), "/run/netns/n1").expect("a plan")
+    Plan::new(
+        identity(),
+        conf,
+        given,
+        Driver::Veth,
+        Some(1400),
+        "/run/netns/n1",
+    )
+    .expect("a plan")
 }
 
 /// The whole plan, as a person reads it.
@@ -229,7 +237,7 @@ fn a_default_route_of_the_ipam_is_not_repeated() {
 fn an_mtu_too_small_for_ipv6_is_refused() {
     let refuse = |keys: &str, address: &str| {
         let given = given(&[(address, "")], Vec::new());
-        Plan::new(identity(), &conf(keys), given, None, "").err()
+        Plan::new(identity(), &conf(keys), given, Driver::Veth, None, "").err()
     };
     let error = refuse(r#""mtu":1000"#, "fd00::5/64").expect("IPv6 needs more");
     assert!(error.to_string().contains("1280"), "{error}");
@@ -244,6 +252,7 @@ fn more_addresses_than_the_maps_hold_are_refused() {
         identity(),
         &conf(r#""ipam":{}"#),
         given(&many, Vec::new()),
+        Driver::Veth,
         None,
         "",
     );

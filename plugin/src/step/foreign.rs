@@ -11,11 +11,7 @@ use underpass_cni::Error as CniError;
 
 use super::{Undo, endpoint::addresses, port, program};
 use crate::{
-    datapath::{
-        Maps,
-        attach::{self, POD},
-        lock::Lock,
-    },
+    datapath::{Maps, attach, lock::Lock},
     error::Error,
     netlink::{
         Netlink,
@@ -187,10 +183,11 @@ pub(crate) fn apply<'a>(
         };
         maps.set_endpoint(addr.into(), endpoint)?;
     }
-    attach::attach(node, &pins, &named(&site.here), POD)?;
+    let places = attach::places(here.flags);
+    attach::attach(node, &pins, &named(&site.here), places)?;
     if let Some(other) = other {
         maps.set_device(other.index, entry(other, 0))?;
-        attach::attach(node, &pins, &named(other), POD)?;
+        attach::attach(node, &pins, &named(other), places)?;
     }
     Ok(())
 }
@@ -230,7 +227,7 @@ pub(crate) fn verify(
         }
     }
     port::verify(node, maps, owner, here, claims.bindings, wrong)?;
-    program::detached(node, maps, here.index, &here.name, POD, wrong)?;
+    program::detached_from_pod(node, maps, here, wrong)?;
     if site.known(maps)? == Known::Already {
         return Ok(());
     }
@@ -244,7 +241,7 @@ pub(crate) fn verify(
         }
     }
     match other {
-        Some(other) => program::detached(node, maps, other.index, &other.name, POD, wrong),
+        Some(other) => program::detached_from_pod(node, maps, other, wrong),
         None => Ok(()),
     }
 }
@@ -277,8 +274,12 @@ pub(crate) fn revert(
 /// Takes the programs off a device that they were told of here.
 fn withdraw(node: &Netlink, maps: &mut Maps, index: u32) -> Result<(), Error> {
     let entry = maps.device(index)?;
-    if entry.is_some_and(|entry| entry.flags & device::FOREIGN != 0) {
-        attach::detach(node, index)?;
+    if let Some(entry) = entry.filter(|entry| entry.flags & device::FOREIGN != 0) {
+        let device = Device {
+            index,
+            name: format!("device number {index}"),
+        };
+        attach::detach(node, maps.pins(), &device, attach::places(entry.flags))?;
         maps.remove_device(index)?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The veth pair.
+//! The pair of devices: a veth, or a netkit.
 
 use std::{
     thread,
@@ -7,14 +7,17 @@ use std::{
 
 use tracing::warn;
 use underpass_abi::endpoint::Owner;
+use underpass_cni::Error as CniError;
 
 use super::{Undo, sysctl};
 use crate::{
+    conf,
+    datapath::{feature, netkit},
     error::Error,
     identity::{self, Alias},
     netlink::{
         Netlink,
-        link::{By, Change, Device, End, Link},
+        link::{By, Change, Device, Driver, End, Link},
     },
     netns::Netns,
     plan::{self, Plan},
@@ -29,6 +32,18 @@ pub(crate) struct Pair {
     pub(crate) pod: Device,
 }
 
+/// What the pair will be on this kernel.
+pub(crate) fn driver(asked: conf::Device) -> Result<Driver, CniError> {
+    match asked {
+        conf::Device::Netkit | conf::Device::Auto if netkit::is_supported() => Ok(Driver::Netkit),
+        conf::Device::Veth | conf::Device::Auto => Ok(Driver::Veth),
+        conf::Device::Netkit => Err(CniError::config(format!(
+            "invalid device \"netkit\": it needs Linux 6.7 or newer, built with CONFIG_NETKIT, and this is {}; use \"veth\", or \"auto\"",
+            feature::release()
+        ))),
+    }
+}
+
 /// Makes the pair, both ends down.
 pub(crate) fn apply<'a>(
     node: &'a Netlink,
@@ -36,7 +51,13 @@ pub(crate) fn apply<'a>(
     plan: &Plan,
     undo: &mut Undo<'a>,
 ) -> Result<Pair, Error> {
-    let created = node.create_veth(end(&plan.host), end(&plan.pod), netns, plan.mtu);
+    let created = node.create_pair(
+        plan.driver,
+        end(&plan.host),
+        end(&plan.pod),
+        netns,
+        plan.mtu,
+    );
     match created {
         Err(error) if error.is_present() => {
             return Err(Error::NameTaken {
@@ -124,7 +145,9 @@ pub(crate) fn verify(
         (None, _) => wrong.push(format!("device {name} of the host is missing")),
         (_, None) => wrong.push(format!("interface {ifname} is missing in the container")),
         (Some(here), Some(there)) => {
-            if !there.is_veth() || there.peer != Some(here.index) || here.peer != Some(there.index)
+            if !there.is_paired()
+                || there.peer != Some(here.index)
+                || here.peer != Some(there.index)
             {
                 wrong.push(format!(
                     "{ifname} in the container is not the peer of {name}"
@@ -165,7 +188,7 @@ pub(crate) fn revert(node: &Netlink, owner: Owner, index: Option<u32>) -> Result
 /// A device without an alias can only be ours by name: an ADD that was killed before it could set
 /// the alias.
 fn is_of(link: &Link, owner: Owner) -> bool {
-    if !link.is_veth() {
+    if !link.is_paired() {
         return false;
     }
     match &link.alias {

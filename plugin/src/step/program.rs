@@ -8,7 +8,7 @@ use super::link::Pair;
 use crate::{
     datapath::{
         Maps, Pins,
-        attach::{self, Changed, POD, Place},
+        attach::{self, Changed, Place},
         lock::Lock,
     },
     error::Error,
@@ -19,6 +19,7 @@ use crate::{
         link::{By, Link},
         route::{Installed, MAIN},
     },
+    plan::Plan,
     uplink::{Surroundings, Uplink},
 };
 
@@ -81,8 +82,8 @@ fn outward_links(
 }
 
 /// Attaches the programs to the host's end, whose map entries exist. They go with the link.
-pub(crate) fn apply(node: &Netlink, pins: &Pins, pair: &Pair) -> Result<(), Error> {
-    attach::attach(node, pins, &pair.host, POD)
+pub(crate) fn apply(node: &Netlink, pins: &Pins, plan: &Plan, pair: &Pair) -> Result<(), Error> {
+    attach::attach(node, pins, &pair.host, attach::places(plan.flags))
 }
 
 /// Brings the uplinks up to date, if they are not.
@@ -120,7 +121,7 @@ pub(crate) fn verify(
     uplinks: &[Uplink],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
-    detached(node, maps, here.index, &here.name, POD, wrong)?;
+    detached_from_pod(node, maps, here, wrong)?;
     verify_uplinks(node, maps, uplinks, wrong)
 }
 
@@ -144,6 +145,18 @@ pub(crate) fn verify_uplinks(
     Ok(())
 }
 
+/// Says which programs are not on the host's end of a container's pair, or on its bridge.
+pub(crate) fn detached_from_pod(
+    node: &Netlink,
+    maps: &Maps,
+    here: &Link,
+    wrong: &mut Vec<String>,
+) -> Result<(), Error> {
+    let known = maps.device(here.index)?;
+    let places = attach::places(known.map_or(device::POD, |known| known.flags));
+    detached(node, maps, here.index, &here.name, places, wrong)
+}
+
 /// Says which programs are not where they belong.
 pub(crate) fn detached(
     node: &Netlink,
@@ -164,6 +177,6 @@ pub(crate) fn not_attached(place: Place, device: &str) -> String {
     format!(
         "program {} is not attached to the {} of {device}",
         place.program,
-        place.direction.name()
+        place.hook.name()
     )
 }

@@ -36,6 +36,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     let mut time = Stopwatch::start();
     let conf = Conf::of_attachment(request)?;
     let identity = identity(request);
+    let driver = link::driver(conf.device)?;
     let path = request.attachment.netns.clone().unwrap_or_default();
     let netns = Netns::open(&path)?.ok_or_else(|| Error::NoNetns(path.clone()))?;
     time.lap("config");
@@ -68,7 +69,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("lease");
     let sandbox = path.to_string_lossy();
     let mtu = uplink::smallest_mtu(&uplinks);
-    let plan = Plan::new(identity, &conf, given, mtu, &sandbox)?;
+    let plan = Plan::new(identity, &conf, given, driver, mtu, &sandbox)?;
 
     let pair = link::apply(&node, &netns, &plan, &mut undo)?;
     time.lap("link");
@@ -88,7 +89,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     };
     port::apply(&node, &mut maps, claims, &mut undo)?;
     time.lap("maps");
-    program::apply(&node, &pins, &pair)?;
+    program::apply(&node, &pins, &plan, &pair)?;
     time.lap("filters");
     // Before the first packet: one that left by an uplink without programs would show the
     // container's address.

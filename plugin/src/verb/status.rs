@@ -11,12 +11,13 @@ use crate::{
     datapath::{Pins, attach},
     error::Error,
     netlink::{Netlink, link::By},
-    step::{lease, program},
+    step::{lease, link, program},
 };
 
 /// Says whether the network is able to serve.
 pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     let conf = Conf::of_network(&request.conf)?;
+    link::driver(conf.device).map_err(|error| CniError::not_available(error.to_string()))?;
     ready(&conf.bpf_root)?;
     Ok(lease::status(request)?)
 }

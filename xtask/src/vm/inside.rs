@@ -26,6 +26,9 @@ pub(crate) struct Arguments {
     /// A file of tests; none, and none is run.
     #[arg(long)]
     tests: Vec<String>,
+    /// What the tests give to containers.
+    #[arg(long)]
+    device: Option<String>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -54,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         for test in test::list(&arguments.bin, file)? {
             let name = test.full_name();
             if arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part)) {
-                results.write(&test.run(&stop, &logs)?)?;
+                results.write(&test.run(&stop, &logs, arguments.device.as_deref())?)?;
             }
         }
     }

@@ -19,6 +19,9 @@ const LIMIT: Duration = Duration::from_mins(4);
 /// How many times longer than elsewhere the fixtures wait for what must come, by the variable that they look at.
 const PATIENCE: (&str, &str) = ("UNDERPASS_TEST_PATIENCE", "4");
 
+/// Which device containers get where a test does not say it.
+const DEVICE: &str = "UNDERPASS_TEST_DEVICE";
+
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
 const NOT_HERE: &str = "not on this kernel: ";
 
@@ -60,14 +63,19 @@ impl Test {
     }
 
     /// Runs it, unless there is a file `stop`. The output of one that fails is kept in `logs`.
-    pub(super) fn run(&self, stop: &Path, logs: &Path) -> anyhow::Result<Record> {
+    pub(super) fn run(
+        &self,
+        stop: &Path,
+        logs: &Path,
+        device: Option<&str>,
+    ) -> anyhow::Result<Record> {
         let start = Instant::now();
         let name = self.full_name();
         let outcome = if stop.exists() {
             Outcome::NotRun
         } else {
             let log = logs.join(format!("{}.log", name.replace("::", ".")));
-            let status = self.execute(&log)?;
+            let status = self.execute(&log, device)?;
             let printed =
                 fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
             let outcome = judge(status, &String::from_utf8_lossy(&printed));
@@ -86,7 +94,7 @@ impl Test {
     }
 
     /// `None` if it was ended because of its time.
-    fn execute(&self, log: &Path) -> anyhow::Result<Option<ExitStatus>> {
+    fn execute(&self, log: &Path, device: Option<&str>) -> anyhow::Result<Option<ExitStatus>> {
         let output =
             File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let mut child = Command::new(self.bin.join(&self.file))
@@ -95,6 +103,7 @@ impl Test {
             .env("UNDERPASS_IPAM_BIN", self.bin.join("underpass-ipam"))
             .env("CI", "true")
             .env(PATIENCE.0, PATIENCE.1)
+            .envs(device.map(|device| (DEVICE, device)))
             .stdin(Stdio::null())
             .stdout(output.try_clone().context("cannot share a log")?)
             .stderr(output)

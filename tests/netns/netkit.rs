@@ -1,0 +1,259 @@
+//! Containers on a netkit pair instead of a veth. The whole suite runs with it by `cargo xtask test vm newest --device netkit`; here is
+//! what is different about it.
+
+use std::{net::SocketAddr, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use serde_json::json;
+use underpass_abi::counter::Counter;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Pod,
+    counter::{Meter, pins},
+    frame::Ends,
+    kernel::Facility,
+    leak::Traces,
+    needs_root,
+    node::plugin,
+    program::detach_from_netkit,
+    runtime::{Call, Conf},
+    traffic::{ping, raw::RawLink, tcp, udp},
+};
+
+const PORT: u16 = 8080;
+const INSIDE: u16 = 80;
+
+fn conf(lab: &Lab, device: &str) -> Conf {
+    lab.conf().with("device", device)
+}
+
+/// The driver of a pod's device on the node.
+fn driver(lab: &Lab, pod: &Pod) -> Result<String> {
+    let name = pod.host_veth();
+    let links = lab
+        .node
+        .netns()
+        .ip_json(&["-details", "link", "show", "dev", name])?;
+    let kind = links[0]["linkinfo"]["info_kind"].as_str();
+    Ok(kind
+        .with_context(|| format!("no kind: {links}"))?
+        .to_owned())
+}
+
+/// On every kernel: it is used where it is there, and said where it is not.
+#[test]
+fn the_plugin_knows_whether_there_is_netkit() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let is_there = Facility::Netkit.refusal()?.is_none();
+    for (device, expected) in [
+        ("veth", "veth"),
+        ("auto", if is_there { "netkit" } else { "veth" }),
+    ] {
+        let pod = lab.pod_with(device, &conf(&lab, device))?;
+        let driver = driver(&lab, &pod)?;
+        ensure!(driver == expected, "{device}: {driver}");
+        pod.del()?;
+    }
+    let asked = conf(&lab, "netkit");
+    let status = Call::new("STATUS").conf(&asked);
+    if is_there {
+        status.run(&lab.node)?.silence()?;
+        let pod = lab.pod_with("a", &asked)?;
+        ensure!(driver(&lab, &pod)? == "netkit");
+        return pod.del();
+    }
+    let traces = Traces::of(&lab.node)?;
+    let error = status.run(&lab.node)?.error()?;
+    ensure!(error.code == 50 && error.msg.contains("netkit"), "{error}");
+    let netns = lab.node.netns().sibling("a")?;
+    let error = Call::new("ADD")
+        .attachment("a", &netns.path().display().to_string(), Pod::IFNAME)
+        .conf(&asked)
+        .run(&lab.node)?
+        .error()?;
+    ensure!(
+        error.code == 7 && error.msg.contains("device \"netkit\""),
+        "{error}"
+    );
+    traces.expect_same(&lab.node)
+}
+
+/// Two pods with these devices, a server in the second and behind its host port, a server in the world.
+struct Scene {
+    _servers: [(tcp::Server, udp::Server); 2],
+    a: Pod,
+    b: Pod,
+    lab: Lab,
+}
+
+impl Scene {
+    fn set(family: Family, first: &str, second: &str) -> Result<Self> {
+        let lab = Lab::new()?;
+        let a = lab.pod_with("a", &conf(&lab, first))?;
+        let mappings = ["tcp", "udp"].map(
+            |protocol| json!({ "hostPort": PORT, "containerPort": INSIDE, "protocol": protocol }),
+        );
+        let ports = json!({ "portMappings": mappings });
+        let b = lab.pod_with("b", &conf(&lab, second).with("runtimeConfig", ports))?;
+        let serve = |netns, at| {
+            anyhow::Ok((
+                tcp::Server::start(netns, at)?,
+                udp::Server::start(netns, at)?,
+            ))
+        };
+        Ok(Self {
+            _servers: [
+                serve(b.netns(), family.port(INSIDE))?,
+                serve(lab.world.netns(), family.remote_at(PORT))?,
+            ],
+            a,
+            b,
+            lab,
+        })
+    }
+}
+
+#[rstest]
+fn pods_talk_on_the_bypass(
+    #[values(V4, V6)] family: Family,
+    #[values(("netkit", "netkit"), ("netkit", "veth"), ("veth", "netkit"))] devices: (&str, &str),
+) -> Result<()> {
+    needs_root!();
+    if Facility::Netkit.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, devices.0, devices.1)?;
+    let at = scene.b.at(family, INSIDE);
+    let meter = Meter::start(&scene.lab.node)?;
+    let mut client = tcp::Client::connect(scene.a.netns(), at)?;
+    client.chat(50)?;
+    let seen = client.exchange(5_000_000, 5_000_000)?.seen;
+    ensure!(seen.ip() == scene.a.ip(family), "the server saw {seen}");
+    udp::Client::open(scene.a.netns(), family)?.chat(at, 50)?;
+    ping::Ping::new(scene.a.netns(), scene.b.ip(family))?.series(10)?;
+    ping::Ping::new(scene.b.netns(), scene.a.ip(family))?.echo(4000)?;
+    meter.expect(Counter::BypassPeer, 250)?;
+    ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
+    Ok(())
+}
+
+#[rstest]
+fn the_world_is_reached_on_the_bypass(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "eager")] bypass: &str,
+) -> Result<()> {
+    needs_root!();
+    if Facility::Netkit.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, "netkit", "netkit")?;
+    let pod = scene
+        .lab
+        .pod_with("c", &conf(&scene.lab, "netkit").with("bypass", bypass))?;
+    let at = family.remote_at(PORT);
+    let meter = Meter::start(&scene.lab.node)?;
+    let mut client = tcp::Client::connect(pod.netns(), at)?;
+    client.chat(50)?;
+    let seen = client.exchange(5_000_000, 5_000_000)?.seen.ip();
+    ensure!(seen == family.node(), "the world saw {seen}");
+    let seen = udp::Client::open(pod.netns(), family)?.chat(at, 50)?.seen;
+    ensure!(seen.ip() == family.node(), "the world saw {seen}");
+    ping::ping(pod.netns(), family.remote())?;
+    meter.expect(Counter::BypassWire, 95)?;
+    meter.expect(Counter::BypassPeer, 95)?;
+    Ok(())
+}
+
+#[rstest]
+fn a_host_port_is_reached_from_everywhere(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    if Facility::Netkit.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, "netkit", "netkit")?;
+    let node = SocketAddr::new(family.node(), PORT);
+    let loopback = SocketAddr::new(family.loopback(), PORT);
+    let gateway = family.pod_gateway();
+    for (who, netns, at, expected) in [
+        ("the world", scene.lab.world.netns(), node, family.gateway()),
+        ("a pod", scene.a.netns(), node, scene.a.ip(family)),
+        ("itself", scene.b.netns(), node, gateway),
+        ("the host", scene.lab.node.netns(), loopback, gateway),
+    ] {
+        let mut client = tcp::Client::connect(netns, at).with_context(|| format!("from {who}"))?;
+        client.chat(5)?;
+        let seen = client.exchange(500_000, 500_000)?.seen.ip();
+        ensure!(seen == expected, "{who} was seen as {seen}");
+        let seen = udp::Client::open(netns, family)?.chat(at, 5)?.seen.ip();
+        ensure!(seen == expected, "{who} was seen as {seen}");
+    }
+    Ok(())
+}
+
+#[rstest]
+fn a_foreign_address_is_dropped(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    if Facility::Netkit.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, "netkit", "netkit")?;
+    let link = RawLink::open(scene.a.netns(), Pod::IFNAME)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    for dst in [family.remote(), scene.b.ip(family)] {
+        let ends: Ends = scene.a.ends(dst)?.from_ip(family.unused_pod());
+        link.send(&ends.udp(1000, 2000, b"forged"))?;
+    }
+    meter.expect(Counter::DropSourceAddress, 2)
+}
+
+#[test]
+fn check_and_status_notice_a_program_that_is_gone() -> Result<()> {
+    needs_root!();
+    if Facility::Netkit.is_missing()? {
+        return Ok(());
+    }
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("a", &conf(&lab, "netkit"))?;
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    let status = Call::new("STATUS").conf(&conf(&lab, "netkit"));
+    status.run(&lab.node)?.silence()?;
+    let links = lab
+        .node
+        .netns()
+        .ip_json(&["link", "show", "dev", pod.host_veth()])?;
+    let index = links[0]["ifindex"].as_u64().context("no number")?;
+    let program = pins(&lab.node).join("programs/from_pod");
+    lab.node
+        .netns()
+        .run(|| detach_from_netkit(u32::try_from(index)?, &program))?;
+    let words = format!(
+        "program from_pod is not attached to the peer of {}",
+        pod.host_veth()
+    );
+    let error = pod.call_with_result("CHECK").run(&lab.node)?.error()?;
+    ensure!(error.code == 100 && error.msg.contains(&words), "{error}");
+    let error = status.run(&lab.node)?.error()?;
+    ensure!(error.code == 51 && error.msg.contains(&words), "{error}");
+    pod.del()
+}
+
+#[rstest]
+fn unload_takes_the_program_off(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    if Facility::Netkit.is_missing()? {
+        return Ok(());
+    }
+    let scene = Scene::set(family, "netkit", "netkit")?;
+    let mut unload = Command::new(plugin());
+    unload.env_clear().args(["unload", "--force"]);
+    let said = scene.lab.node.netns().expect(&mut unload, &[])?;
+    for pod in [&scene.a, &scene.b] {
+        let line = format!("detached from {}", pod.host_veth());
+        ensure!(said.contains(&line), "{said}");
+    }
+    // Without programs the node's stack forwards, and nobody looks at sources.
+    tcp::Client::connect(scene.a.netns(), scene.b.at(family, INSIDE))?.chat(3)?;
+    Ok(())
+}
