@@ -1,9 +1,11 @@
 //! Loads the eBPF object: once per boot, so that no ADD after the first parses BTF or waits for the
 //! verifier.
 
-use std::{fs::File, io::Read as _, path::Path};
+use std::{
+    collections::BTreeMap, fs::File, io::Read as _, panic::resume_unwind, path::Path, thread,
+};
 
-use aya::{EbpfLoader, maps::Array, programs::SchedClassifier};
+use aya::{Ebpf, EbpfLoader, maps::Array, programs::SchedClassifier};
 use nix::{
     sys::{
         resource::{RLIM_INFINITY, Resource, setrlimit},
@@ -16,7 +18,7 @@ use underpass_abi::{
     node::{NODE_SYMBOL, Node, State},
 };
 
-use super::{Error, Pins, feature, lock::Lock};
+use super::{Error, Pins, feature, lock::Lock, pin::Unfinished};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
@@ -81,21 +83,32 @@ fn load(pins: &Pins) -> Result<(), Error> {
                 source: Box::new(source),
             })?;
     }
-    for &name in map::PROGRAMS {
-        let program: &mut SchedClassifier = object
-            .program_mut(name)
-            .ok_or(Error::Missing(name))?
-            .try_into()
-            .map_err(Error::program(name))?;
-        program.load().map_err(Error::program(name))?;
-        program
-            .pin(unfinished.program(name))
-            .map_err(|source| Error::Pin {
-                name,
-                source: Box::new(source),
-            })?;
-    }
+    load_programs(&mut object, &unfinished)?;
     unfinished.complete()
+}
+
+/// Loads and pins the programs, at the same time: nearly all of a node's first ADD is the verifier's work on them.
+fn load_programs(object: &mut Ebpf, unfinished: &Unfinished) -> Result<(), Error> {
+    let mut programs: BTreeMap<_, _> = object.programs_mut().collect();
+    thread::scope(|scope| {
+        let mut loading = Vec::new();
+        for &name in map::PROGRAMS {
+            let program = programs.remove(name).ok_or(Error::Missing(name))?;
+            let program: &mut SchedClassifier = program.try_into().map_err(Error::program(name))?;
+            loading.push(scope.spawn(move || {
+                program.load().map_err(Error::program(name))?;
+                program
+                    .pin(unfinished.program(name))
+                    .map_err(|source| Error::Pin {
+                        name,
+                        source: Box::new(source),
+                    })
+            }));
+        }
+        loading
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
 }
 
 /// The tick of the coarse clock is the jiffy.

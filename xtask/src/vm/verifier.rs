@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use nix::sys::ptrace::{self, Options};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -39,8 +40,11 @@ const LOG_STATS: u32 = 4;
 const PROBE: &[u8] = b"probe\0";
 /// Enough for what 6.12 adds without being asked: a line for each call of a global function.
 const LOG_BYTES: u32 = 2 << 20;
-/// How far below the stack pointer the figures go. The stack grows there by itself.
+/// How far below the first thread's stack pointer the figures go, each program's below those before it. The stack grows there by
+/// itself; those of other threads do not.
 const LOG_BELOW: u64 = 3 << 20;
+/// Room for the logs of all programs, in bytes.
+const STACK: u64 = 256 << 20;
 /// `ENOSPC`: the program would have been loaded, but its log is too long.
 const TOO_LONG: i64 = -28;
 
@@ -52,10 +56,23 @@ struct Load {
     start: Instant,
 }
 
+/// What has been seen of the process so far.
+struct Traced {
+    leader: Pid,
+    /// Where the next log ends, once the first thread was seen to ask for anything of eBPF.
+    room: Option<u64>,
+    loads: HashMap<Pid, Load>,
+}
+
 /// Runs a command to its end. Returns its exit code and the programs that it loaded.
 pub(super) fn trace(command: &mut Command) -> anyhow::Result<(i32, Vec<Program>)> {
-    // SAFETY: between fork and exec, one system call that takes no lock and no memory.
-    unsafe { command.pre_exec(|| ptrace::traceme().map_err(Into::into)) };
+    // SAFETY: between fork and exec, system calls that take no lock and no memory.
+    unsafe {
+        command.pre_exec(|| {
+            setrlimit(Resource::RLIMIT_STACK, STACK, RLIM_INFINITY)?;
+            ptrace::traceme().map_err(Into::into)
+        });
+    };
     let child = command.spawn().context("cannot start the plugin")?;
     let leader = Pid::from_raw(child.id().try_into().context("no process number")?);
     waitpid(leader, None).context("the plugin did not stop for its tracer")?;
@@ -66,7 +83,11 @@ pub(super) fn trace(command: &mut Command) -> anyhow::Result<(i32, Vec<Program>)
     .context("the plugin cannot be traced")?;
     ptrace::syscall(leader, None).context("the plugin cannot go on")?;
 
-    let mut loads = HashMap::new();
+    let mut traced = Traced {
+        leader,
+        room: None,
+        loads: HashMap::new(),
+    };
     let mut programs = Vec::new();
     loop {
         match waitpid(None::<Pid>, Some(WaitPidFlag::__WALL))
@@ -77,7 +98,7 @@ pub(super) fn trace(command: &mut Command) -> anyhow::Result<(i32, Vec<Program>)
                 bail!("the plugin was killed by {signal}")
             }
             WaitStatus::PtraceSyscall(pid) => {
-                if let Some(program) = at_system_call(pid, &mut loads)? {
+                if let Some(program) = at_system_call(pid, &mut traced)? {
                     programs.push(program);
                 }
                 resume(pid, None);
@@ -98,9 +119,9 @@ fn resume(pid: Pid, signal: Option<Signal>) {
 }
 
 /// At the entry of a load, asks for figures; at its return, takes them.
-fn at_system_call(pid: Pid, loads: &mut HashMap<Pid, Load>) -> anyhow::Result<Option<Program>> {
+fn at_system_call(pid: Pid, traced: &mut Traced) -> anyhow::Result<Option<Program>> {
     let registers = ptrace::getregs(pid).context("a traced thread has no registers")?;
-    if let Some(load) = loads.remove(&pid) {
+    if let Some(load) = traced.loads.remove(&pid) {
         let took = load.start.elapsed();
         write(pid, load.attribute, &load.before[..attribute::LOG_END])?;
         let returned = registers.rax.cast_signed();
@@ -112,7 +133,13 @@ fn at_system_call(pid: Pid, loads: &mut HashMap<Pid, Load>) -> anyhow::Result<Op
             Ok(None)
         };
     }
-    if registers.orig_rax != SYS_BPF || registers.rdi != BPF_PROG_LOAD {
+    if registers.orig_rax != SYS_BPF {
+        return Ok(None);
+    }
+    if pid == traced.leader && traced.room.is_none() {
+        traced.room = Some(registers.rsp - LOG_BELOW);
+    }
+    if registers.rdi != BPF_PROG_LOAD {
         return Ok(None);
     }
     let mut before = [0; attribute::NAME_END];
@@ -126,7 +153,12 @@ fn at_system_call(pid: Pid, loads: &mut HashMap<Pid, Load>) -> anyhow::Result<Op
     {
         return Ok(None);
     }
-    let log = registers.rsp - LOG_BELOW;
+    let room = traced
+        .room
+        .as_mut()
+        .context("the plugin's first thread did not ask for anything of eBPF")?;
+    *room -= u64::from(LOG_BYTES);
+    let log = *room;
     let mut asking = before;
     asking[attribute::LOG_LEVEL..attribute::LOG_SIZE].copy_from_slice(&LOG_STATS.to_ne_bytes());
     asking[attribute::LOG_SIZE..attribute::LOG_BUF].copy_from_slice(&LOG_BYTES.to_ne_bytes());
@@ -138,7 +170,7 @@ fn at_system_call(pid: Pid, loads: &mut HashMap<Pid, Load>) -> anyhow::Result<Op
         log,
         start: Instant::now(),
     };
-    loads.insert(pid, load);
+    traced.loads.insert(pid, load);
     Ok(None)
 }
 
