@@ -18,6 +18,7 @@ use crate::{
     datapath::{
         Maps, Pins, attach,
         feature::{self, FEATURES},
+        netkit,
     },
     error::Error,
     identity::ALIAS_PREFIX,
@@ -313,6 +314,17 @@ fn features() -> Vec<Feature> {
             }
         })
         .collect();
+    let has_netkit = netkit::is_supported();
+    features.push(Feature {
+        name: "netkit",
+        present: has_netkit,
+        reason: if has_netkit {
+            "the kernel has it".to_owned()
+        } else {
+            "came with Linux 6.7, if built with CONFIG_NETKIT".to_owned()
+        },
+        purpose: "containers can have netkit pairs instead of veths",
+    });
     let switch = "/proc/sys/net/core/bpf_jit_enable";
     // Where the switch can't be read, the kernel was built to compile always.
     let compiled = fs::read_to_string(switch).map_or(true, |value| value.trim() != "0");
