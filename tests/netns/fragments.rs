@@ -50,6 +50,7 @@ fn masqueraded(
         }
     }
     meter.expect(Counter::PortChanged, 1)?;
+    meter.expect_none(Counter::HeldFragment)?;
     ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
     Ok(())
 }
@@ -65,11 +66,19 @@ fn to_a_host_port(#[values(V4, V6)] family: Family) -> Result<()> {
     let (server, client) = (lab.pod_with("server", &conf)?, lab.pod("client")?);
     let _server = udp::Server::start(server.netns(), family.port(INSIDE))?;
     let asked = SocketAddr::new(family.node(), HOST);
-    for netns in [lab.world.netns(), client.netns()] {
+    for (who, netns) in [
+        ("world", lab.world.netns()),
+        ("pod", client.netns()),
+        ("itself", server.netns()),
+    ] {
+        let meter = Meter::start(&lab.node)?;
         let mut client = udp::Client::open(netns, family)?;
         for len in SIZES {
             client.ask(asked, len)?;
         }
+        meter
+            .expect_none(Counter::HeldFragment)
+            .with_context(|| format!("from {who}"))?;
     }
     Ok(())
 }
@@ -206,6 +215,19 @@ fn a_process_of_the_node_gets_its_own_pieces(#[values(V4, V6)] family: Family) -
     let link = RawLink::open(lab.world.netns(), World::LINK)?;
     let ends = lab.ends_from_world(family.remote(), family.node())?;
     let meter = Meter::start(&lab.node)?;
+    let remote = receiver(lab.world.netns(), family.remote_at(PORT))?;
+    let inside = receiver(pod.netns(), family.port(PORT))?;
+    for len in REVERSED {
+        let payload = payload(len);
+        for (from, at) in [(&remote, family.node()), (&inside, family.pod_gateway())] {
+            from.send_to(&payload, SocketAddr::new(at, PORT))?;
+            let mut bytes = vec![0; 65_536];
+            let (received, _) = own.recv_from(&mut bytes).context("in order")?;
+            ensure!(bytes[..received] == payload, "{received} other bytes came");
+        }
+    }
+    // Nobody keeps a piece whose first was seen.
+    meter.expect_none(Counter::HeldFragment)?;
     for len in REVERSED {
         let payload = payload(len);
         for piece in reversed(&ends, (SOURCE, PORT), &payload, PIECE) {

@@ -21,7 +21,7 @@ use crate::{
     skb::Skb,
     stage::{
         bypass::{self, Side},
-        flow,
+        flow, fragment,
         hold::{self, Way},
         learn, masquerade,
         parse::PARSED,
@@ -172,6 +172,8 @@ pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
         }
     }
     if let Some(work) = I::work() {
+        // Of a datagram to the host, so that the later ones are not kept.
+        fragment::remember(&work.head);
         learn::sign(&mut skb, &work.head);
     }
     PASS

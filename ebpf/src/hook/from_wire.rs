@@ -19,7 +19,7 @@ use crate::{
     skb::Skb,
     stage::{
         bypass::{self, Side},
-        flow,
+        flow, fragment,
         hold::{self, Way},
         learn,
         parse::PARSED,
@@ -99,6 +99,9 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         }
     } else if l3 == ETHERNET && head.plain && learn_eagerly(&skb, head, place) {
         return NEXT;
+    } else {
+        // So that the later ones are not kept.
+        fragment::remember(head);
     }
     if endpoint(head.tuple.dst.wide()).is_some() {
         learn::sign(&mut skb, head);
