@@ -365,13 +365,21 @@ fn copy<T, W>(to: &mut MaybeUninit<T>, from: usize) {
     }
 }
 
-/// A length in memory, if it is at least one and at most `N`. Read at the last moment: the verifier
-/// of 5.10 forgets what it knows of a number as soon as it is put on the stack.
+/// A length in memory, if it is at least one and at most `N`, a power of two.
+///
+/// Read twice: the verifier knows the bounds of a number by what was done to it, and not by what was
+/// asked about a copy of it, which is what the compiler makes of the comparison.
 #[inline(always)]
 fn at_most<const N: usize>(length: *const u32) -> Option<u32> {
+    const { assert!(N.is_power_of_two()) };
+    #[expect(clippy::cast_possible_truncation, reason = "no packet is so long")]
+    let most = N as u32;
     // SAFETY: the caller's reference, or an entry of a map.
-    let length = unsafe { length.read_volatile() };
-    (length >= 1 && length as usize <= N).then_some(length)
+    let length = || unsafe { length.read_volatile() };
+    if length().wrapping_sub(1) >= most {
+        return None;
+    }
+    Some((length().wrapping_sub(1) & (most - 1)) + 1)
 }
 
 /// What a redirect helper said: a return code of tc, in a register's width.

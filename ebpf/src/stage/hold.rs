@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The longest frame that is kept, in bytes: one of the usual MTU, with whatever is around it.
-pub const LENGTH: usize = 2040;
+pub const LENGTH: usize = 2048;
 /// How many are kept of a datagram. One of 64 KiB has so many at an MTU of 1500.
 const PIECES: u32 = 48;
 
