@@ -31,7 +31,7 @@ pub(crate) struct Uplink {
 pub(crate) struct Surroundings<'a> {
     pub(crate) links: &'a [Link],
     pub(crate) addresses: &'a [Address],
-    /// Of the main table.
+    /// The default routes of the main table.
     pub(crate) routes: &'a [Installed],
 }
 
@@ -59,6 +59,17 @@ impl Surroundings<'_> {
                     .default_routes(link)
                     .any(|route| route.advertised && route.route.dst.addr().is_ipv6()),
             })
+            .collect()
+    }
+
+    /// The addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
+    /// those of Services there. To the kernel they are as local as the node's own.
+    pub(crate) fn service_addresses(&self) -> Vec<IpAddr> {
+        self.links
+            .iter()
+            .filter(|link| link.kind == Some(InfoKind::Dummy))
+            .flat_map(|link| self.addresses_of(link))
+            .map(|address| address.net.addr())
             .collect()
     }
 
@@ -122,9 +133,7 @@ impl Surroundings<'_> {
 
     fn default_routes(&self, link: &Link) -> impl Iterator<Item = &Installed> {
         let index = link.index;
-        self.routes
-            .iter()
-            .filter(move |route| route.index == index && route.route.dst.prefix_len() == 0)
+        self.routes.iter().filter(move |route| route.index == index)
     }
 }
 

@@ -11,8 +11,11 @@ use netlink_packet_route::{
     },
 };
 
-use super::{Error, Mode, Netlink};
+use super::{Error, Mode, Netlink, socket::word};
 use crate::netns::Netns;
+
+/// Offset of the index in an `ifinfomsg`.
+const INDEX_AT: usize = 4;
 
 /// A MAC address.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -290,32 +293,22 @@ impl Netlink {
 
     /// All devices of the namespace.
     pub(crate) fn links(&self) -> Result<Vec<Link>, Error> {
-        self.dump_links(LinkMessage::default())
+        self.links_where(|_| true)
     }
 
-    /// The devices of kind `dummy`. The kernel looks for them, which on a node with hundreds of
-    /// containers is cheaper than to read all.
-    pub(crate) fn dummies(&self) -> Result<Vec<Link>, Error> {
+    /// The devices whose index is chosen. The others are not decoded.
+    pub(crate) fn links_where(
+        &self,
+        mut chosen: impl FnMut(u32) -> bool,
+    ) -> Result<Vec<Link>, Error> {
         let mut message = LinkMessage::default();
-        message
-            .attributes
-            .push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(
-                InfoKind::Dummy,
-            )]));
-        let mut links = self.dump_links(message)?;
-        // Without the driver the kernel has nothing to filter by, and lists all.
-        links.retain(|link| link.kind == Some(InfoKind::Dummy));
-        Ok(links)
-    }
-
-    fn dump_links(&self, mut message: LinkMessage) -> Result<Vec<Link>, Error> {
         message.header.interface_family = AddressFamily::Unspec;
         message
             .attributes
             .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-        let answers = self.dump(&RouteNetlinkMessage::GetLink(message), || {
-            "list the devices".to_owned()
-        })?;
+        let message = RouteNetlinkMessage::GetLink(message);
+        let wanted = |payload: &[u8]| word(payload, INDEX_AT).is_some_and(&mut chosen);
+        let answers = self.dump(&message, wanted, || "list the devices".to_owned())?;
         Ok(answers
             .into_iter()
             .filter_map(|message| match message {

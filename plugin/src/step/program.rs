@@ -1,13 +1,16 @@
 //! Programs on the host's end, and on the uplinks that its packets leave by.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use underpass_abi::endpoint::device;
 
-use super::link::Pair;
+use super::{link::Pair, route::is_link_local};
 use crate::{
     datapath::{
-        Maps, Pins,
+        Error as DatapathError, Maps, Pins,
         attach::{self, Changed, Place},
         lock::Lock,
     },
@@ -15,9 +18,8 @@ use crate::{
     glob::Glob,
     netlink::{
         Netlink,
-        addr::Address,
         link::{By, Link},
-        route::{Installed, MAIN},
+        route::MAIN,
     },
     plan::Plan,
     uplink::{Surroundings, Uplink},
@@ -26,59 +28,94 @@ use crate::{
 /// Up to so many devices are asked for one by one, which is cheaper than to list all.
 const FEW: usize = 16;
 
-/// The uplinks as they are now.
-pub(crate) fn uplinks(
+/// What matters of the node's devices that are not its containers'.
+#[derive(Debug)]
+pub(crate) struct Outward {
+    pub(crate) uplinks: Vec<Uplink>,
+    /// See [`Surroundings::service_addresses`].
+    pub(crate) services: Vec<IpAddr>,
+}
+
+/// Looks at the devices as they are now. On a node with hundreds of containers they are a few among
+/// hundreds, and to read the others would be the slowest part of an ADD.
+pub(crate) fn outward(
     node: &Netlink,
     maps: &Maps,
     patterns: Option<&[Glob]>,
-) -> Result<Vec<Uplink>, Error> {
-    let addresses = node.addresses()?;
-    let routes = node.routes(MAIN)?;
-    let links = match patterns {
-        Some(_) => node.links()?,
-        None => outward_links(node, maps, &addresses, &routes)?,
+) -> Result<Outward, Error> {
+    let mut foreign = Foreign {
+        maps,
+        known: BTreeMap::new(),
+        failure: None,
+    };
+    let addresses = node.addresses_where(|index| foreign.has(index))?;
+    let routes = node.default_routes(MAIN)?;
+    let with_address = addresses
+        .iter()
+        // Nearly every device has an IPv6 address for its link.
+        .filter(|address| address.global || !is_link_local(address.net.addr()))
+        .map(|address| address.index);
+    let with_route = routes.iter().map(|route| route.index);
+    let indices: BTreeSet<u32> = with_address
+        .chain(with_route)
+        .filter(|index| foreign.has(*index))
+        .collect();
+    if let Some(error) = foreign.failure {
+        return Err(error.into());
+    }
+    let names: Option<Vec<&str>> = patterns
+        .unwrap_or_default()
+        .iter()
+        .map(Glob::name)
+        .collect();
+    let links = match names {
+        Some(names) if indices.len() + names.len() <= FEW => {
+            let by_index = indices.iter().map(|index| By::Index(*index));
+            look_up(node, by_index.chain(names.into_iter().map(By::Name)))?
+        }
+        Some(names) if names.is_empty() => node.links_where(|index| indices.contains(&index))?,
+        _ => node.links()?,
     };
     let surroundings = Surroundings {
         links: &links,
         addresses: &addresses,
         routes: &routes,
     };
-    Ok(surroundings.uplinks(patterns))
+    Ok(Outward {
+        uplinks: surroundings.uplinks(patterns),
+        services: surroundings.service_addresses(),
+    })
 }
 
-/// The devices that may be uplinks for their addresses and routes. On a node with hundreds of
-/// containers they are a few among hundreds, and a list of all devices would be the slowest part of
-/// an ADD.
-fn outward_links(
-    node: &Netlink,
-    maps: &Maps,
-    addresses: &[Address],
-    routes: &[Installed],
-) -> Result<Vec<Link>, Error> {
-    let with_address = addresses
-        .iter()
-        .filter(|address| address.global)
-        .map(|address| address.index);
-    let with_route = routes
-        .iter()
-        .filter(|route| route.route.dst.prefix_len() == 0)
-        .map(|route| route.index);
-    let indices: BTreeSet<u32> = with_address.chain(with_route).collect();
-    let mut foreign = Vec::new();
-    for index in indices {
-        let entry = maps.device(index)?;
-        if entry.is_none_or(|entry| entry.flags & device::POD == 0) {
-            foreign.push(index);
+/// Tells the devices of containers from all others.
+struct Foreign<'a> {
+    maps: &'a Maps,
+    known: BTreeMap<u32, bool>,
+    failure: Option<DatapathError>,
+}
+
+impl Foreign<'_> {
+    /// Whether a device belongs to no container.
+    fn has(&mut self, index: u32) -> bool {
+        *self.known.entry(index).or_insert_with(|| {
+            let entry = self.maps.device(index).unwrap_or_else(|error| {
+                self.failure.get_or_insert(error);
+                None
+            });
+            entry.is_none_or(|entry| entry.flags & device::POD == 0)
+        })
+    }
+}
+
+/// The devices that exist, each once.
+fn look_up<'a>(node: &Netlink, devices: impl Iterator<Item = By<'a>>) -> Result<Vec<Link>, Error> {
+    let mut links = BTreeMap::new();
+    for by in devices {
+        if let Some(link) = node.link(by)? {
+            links.insert(link.index, link);
         }
     }
-    if foreign.len() > FEW {
-        return Ok(node.links()?);
-    }
-    let mut links = Vec::new();
-    for index in foreign {
-        links.extend(node.link(By::Index(index))?);
-    }
-    Ok(links)
+    Ok(links.into_values().collect())
 }
 
 /// Attaches the programs to the host's end, whose map entries exist. They go with the link.
