@@ -12,12 +12,6 @@ impl Glob {
         Self(pattern)
     }
 
-    /// The only name that fits, if there is one.
-    pub(crate) fn name(&self) -> Option<&str> {
-        let text = self.0.as_str();
-        (!text.contains(['*', '?'])).then_some(text)
-    }
-
     /// Whether the whole of `name` fits.
     pub(crate) fn matches(&self, name: &str) -> bool {
         fits(self.0.as_bytes(), name.as_bytes())

@@ -256,9 +256,14 @@ impl Netlink {
         self.list_routes(table, Some(index), |_| true)
     }
 
-    /// The unicast default routes of one table; one with several next hops is several.
-    pub(crate) fn default_routes(&self, table: u32) -> Result<Vec<Installed>, Error> {
-        self.list_routes(table, None, |payload| payload.get(LENGTH_AT) == Some(&0))
+    /// The unicast default routes of one table, by one device or by any; one with several next hops is
+    /// several, some of which may be by other devices.
+    pub(crate) fn default_routes(
+        &self,
+        table: u32,
+        by: Option<u32>,
+    ) -> Result<Vec<Installed>, Error> {
+        self.list_routes(table, by, |payload| payload.get(LENGTH_AT) == Some(&0))
     }
 
     fn list_routes(

@@ -1,16 +1,13 @@
 //! Programs on the host's end, and on the uplinks that its packets leave by.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use underpass_abi::endpoint::device;
 
-use super::{link::Pair, route::is_link_local};
+use super::link::Pair;
 use crate::{
     datapath::{
-        Error as DatapathError, Maps, Pins,
+        Maps, Pins,
         attach::{self, Changed, Place},
         lock::Lock,
     },
@@ -25,10 +22,11 @@ use crate::{
     uplink::{Surroundings, Uplink},
 };
 
-/// Up to so many devices are asked for one by one, which is cheaper than to list all.
-const FEW: usize = 16;
+/// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
+/// all devices have.
+const FEW: usize = 8;
 
-/// What matters of the node's devices that are not its containers'.
+/// What matters of the devices that belong to no container.
 #[derive(Debug)]
 pub(crate) struct Outward {
     pub(crate) uplinks: Vec<Uplink>,
@@ -36,46 +34,34 @@ pub(crate) struct Outward {
     pub(crate) services: Vec<IpAddr>,
 }
 
-/// Looks at the devices as they are now. On a node with hundreds of containers they are a few among
-/// hundreds, and to read the others would be the slowest part of an ADD.
+/// Looks at these devices as they are now. They are a few among hundreds on a node with hundreds of
+/// containers, and to look at all would be the slowest part of an ADD.
 pub(crate) fn outward(
     node: &Netlink,
     maps: &Maps,
     patterns: Option<&[Glob]>,
 ) -> Result<Outward, Error> {
-    let mut foreign = Foreign {
-        maps,
-        known: BTreeMap::new(),
-        failure: None,
-    };
-    let addresses = node.addresses_where(|index| foreign.has(index))?;
-    let routes = node.default_routes(MAIN)?;
-    let with_address = addresses
-        .iter()
-        // Nearly every device has an IPv6 address for its link.
-        .filter(|address| address.global || !is_link_local(address.net.addr()))
-        .map(|address| address.index);
-    let with_route = routes.iter().map(|route| route.index);
-    let indices: BTreeSet<u32> = with_address
-        .chain(with_route)
-        .filter(|index| foreign.has(*index))
-        .collect();
-    if let Some(error) = foreign.failure {
-        return Err(error.into());
-    }
-    let names: Option<Vec<&str>> = patterns
-        .unwrap_or_default()
-        .iter()
-        .map(Glob::name)
-        .collect();
-    let links = match names {
-        Some(names) if indices.len() + names.len() <= FEW => {
-            let by_index = indices.iter().map(|index| By::Index(*index));
-            look_up(node, by_index.chain(names.into_iter().map(By::Name)))?
+    let mut foreign = BTreeSet::new();
+    for index in node.indices()? {
+        let entry = maps.device(index)?;
+        if entry.is_none_or(|entry| entry.flags & device::POD == 0) {
+            foreign.insert(index);
         }
-        Some(names) if names.is_empty() => node.links_where(|index| indices.contains(&index))?,
-        _ => node.links()?,
-    };
+    }
+    let (mut links, mut addresses, mut routes) = (Vec::new(), Vec::new(), Vec::new());
+    if foreign.len() <= FEW {
+        for index in foreign {
+            links.extend(node.link(By::Index(index))?);
+            addresses.extend(node.addresses_on(index)?);
+            let by = node.default_routes(MAIN, Some(index))?.into_iter();
+            routes.extend(by.filter(|route| route.index == index));
+        }
+    } else {
+        let chosen = |index| foreign.contains(&index);
+        links = node.links_where(chosen)?;
+        addresses = node.addresses_where(chosen)?;
+        routes = node.default_routes(MAIN, None)?;
+    }
     let surroundings = Surroundings {
         links: &links,
         addresses: &addresses,
@@ -85,37 +71,6 @@ pub(crate) fn outward(
         uplinks: surroundings.uplinks(patterns),
         services: surroundings.service_addresses(),
     })
-}
-
-/// Tells the devices of containers from all others.
-struct Foreign<'a> {
-    maps: &'a Maps,
-    known: BTreeMap<u32, bool>,
-    failure: Option<DatapathError>,
-}
-
-impl Foreign<'_> {
-    /// Whether a device belongs to no container.
-    fn has(&mut self, index: u32) -> bool {
-        *self.known.entry(index).or_insert_with(|| {
-            let entry = self.maps.device(index).unwrap_or_else(|error| {
-                self.failure.get_or_insert(error);
-                None
-            });
-            entry.is_none_or(|entry| entry.flags & device::POD == 0)
-        })
-    }
-}
-
-/// The devices that exist, each once.
-fn look_up<'a>(node: &Netlink, devices: impl Iterator<Item = By<'a>>) -> Result<Vec<Link>, Error> {
-    let mut links = BTreeMap::new();
-    for by in devices {
-        if let Some(link) = node.link(by)? {
-            links.insert(link.index, link);
-        }
-    }
-    Ok(links.into_values().collect())
 }
 
 /// Attaches the programs to the host's end, whose map entries exist. They go with the link.

@@ -121,8 +121,7 @@ pub(crate) fn verify_host(
     Ok(())
 }
 
-/// Whether an address is valid on its link only.
-pub(super) fn is_link_local(addr: std::net::IpAddr) -> bool {
+fn is_link_local(addr: std::net::IpAddr) -> bool {
     match addr {
         std::net::IpAddr::V4(v4) => v4.is_link_local(),
         std::net::IpAddr::V6(v6) => v6.is_unicast_link_local(),
