@@ -42,8 +42,7 @@ impl Surroundings<'_> {
         self.links
             .iter()
             .filter(|link| {
-                let ours = link.alias.as_deref().and_then(Alias::parse).is_some();
-                if link.loopback || ours {
+                if !is_foreign(link) {
                     return false;
                 }
                 match patterns {
@@ -135,6 +134,12 @@ impl Surroundings<'_> {
         let index = link.index;
         self.routes.iter().filter(move |route| route.index == index)
     }
+}
+
+/// Whether a device is neither the loopback device nor an end of ours.
+pub(crate) fn is_foreign(link: &Link) -> bool {
+    let ours = link.alias.as_deref().and_then(Alias::parse).is_some();
+    !link.loopback && !ours
 }
 
 /// The smallest MTU of the uplinks, in bytes.

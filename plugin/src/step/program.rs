@@ -19,7 +19,7 @@ use crate::{
         route::MAIN,
     },
     plan::Plan,
-    uplink::{Surroundings, Uplink},
+    uplink::{self, Surroundings, Uplink},
 };
 
 /// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
@@ -41,25 +41,35 @@ pub(crate) fn outward(
     maps: &Maps,
     patterns: Option<&[Glob]>,
 ) -> Result<Outward, Error> {
+    let all = node.indices()?;
     let mut foreign = BTreeSet::new();
-    for index in node.indices()? {
+    for &index in &all {
         let entry = maps.device(index)?;
         if entry.is_none_or(|entry| entry.flags & device::POD == 0) {
             foreign.insert(index);
         }
     }
-    let (mut links, mut addresses, mut routes) = (Vec::new(), Vec::new(), Vec::new());
-    if foreign.len() <= FEW {
-        for index in foreign {
-            links.extend(node.link(By::Index(index))?);
+    // One in a list costs as much as one that is asked for.
+    let mut links = if foreign.len() <= FEW.max(all.len() / 2) {
+        let asked = foreign.iter().map(|index| node.link(By::Index(*index)));
+        asked
+            .filter_map(Result::transpose)
+            .collect::<Result<_, _>>()?
+    } else {
+        node.links_where(|index| foreign.contains(&index))?
+    };
+    // Many ADDs at once make many devices that the maps do not know yet.
+    links.retain(uplink::is_foreign);
+    let (mut addresses, mut routes) = (Vec::new(), Vec::new());
+    if links.len() <= FEW {
+        for &Link { index, .. } in &links {
             addresses.extend(node.addresses_on(index)?);
             let by = node.default_routes(MAIN, Some(index))?.into_iter();
             routes.extend(by.filter(|route| route.index == index));
         }
     } else {
-        let chosen = |index| foreign.contains(&index);
-        links = node.links_where(chosen)?;
-        addresses = node.addresses_where(chosen)?;
+        let wanted: BTreeSet<u32> = links.iter().map(|link| link.index).collect();
+        addresses = node.addresses_where(|index| wanted.contains(&index))?;
         routes = node.default_routes(MAIN, None)?;
     }
     let surroundings = Surroundings {
