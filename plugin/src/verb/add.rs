@@ -79,8 +79,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     route::apply_pod(&pod, &plan, &pair)?;
     bandwidth::apply(&node, &pod, &plan, &pair)?;
     time.lap("container side");
-    sysctl::forward(&plan, &uplinks)?;
-    sysctl::apply_host(&plan)?;
+    sysctl::apply_host(&plan, &uplinks)?;
     time.lap("sysctls");
     endpoint::apply(&mut maps, &plan, &pair, &mut undo)?;
     let claims = Claims {
