@@ -149,10 +149,7 @@ fn queue(lab: &Lab, ends: &[End], queue: &str) -> Result<()> {
             End::World => (lab.world.netns(), World::LINK),
         };
         let arguments = format!("qdisc replace dev {device} root {queue}");
-        netns.expect(
-            std::process::Command::new("tc").args(arguments.split(' ')),
-            &[],
-        )?;
+        netns.expect(Command::new("tc").args(arguments.split(' ')), &[])?;
     }
     Ok(())
 }
