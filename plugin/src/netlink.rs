@@ -7,14 +7,12 @@
 
 use std::io;
 
-use futures_util::{Stream, StreamExt as _};
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage,
-    NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST,
 };
 use netlink_packet_route::RouteNetlinkMessage;
-use rtnetlink::Handle;
-use tokio::runtime::{Builder, Runtime};
+
+use self::socket::Socket;
 
 pub(crate) mod addr;
 pub(crate) mod filter;
@@ -22,9 +20,8 @@ pub(crate) mod link;
 pub(crate) mod neigh;
 pub(crate) mod qdisc;
 pub(crate) mod route;
+mod socket;
 
-/// Header flag of a dump during which the table changed; libc has no name for it.
-const NLM_F_DUMP_INTR: u16 = 0x10;
 /// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an
 /// error.
 const DUMP_ATTEMPTS: u32 = 10;
@@ -93,23 +90,16 @@ impl Mode {
 /// A route netlink socket of one network namespace.
 #[derive(Debug)]
 pub(crate) struct Netlink {
-    runtime: Runtime,
-    handle: Handle,
+    socket: Socket,
 }
 
 impl Netlink {
     /// Opens a socket in the network namespace of the calling thread.
     pub(crate) fn open() -> Result<Self, Error> {
-        let open = || -> io::Result<Self> {
-            let runtime = Builder::new_current_thread().enable_io().build()?;
-            let (connection, handle, _) = {
-                let _guard = runtime.enter();
-                rtnetlink::new_connection_with_strict_check()?
-            };
-            runtime.spawn(connection);
-            Ok(Self { runtime, handle })
-        };
-        open().map_err(|source| Error::new("open a netlink socket".to_owned(), source))
+        match Socket::open() {
+            Ok(socket) => Ok(Self { socket }),
+            Err(source) => Err(Error::new("open a netlink socket".to_owned(), source)),
+        }
     }
 
     /// Sends a request that changes something, and waits for the kernel's word on it.
@@ -120,7 +110,7 @@ impl Netlink {
         action: impl FnOnce() -> String,
     ) -> Result<(), Error> {
         let flags = NLM_F_REQUEST | NLM_F_ACK | mode.flags();
-        match self.exchange(message, flags) {
+        match self.socket.exchange(message, flags, |_| false) {
             Ok(_) => Ok(()),
             Err(source) => Err(Error::new(action(), source)),
         }
@@ -132,51 +122,46 @@ impl Netlink {
         message: RouteNetlinkMessage,
         action: impl FnOnce() -> String,
     ) -> Result<Option<RouteNetlinkMessage>, Error> {
-        match self.exchange(message, NLM_F_REQUEST | NLM_F_ACK) {
-            Ok(answer) => Ok(answer.messages.into_iter().next()),
+        let flags = NLM_F_REQUEST | NLM_F_ACK;
+        match self.socket.exchange(message, flags, |_| true) {
+            Ok(answer) => Ok(answer.objects.into_iter().next()),
             Err(source) => Err(Error::new(action(), source)),
         }
     }
 
-    /// Asks for many objects. The kernel is given the next questions while it answers, so that a
-    /// call does not go to sleep and wake up for each.
+    /// Asks for many objects, many at once.
     fn get_each(
         &self,
         messages: impl IntoIterator<Item = RouteNetlinkMessage>,
-    ) -> Vec<io::Result<RouteNetlinkMessage>> {
+    ) -> io::Result<Vec<io::Result<RouteNetlinkMessage>>> {
         let mut messages = messages.into_iter();
         let mut answers = Vec::new();
         loop {
-            let before = answers.len();
-            self.runtime.block_on(async {
-                // All are on their way before the first answer is waited for.
-                let asked: Vec<_> = messages
-                    .by_ref()
-                    .take(AT_ONCE)
-                    .map(|message| self.request(message, NLM_F_REQUEST))
-                    .collect();
-                for request in asked {
-                    answers.push(only(request).await);
-                }
-            });
-            if answers.len() == before {
-                return answers;
+            let some = messages.by_ref().take(AT_ONCE);
+            let some = self.socket.exchange_each(some, NLM_F_REQUEST)?;
+            if some.is_empty() {
+                return Ok(answers);
             }
+            answers.extend(some);
         }
     }
 
-    /// Asks for all objects of a kind, again if they changed meanwhile.
+    /// Asks for all objects of a kind, again if they changed meanwhile. What `wanted` refuses, by what
+    /// follows the message's header, is not decoded.
     fn dump(
         &self,
         message: &RouteNetlinkMessage,
+        mut wanted: impl FnMut(&[u8]) -> bool,
         action: impl Fn() -> String,
     ) -> Result<Vec<RouteNetlinkMessage>, Error> {
         for _ in 0..DUMP_ATTEMPTS {
+            let flags = NLM_F_REQUEST | NLM_F_DUMP;
             let answer = self
-                .exchange(message.clone(), NLM_F_REQUEST | NLM_F_DUMP)
+                .socket
+                .exchange(message.clone(), flags, &mut wanted)
                 .map_err(|source| Error::new(action(), source))?;
             if !answer.interrupted {
-                return Ok(answer.messages);
+                return Ok(answer.objects);
             }
         }
         Err(Error::new(
@@ -187,56 +172,4 @@ impl Netlink {
             ),
         ))
     }
-
-    fn exchange(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
-        self.runtime.block_on(async {
-            let mut stream = self.request(message, flags)?;
-            let mut answer = Answer::default();
-            while let Some(message) = stream.next().await {
-                answer.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
-                match message.payload {
-                    NetlinkPayload::Error(error) if error.code.is_some() => {
-                        return Err(error.to_io());
-                    }
-                    NetlinkPayload::InnerMessage(inner) => answer.messages.push(inner),
-                    _ => {}
-                }
-            }
-            Ok(answer)
-        })
-    }
-
-    /// Hands a request to the socket, which sends it when somebody waits for an answer.
-    fn request(
-        &self,
-        message: RouteNetlinkMessage,
-        flags: u16,
-    ) -> io::Result<impl Answers + use<>> {
-        let mut request = NetlinkMessage::from(message);
-        request.header.flags = flags;
-        self.handle
-            .clone()
-            .request(request)
-            .map_err(|_| io::Error::other("the netlink socket is closed"))
-    }
-}
-
-/// The one answer to a request that is neither a dump nor asks for an acknowledgement.
-async fn only(request: io::Result<impl Answers>) -> io::Result<RouteNetlinkMessage> {
-    match request?.next().await.map(|message| message.payload) {
-        Some(NetlinkPayload::InnerMessage(inner)) => Ok(inner),
-        Some(NetlinkPayload::Error(error)) if error.code.is_some() => Err(error.to_io()),
-        _ => Err(io::Error::other("the kernel gave no answer")),
-    }
-}
-
-/// The kernel's messages about one request.
-trait Answers: Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin {}
-
-impl<S: Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin> Answers for S {}
-
-#[derive(Default)]
-struct Answer {
-    messages: Vec<RouteNetlinkMessage>,
-    interrupted: bool,
 }

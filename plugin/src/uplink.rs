@@ -31,7 +31,7 @@ pub(crate) struct Uplink {
 pub(crate) struct Surroundings<'a> {
     pub(crate) links: &'a [Link],
     pub(crate) addresses: &'a [Address],
-    /// Of the main table.
+    /// The default routes of the main table.
     pub(crate) routes: &'a [Installed],
 }
 
@@ -42,8 +42,7 @@ impl Surroundings<'_> {
         self.links
             .iter()
             .filter(|link| {
-                let ours = link.alias.as_deref().and_then(Alias::parse).is_some();
-                if link.loopback || ours {
+                if !is_foreign(link) {
                     return false;
                 }
                 match patterns {
@@ -59,6 +58,17 @@ impl Surroundings<'_> {
                     .default_routes(link)
                     .any(|route| route.advertised && route.route.dst.addr().is_ipv6()),
             })
+            .collect()
+    }
+
+    /// The addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
+    /// those of Services there. To the kernel they are as local as the node's own.
+    pub(crate) fn service_addresses(&self) -> Vec<IpAddr> {
+        self.links
+            .iter()
+            .filter(|link| link.kind == Some(InfoKind::Dummy))
+            .flat_map(|link| self.addresses_of(link))
+            .map(|address| address.net.addr())
             .collect()
     }
 
@@ -122,10 +132,14 @@ impl Surroundings<'_> {
 
     fn default_routes(&self, link: &Link) -> impl Iterator<Item = &Installed> {
         let index = link.index;
-        self.routes
-            .iter()
-            .filter(move |route| route.index == index && route.route.dst.prefix_len() == 0)
+        self.routes.iter().filter(move |route| route.index == index)
     }
+}
+
+/// Whether a device is neither the loopback device nor an end of ours.
+pub(crate) fn is_foreign(link: &Link) -> bool {
+    let ours = link.alias.as_deref().and_then(Alias::parse).is_some();
+    !link.loopback && !ours
 }
 
 /// The smallest MTU of the uplinks, in bytes.

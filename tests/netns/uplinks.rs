@@ -1,7 +1,7 @@
 //! Uplinks of other kinds than a plain Ethernet device, and queues that make traffic late, lost, disordered or paced. The devices and
 //! queues are modules that not every kernel has.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, process::Command};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rstest::rstest;
@@ -30,6 +30,9 @@ const LARGE: usize = 4000;
 const PIECES: usize = 3;
 /// Until chance puts pieces in disorder.
 const TRIES: usize = 50;
+
+/// More devices than are asked about one by one.
+const MANY: usize = 12;
 
 /// A server in the world, a container with a host port, and a server in it.
 struct Scene {
@@ -146,10 +149,7 @@ fn queue(lab: &Lab, ends: &[End], queue: &str) -> Result<()> {
             End::World => (lab.world.netns(), World::LINK),
         };
         let arguments = format!("qdisc replace dev {device} root {queue}");
-        netns.expect(
-            std::process::Command::new("tc").args(arguments.split(' ')),
-            &[],
-        )?;
+        netns.expect(Command::new("tc").args(arguments.split(' ')), &[])?;
     }
     Ok(())
 }
@@ -222,4 +222,39 @@ fn a_queue_that_paces_takes_nothing_for_the_future(#[values(V4, V6)] family: Fam
     scene.udp(family, &[100, LARGE, 100, 100])?;
     meter.expect(Counter::BypassWire, 50)?;
     meter.expect(Counter::BypassPeer, 50)
+}
+
+/// With and without an address, up and down: none of them leads anywhere.
+#[rstest]
+fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let lines: Vec<String> = (0..MANY)
+        .flat_map(|number| {
+            let (near, far) = (format!("near{number}"), format!("far{number}"));
+            [
+                format!("link add {near} type veth peer name {far}"),
+                format!("link set {near} up"),
+                format!("address add 198.18.7.{}/32 dev {near}", number + 1),
+                format!("address add 2001:db8:99::{number:x}/128 dev {near} nodad"),
+            ]
+        })
+        .collect();
+    lab.node.netns().ip(&lines)?;
+    let scene = Scene::set(family, lab)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.tcp(family, 100_000)?;
+    meter.expect(Counter::BypassWire, 10)?;
+    meter.expect(Counter::BypassPeer, 10)?;
+    let programs = |device: &str| {
+        let mut list = Command::new("tc");
+        list.args(["filter", "show", "dev", device, "ingress"]);
+        let filters = scene.lab.node.netns().expect(&mut list, &[])?;
+        anyhow::Ok(filters.contains("underpass"))
+    };
+    ensure!(programs(Node::UPLINK)?, "no program on the uplink");
+    for device in ["near0", "far0"] {
+        ensure!(!programs(device)?, "a program on {device}");
+    }
+    Ok(())
 }

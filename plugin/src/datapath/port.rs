@@ -90,17 +90,14 @@ impl HostPorts {
 }
 
 /// Makes these the addresses that no host port is served on. The caller holds the lock.
-pub(crate) fn set_service_addresses(
-    pins: &Pins,
-    addresses: impl IntoIterator<Item = IpAddr>,
-) -> Result<Changed, Error> {
+pub(crate) fn set_service_addresses(pins: &Pins, addresses: &[IpAddr]) -> Result<Changed, Error> {
     const NAME: &str = map::SERVICE_ADDRESSES;
     let mut known: HashMap<MapData, Addr, u32> = open(pins, NAME, Map::HashMap)?;
     let before: BTreeSet<Addr> = known
         .keys()
         .collect::<Result<_, _>>()
         .map_err(Error::map(NAME))?;
-    let now: BTreeSet<Addr> = addresses.into_iter().map(Addr::from).collect();
+    let now: BTreeSet<Addr> = addresses.iter().copied().map(Addr::from).collect();
     for addr in now.difference(&before) {
         known.insert(addr, 1, 0).map_err(Error::map(NAME))?;
     }

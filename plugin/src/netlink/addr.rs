@@ -8,7 +8,10 @@ use netlink_packet_route::{
     address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
 };
 
-use super::{Error, Mode, Netlink, link::Device};
+use super::{Error, Mode, Netlink, link::Device, socket::word};
+
+/// Offset of the device's index in an `ifaddrmsg`.
+const INDEX_AT: usize = 4;
 
 /// An address as the kernel describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,8 +93,36 @@ impl Netlink {
 
     /// All addresses of the namespace.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, Error> {
-        let message = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        let answers = self.dump(&message, || "list the addresses".to_owned())?;
+        self.addresses_where(|_| true)
+    }
+
+    /// The addresses of the devices whose index is chosen. The others are not decoded, which on a node
+    /// with hundreds of containers would be most of the work.
+    pub(crate) fn addresses_where(
+        &self,
+        mut chosen: impl FnMut(u32) -> bool,
+    ) -> Result<Vec<Address>, Error> {
+        let wanted = |payload: &[u8]| word(payload, INDEX_AT).is_some_and(&mut chosen);
+        self.list_addresses(AddressMessage::default(), wanted)
+    }
+
+    /// The addresses of one device, which may be gone.
+    pub(crate) fn addresses_on(&self, index: u32) -> Result<Vec<Address>, Error> {
+        let mut message = AddressMessage::default();
+        message.header.index = index;
+        match self.list_addresses(message, |_| true) {
+            Err(error) if error.is_absent() => Ok(Vec::new()),
+            answer => answer,
+        }
+    }
+
+    fn list_addresses(
+        &self,
+        message: AddressMessage,
+        wanted: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Vec<Address>, Error> {
+        let message = RouteNetlinkMessage::GetAddress(message);
+        let answers = self.dump(&message, wanted, || "list the addresses".to_owned())?;
         Ok(answers
             .into_iter()
             .filter_map(|message| match message {

@@ -154,8 +154,11 @@ impl Netlink {
         let questions = places.iter().map(|&(index, direction)| {
             RouteNetlinkMessage::GetTrafficFilter(filter_message(index, direction))
         });
-        let answers = self.get_each(questions).into_iter();
+        let answers = self
+            .get_each(questions)
+            .map_err(|source| Error::new("look at filters".to_owned(), source))?;
         answers
+            .into_iter()
             .zip(places)
             .map(|(answer, &(index, direction))| {
                 let action = || {

@@ -17,7 +17,6 @@ use super::{
 /// A permanent neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Neighbour {
-    pub(crate) index: u32,
     pub(crate) addr: IpAddr,
     pub(crate) mac: Mac,
 }
@@ -42,7 +41,6 @@ impl Neighbour {
         }
         (message.header.state == NeighbourState::Permanent).then_some(())?;
         Some(Self {
-            index: message.header.ifindex,
             addr: addr?,
             mac: mac?,
         })
@@ -73,10 +71,16 @@ impl Netlink {
         )
     }
 
-    /// The permanent neighbours of the namespace.
-    pub(crate) fn neighbours(&self) -> Result<Vec<Neighbour>, Error> {
-        let message = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
-        let answers = self.dump(&message, || "list the neighbours".to_owned())?;
+    /// The permanent neighbours on a device.
+    pub(crate) fn neighbours(&self, index: u32) -> Result<Vec<Neighbour>, Error> {
+        let mut message = NeighbourMessage::default();
+        message.attributes.push(NeighbourAttribute::IfIndex(index));
+        let message = RouteNetlinkMessage::GetNeighbour(message);
+        let answers = self.dump(
+            &message,
+            |_| true,
+            || format!("list the neighbours on device number {index}"),
+        )?;
         Ok(answers
             .into_iter()
             .filter_map(|message| match message {

@@ -6,9 +6,11 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcHandle, TcMessage, TcOption},
 };
 
-use super::{Error, Mode, Netlink, link::Device};
+use super::{Error, Mode, Netlink, link::Device, socket::word};
 
 const KIND: &str = "tbf";
+/// Offset of the device's index in a `tcmsg`.
+const INDEX_AT: usize = 4;
 /// The handle `1:` that `tc` shows.
 const HANDLE: TcHandle = TcHandle { major: 1, minor: 0 };
 
@@ -155,16 +157,13 @@ impl Netlink {
     fn qdiscs(&self, index: u32) -> Result<Vec<TcMessage>, Error> {
         let message = TcMessage::with_index(index.cast_signed());
         let message = RouteNetlinkMessage::GetQueueDiscipline(message);
-        let answers = self.dump(&message, || {
+        // Kernels may answer with the qdiscs of every device.
+        let wanted = |payload: &[u8]| word(payload, INDEX_AT) == Some(index);
+        let answers = self.dump(&message, wanted, || {
             format!("list the qdiscs of device number {index}")
         })?;
         let qdiscs = answers.into_iter().filter_map(|answer| match answer {
-            // Kernels may answer with the qdiscs of every device.
-            RouteNetlinkMessage::NewQueueDiscipline(message)
-                if message.header.index == index.cast_signed() =>
-            {
-                Some(message)
-            }
+            RouteNetlinkMessage::NewQueueDiscipline(message) => Some(message),
             _ => None,
         });
         Ok(qdiscs.collect())

@@ -18,6 +18,8 @@ use super::{Error, Mode, Netlink, addr::family, link::Device};
 
 /// Table that routes are in unless they say otherwise.
 pub(crate) const MAIN: u32 = 254;
+/// Offset of the length of the destination's prefix in an `rtmsg`.
+const LENGTH_AT: usize = 1;
 /// Scope of destinations on the link itself.
 pub(crate) const SCOPE_LINK: u8 = 253;
 
@@ -248,16 +250,44 @@ impl Netlink {
         }
     }
 
-    /// The unicast routes of one table; a route with several next hops is several.
-    pub(crate) fn routes(&self, table: u32) -> Result<Vec<Installed>, Error> {
+    /// The unicast routes of one table by one device; a route with several next hops is several, some
+    /// of which may be by other devices.
+    pub(crate) fn routes_by(&self, table: u32, index: u32) -> Result<Vec<Installed>, Error> {
+        self.list_routes(table, Some(index), |_| true)
+    }
+
+    /// The unicast default routes of one table, by one device or by any; one with several next hops is
+    /// several, some of which may be by other devices.
+    pub(crate) fn default_routes(
+        &self,
+        table: u32,
+        by: Option<u32>,
+    ) -> Result<Vec<Installed>, Error> {
+        self.list_routes(table, by, |payload| payload.get(LENGTH_AT) == Some(&0))
+    }
+
+    fn list_routes(
+        &self,
+        table: u32,
+        by: Option<u32>,
+        mut wanted: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Vec<Installed>, Error> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut message = RouteMessage::default();
             message.header.address_family = family;
             message.header.table = u8::try_from(table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
             message.attributes.push(RouteAttribute::Table(table));
+            message.attributes.extend(by.map(RouteAttribute::Oif));
             let message = RouteNetlinkMessage::GetRoute(message);
-            for answer in self.dump(&message, || format!("list the routes of table {table}"))? {
+            let answers = match self.dump(&message, &mut wanted, || {
+                format!("list the routes of table {table}")
+            }) {
+                // Without that table, or without that device.
+                Err(error) if error.is_absent() => continue,
+                answers => answers?,
+            };
+            for answer in answers {
                 if let RouteNetlinkMessage::NewRoute(message) = answer {
                     routes.extend(Installed::from_message(message));
                 }

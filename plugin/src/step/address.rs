@@ -83,12 +83,10 @@ pub(crate) fn verify(
     ips: &[&IpConfig],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
-    let addresses = pod.addresses()?;
-    let neighbours = pod.neighbours()?;
+    let addresses = pod.addresses_on(there.index)?;
+    let neighbours = pod.neighbours(there.index)?;
     for ip in ips {
-        let has = addresses
-            .iter()
-            .any(|address| address.index == there.index && address.net == ip.address);
+        let has = addresses.iter().any(|address| address.net == ip.address);
         if !has {
             wrong.push(format!(
                 "{} does not have the address {}",
@@ -98,9 +96,9 @@ pub(crate) fn verify(
         let Some(gateway) = ip.gateway else { continue };
         // The kernel forgets neighbours when the interface's MAC changes, and then asks; only a
         // wrong one leads nowhere.
-        let astray = neighbours.iter().find(|neighbour| {
-            neighbour.index == there.index && neighbour.addr == gateway && neighbour.mac != here.mac
-        });
+        let astray = neighbours
+            .iter()
+            .find(|neighbour| neighbour.addr == gateway && neighbour.mac != here.mac);
         if let Some(neighbour) = astray {
             wrong.push(format!(
                 "the container has the permanent neighbour {gateway} at {} on {}, but {} has {}",

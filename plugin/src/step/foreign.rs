@@ -97,10 +97,8 @@ impl Site {
     }
 
     /// What the container takes for the client where the host itself is: an address of the device by which the host reaches it.
-    fn gateway(&self, local: &[Address], addr: IpAddr) -> Option<IpAddr> {
-        let mut own = local
-            .iter()
-            .filter(|own| own.global && own.index == self.via.index);
+    fn gateway(local: &[Address], addr: IpAddr) -> Option<IpAddr> {
+        let mut own = local.iter().filter(|own| own.global);
         own.find(|own| own.net.addr().is_ipv4() == addr.is_ipv4())
             .map(|own| own.net.addr())
     }
@@ -171,13 +169,12 @@ pub(crate) fn apply<'a>(
         ..entry(&site.here, network)
     };
     maps.set_device(site.here.index, here)?;
-    let local = node.addresses()?;
+    let local = node.addresses_on(site.via.index)?;
     for addr in endpoints {
         let endpoint = Endpoint {
             ifindex: site.here.index,
             prefix_len: if addr.is_ipv4() { 32 } else { 128 },
-            gateway: site
-                .gateway(&local, addr)
+            gateway: Site::gateway(&local, addr)
                 .map(Addr::from)
                 .unwrap_or_default(),
         };

@@ -1,6 +1,6 @@
 //! Host ports: the entries that lead from ports of the host to the container.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::net::IpAddr;
 
 use underpass_abi::{
     endpoint::{Attachment, LOOPBACK, Owner, device},
@@ -33,11 +33,12 @@ pub(crate) struct Claims<'a> {
 }
 
 /// Maps the ports to the container, of which the maps know the attachment already. Whoever served
-/// one of them does so no longer.
+/// one of them does so no longer. No port of a Service's address is one of the host.
 pub(crate) fn apply(
     node: &Netlink,
     maps: &mut Maps,
     claims: Claims<'_>,
+    services: &[IpAddr],
     undo: &mut Undo<'_>,
 ) -> Result<(), Error> {
     let Claims {
@@ -46,9 +47,8 @@ pub(crate) fn apply(
         bindings,
     } = claims;
     if bindings.is_empty() {
-        return refresh(node, maps);
+        return refresh(node, maps, services);
     }
-    let services = service_addresses(node)?;
     let pins = maps.pins().clone();
     let lock = Lock::acquire(pins.root())?;
     set_service_addresses(&pins, services)?;
@@ -76,11 +76,10 @@ pub(crate) fn apply(
 
 /// Brings up to date what host ports need beyond their entries, if any was ever mapped: the addresses of
 /// Services, which must not be taken for the node's own, and the program on the loopback device.
-pub(crate) fn refresh(node: &Netlink, maps: &mut Maps) -> Result<(), Error> {
+pub(crate) fn refresh(node: &Netlink, maps: &mut Maps, services: &[IpAddr]) -> Result<(), Error> {
     if HostPorts::open(maps.pins())?.is_empty()? && maps.device(LOOPBACK)?.is_none() {
         return Ok(());
     }
-    let services = service_addresses(node)?;
     let lock = Lock::acquire(maps.pins().root())?;
     let changed = [
         attach::reconcile_loopback(&lock, node, maps)?,
@@ -90,21 +89,6 @@ pub(crate) fn refresh(node: &Netlink, maps: &mut Maps) -> Result<(), Error> {
         maps.raise_epoch()?;
     }
     Ok(())
-}
-
-/// Addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold those
-/// of Services there. To the kernel they are as local as the node's own.
-fn service_addresses(node: &Netlink) -> Result<Vec<IpAddr>, Error> {
-    let dummies: BTreeSet<u32> = node.dummies()?.iter().map(|link| link.index).collect();
-    if dummies.is_empty() {
-        return Ok(Vec::new());
-    }
-    let addresses = node.addresses()?;
-    Ok(addresses
-        .iter()
-        .filter(|address| dummies.contains(&address.index))
-        .map(|address| address.net.addr())
-        .collect())
 }
 
 /// The ports that the container must serve, against those that it does, and the program that serves

@@ -1,6 +1,6 @@
 //! Programs on the host's end, and on the uplinks that its packets leave by.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use underpass_abi::endpoint::device;
 
@@ -15,70 +15,72 @@ use crate::{
     glob::Glob,
     netlink::{
         Netlink,
-        addr::Address,
         link::{By, Link},
-        route::{Installed, MAIN},
+        route::MAIN,
     },
     plan::Plan,
-    uplink::{Surroundings, Uplink},
+    uplink::{self, Surroundings, Uplink},
 };
 
-/// Up to so many devices are asked for one by one, which is cheaper than to list all.
-const FEW: usize = 16;
+/// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
+/// all devices have.
+const FEW: usize = 8;
 
-/// The uplinks as they are now.
-pub(crate) fn uplinks(
+/// What matters of the devices that belong to no container.
+#[derive(Debug)]
+pub(crate) struct Outward {
+    pub(crate) uplinks: Vec<Uplink>,
+    /// See [`Surroundings::service_addresses`].
+    pub(crate) services: Vec<IpAddr>,
+}
+
+/// Looks at these devices as they are now. They are a few among hundreds on a node with hundreds of
+/// containers, and to look at all would be the slowest part of an ADD.
+pub(crate) fn outward(
     node: &Netlink,
     maps: &Maps,
     patterns: Option<&[Glob]>,
-) -> Result<Vec<Uplink>, Error> {
-    let addresses = node.addresses()?;
-    let routes = node.routes(MAIN)?;
-    let links = match patterns {
-        Some(_) => node.links()?,
-        None => outward_links(node, maps, &addresses, &routes)?,
+) -> Result<Outward, Error> {
+    let all = node.indices()?;
+    let mut foreign = BTreeSet::new();
+    for &index in &all {
+        let entry = maps.device(index)?;
+        if entry.is_none_or(|entry| entry.flags & device::POD == 0) {
+            foreign.insert(index);
+        }
+    }
+    // One in a list costs as much as one that is asked for.
+    let mut links = if foreign.len() <= FEW.max(all.len() / 2) {
+        let asked = foreign.iter().map(|index| node.link(By::Index(*index)));
+        asked
+            .filter_map(Result::transpose)
+            .collect::<Result<_, _>>()?
+    } else {
+        node.links_where(|index| foreign.contains(&index))?
     };
+    // Many ADDs at once make many devices that the maps do not know yet.
+    links.retain(uplink::is_foreign);
+    let (mut addresses, mut routes) = (Vec::new(), Vec::new());
+    if links.len() <= FEW {
+        for &Link { index, .. } in &links {
+            addresses.extend(node.addresses_on(index)?);
+            let by = node.default_routes(MAIN, Some(index))?.into_iter();
+            routes.extend(by.filter(|route| route.index == index));
+        }
+    } else {
+        let wanted: BTreeSet<u32> = links.iter().map(|link| link.index).collect();
+        addresses = node.addresses_where(|index| wanted.contains(&index))?;
+        routes = node.default_routes(MAIN, None)?;
+    }
     let surroundings = Surroundings {
         links: &links,
         addresses: &addresses,
         routes: &routes,
     };
-    Ok(surroundings.uplinks(patterns))
-}
-
-/// The devices that may be uplinks for their addresses and routes. On a node with hundreds of
-/// containers they are a few among hundreds, and a list of all devices would be the slowest part of
-/// an ADD.
-fn outward_links(
-    node: &Netlink,
-    maps: &Maps,
-    addresses: &[Address],
-    routes: &[Installed],
-) -> Result<Vec<Link>, Error> {
-    let with_address = addresses
-        .iter()
-        .filter(|address| address.global)
-        .map(|address| address.index);
-    let with_route = routes
-        .iter()
-        .filter(|route| route.route.dst.prefix_len() == 0)
-        .map(|route| route.index);
-    let indices: BTreeSet<u32> = with_address.chain(with_route).collect();
-    let mut foreign = Vec::new();
-    for index in indices {
-        let entry = maps.device(index)?;
-        if entry.is_none_or(|entry| entry.flags & device::POD == 0) {
-            foreign.push(index);
-        }
-    }
-    if foreign.len() > FEW {
-        return Ok(node.links()?);
-    }
-    let mut links = Vec::new();
-    for index in foreign {
-        links.extend(node.link(By::Index(index))?);
-    }
-    Ok(links)
+    Ok(Outward {
+        uplinks: surroundings.uplinks(patterns),
+        services: surroundings.service_addresses(),
+    })
 }
 
 /// Attaches the programs to the host's end, whose map entries exist. They go with the link.

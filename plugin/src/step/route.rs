@@ -71,7 +71,7 @@ pub(crate) fn verify_pod(
     routes: &[CniRoute],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
-    let installed = pod.routes(ANY_TABLE)?;
+    let installed = pod.routes_by(ANY_TABLE, there.index)?;
     for route in routes {
         let found = installed.iter().any(|one| {
             one.index == there.index
@@ -97,8 +97,8 @@ pub(crate) fn verify_host(
     ips: &[&IpConfig],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
-    let installed = node.routes(MAIN)?;
-    let neighbours = node.neighbours()?;
+    let installed = node.routes_by(MAIN, here.index)?;
+    let neighbours = node.neighbours(here.index)?;
     for ip in ips {
         let addr = ip.address.addr();
         let dst = addr.into();
@@ -108,9 +108,9 @@ pub(crate) fn verify_host(
         {
             wrong.push(format!("the host has no route to {addr} by {}", here.name));
         }
-        let knows = neighbours.iter().any(|neighbour| {
-            neighbour.index == here.index && neighbour.addr == addr && neighbour.mac == there.mac
-        });
+        let knows = neighbours
+            .iter()
+            .any(|neighbour| neighbour.addr == addr && neighbour.mac == there.mac);
         if mac_check == MacCheck::On && !knows {
             wrong.push(format!(
                 "the host has no permanent neighbour {addr} at {} on {}",

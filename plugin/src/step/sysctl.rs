@@ -3,8 +3,17 @@
 //! is enough.
 
 use std::{
-    fs, io,
+    cell::RefCell,
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read as _, Write as _},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
+};
+
+use nix::{
+    fcntl::{self, OFlag},
+    sys::stat::Mode,
 };
 
 use crate::{conf::Dad, error::Error, netns::Netns, plan::Plan, uplink::Uplink};
@@ -12,10 +21,52 @@ use crate::{conf::Dad, error::Error, netns::Netns, plan::Plan, uplink::Uplink};
 /// Whether this kernel has IPv6 at all, so that devices can be told to make no addresses of their
 /// own: the programs drop what a container sends from addresses that nobody gave it.
 pub(super) fn has_ipv6() -> bool {
-    Path::new("/proc/sys/net/ipv6").exists()
+    // Not the folder of its settings: see `Tree`.
+    Path::new("/proc/self/net/if_inet6").exists()
 }
 
-/// Which file, and what must be in it.
+/// Where the settings of a namespace are.
+///
+/// The folders `ipv4` and `ipv6` of all namespaces have the same name and the same parent, so the
+/// kernel finds one among them by looking at one after the other: up to a millisecond on a node with a
+/// thousand containers. They are opened once, and everything else from there.
+struct Tree {
+    root: &'static Path,
+    families: RefCell<BTreeMap<String, OwnedFd>>,
+}
+
+impl Tree {
+    /// That of the calling thread, which must not change its namespace while the tree is in use.
+    fn new() -> Self {
+        Self::at(Path::new("/proc/sys/net"))
+    }
+
+    fn at(root: &'static Path) -> Self {
+        Self {
+            root,
+            families: RefCell::default(),
+        }
+    }
+
+    /// Opens a file, whose path begins with the family.
+    fn open(&self, path: &Path, flags: OFlag) -> io::Result<File> {
+        let mut components = path.components();
+        let family = components.next().ok_or(io::ErrorKind::NotFound)?;
+        let family = family.as_os_str().to_string_lossy().into_owned();
+        let mut families = self.families.borrow_mut();
+        if !families.contains_key(&family) {
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            let folder = fcntl::open(&self.root.join(&family), flags, Mode::empty())?;
+            families.insert(family.clone(), folder);
+        }
+        let folder = &families[&family];
+        let flags = flags | OFlag::O_CLOEXEC;
+        let file = fcntl::openat(folder, components.as_path(), flags, Mode::empty())?;
+        Ok(file.into())
+    }
+}
+
+/// Which file below the tree, and what must be in it.
 struct Setting {
     path: PathBuf,
     value: &'static str,
@@ -33,7 +84,7 @@ enum Need {
 
 fn required(path: impl AsRef<Path>, value: &'static str) -> Setting {
     Setting {
-        path: Path::new("/proc/sys/net").join(path),
+        path: path.as_ref().to_owned(),
         value,
         need: Need::Required,
     }
@@ -48,30 +99,34 @@ fn if_present(path: impl AsRef<Path>, value: &'static str) -> Setting {
 
 /// Makes the node forward packets, for the families that the container has. Never undone: others
 /// may rely on it by then.
-pub(crate) fn forward(plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
+fn forward(tree: &Tree, plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
     if plan.has_v4() {
-        required("ipv4/ip_forward", "1").apply()?;
+        required("ipv4/ip_forward", "1").apply(tree)?;
     }
     if plan.has_v6() {
         let forwarding = required("ipv6/conf/all/forwarding", "1");
-        if !forwarding.holds()? {
+        if !forwarding.holds(tree)? {
             // A host that forwards ignores router advertisements, and would lose the default route
             // that it got from one.
             for uplink in uplinks.iter().filter(|uplink| uplink.advertised) {
                 let accept = if_present(format!("ipv6/conf/{}/accept_ra", uplink.name), "2");
-                if accept.value()?.as_deref() == Some("1") {
-                    accept.apply()?;
+                if accept.value(tree)?.as_deref() == Some("1") {
+                    accept.apply(tree)?;
                 }
             }
-            forwarding.apply()?;
+            forwarding.apply(tree)?;
         }
     }
     Ok(())
 }
 
-/// Settings of the host's end.
-pub(crate) fn apply_host(plan: &Plan) -> Result<(), Error> {
-    host(plan).iter().try_for_each(Setting::apply)
+/// Settings of the node and of the host's end.
+pub(crate) fn apply_host(plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
+    let tree = Tree::new();
+    forward(&tree, plan, uplinks)?;
+    host(plan)
+        .iter()
+        .try_for_each(|setting| setting.apply(&tree))
 }
 
 fn host(plan: &Plan) -> Vec<Setting> {
@@ -97,7 +152,12 @@ pub(crate) fn apply_pod(netns: &Netns, plan: &Plan) -> Result<(), Error> {
     if !plan.has_v6() {
         return Ok(());
     }
-    netns.run(|| pod(plan).iter().try_for_each(Setting::apply))?
+    netns.run(|| {
+        let tree = Tree::new();
+        pod(plan)
+            .iter()
+            .try_for_each(|setting| setting.apply(&tree))
+    })?
 }
 
 fn pod(plan: &Plan) -> Vec<Setting> {
@@ -116,33 +176,40 @@ fn pod(plan: &Plan) -> Vec<Setting> {
 
 impl Setting {
     /// The trimmed content of the file; nothing if it may be missing and is.
-    fn value(&self) -> Result<Option<String>, Error> {
-        match fs::read_to_string(&self.path) {
-            Ok(text) => Ok(Some(text.trim().to_owned())),
+    fn value(&self, tree: &Tree) -> Result<Option<String>, Error> {
+        let mut text = String::new();
+        let read = tree
+            .open(&self.path, OFlag::O_RDONLY)
+            .and_then(|mut file| file.read_to_string(&mut text));
+        match read {
+            Ok(_) => Ok(Some(text.trim().to_owned())),
             Err(error) if self.may_be_missing(&error) => Ok(None),
-            Err(source) => Err(self.error("read", source)),
+            Err(source) => Err(self.error(tree, "read", source)),
         }
     }
 
-    fn holds(&self) -> Result<bool, Error> {
-        Ok(self.value()?.is_none_or(|value| value == self.value))
+    fn holds(&self, tree: &Tree) -> Result<bool, Error> {
+        Ok(self.value(tree)?.is_none_or(|value| value == self.value))
     }
 
-    fn apply(&self) -> Result<(), Error> {
-        if self.holds()? {
+    fn apply(&self, tree: &Tree) -> Result<(), Error> {
+        if self.holds(tree)? {
             return Ok(());
         }
-        fs::write(&self.path, self.value).map_err(|source| self.error("set", source))
+        let flags = OFlag::O_WRONLY | OFlag::O_TRUNC;
+        tree.open(&self.path, flags)
+            .and_then(|mut file| file.write_all(self.value.as_bytes()))
+            .map_err(|source| self.error(tree, "set", source))
     }
 
     fn may_be_missing(&self, error: &io::Error) -> bool {
         self.need == Need::IfPresent && error.kind() == io::ErrorKind::NotFound
     }
 
-    fn error(&self, action: &'static str, source: io::Error) -> Error {
+    fn error(&self, tree: &Tree, action: &'static str, source: io::Error) -> Error {
         Error::Sysctl {
             action,
-            path: self.path.clone(),
+            path: tree.root.join(&self.path),
             source,
         }
     }
@@ -152,9 +219,11 @@ impl Setting {
 mod tests {
     use super::*;
 
-    fn setting(path: PathBuf, need: Need) -> Setting {
+    use std::{env, fs};
+
+    fn setting(path: impl Into<PathBuf>, need: Need) -> Setting {
         Setting {
-            path,
+            path: path.into(),
             value: "1",
             need,
         }
@@ -162,27 +231,28 @@ mod tests {
 
     #[test]
     fn a_value_that_is_right_is_not_written() {
-        let path = std::env::temp_dir().join(format!("underpass-sysctl-{}", std::process::id()));
+        let root: &'static Path = Box::leak(env::temp_dir().into_boxed_path());
+        let tree = Tree::at(root);
+        let folder = format!("underpass-sysctl-{}", std::process::id());
+        let path = root.join(&folder).join("forwarding");
+        fs::create_dir(root.join(&folder)).expect("the temporary folder is writable");
+        let setting = setting(Path::new(&folder).join("forwarding"), Need::Required);
         fs::write(&path, "1\n").expect("the temporary folder is writable");
-        setting(path.clone(), Need::Required)
-            .apply()
-            .expect("nothing to do");
+        setting.apply(&tree).expect("nothing to do");
         // A write would have left the value without its newline.
         assert_eq!(fs::read_to_string(&path).expect("just written"), "1\n");
         fs::write(&path, "0\n").expect("the temporary folder is writable");
-        setting(path.clone(), Need::Required)
-            .apply()
-            .expect("writable");
+        setting.apply(&tree).expect("writable");
         assert_eq!(fs::read_to_string(&path).expect("just written"), "1");
-        fs::remove_file(&path).expect("just written");
+        fs::remove_dir_all(root.join(folder)).expect("just written");
     }
 
     #[test]
     fn a_missing_file_matters_only_where_it_is_needed() {
-        let path = PathBuf::from("/nowhere/at/all");
-        assert!(setting(path.clone(), Need::IfPresent).apply().is_ok());
-        let error = setting(path, Need::Required)
-            .apply()
+        let tree = Tree::at(Path::new("/nowhere"));
+        assert!(setting("at/all", Need::IfPresent).apply(&tree).is_ok());
+        let error = setting("at/all", Need::Required)
+            .apply(&tree)
             .expect_err("there is no such file");
         assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
     }

@@ -174,3 +174,35 @@ fn a_link_in_a_vrf_is_marked() {
     assert_eq!(uplinks[0].device.flags, device::VRF);
     assert_eq!(uplinks[1].device.flags, 0);
 }
+
+#[test]
+fn addresses_of_dummy_devices_are_those_of_services() {
+    let dummy = |index, name| Link {
+        kind: Some(InfoKind::Dummy),
+        ..link(index, name)
+    };
+    // Those of node-local DNS caches may be valid on the host only.
+    let mut local = address(5, "169.254.20.10/32");
+    local.global = false;
+    let surroundings = Surroundings {
+        links: &[
+            link(2, "eth0"),
+            dummy(4, "kube-ipvs0"),
+            dummy(5, "nodelocaldns"),
+        ],
+        addresses: &[
+            address(2, "192.0.2.1/24"),
+            address(4, "10.96.0.1/32"),
+            address(4, "fd00:96::1/128"),
+            local,
+        ],
+        routes: &[],
+    };
+    let services: Vec<_> = surroundings.service_addresses();
+    let expected = ["10.96.0.1", "fd00:96::1", "169.254.20.10"];
+    assert_eq!(
+        services,
+        expected.map(|addr| addr.parse::<IpAddr>().expect("an address"))
+    );
+    assert_eq!(names(&surroundings.uplinks(None)), ["eth0"]);
+}

@@ -17,7 +17,8 @@ use crate::{
     step::{
         Undo, address, bandwidth, endpoint, lease, link,
         port::{self, Claims},
-        program, route, sysctl,
+        program::{self, Outward},
+        route, sysctl,
     },
     stopwatch::Stopwatch,
     uplink,
@@ -61,7 +62,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     }
     time.lap("netlink sockets");
     require_local(&node, &conf.masquerade_addresses)?;
-    let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
+    let Outward { uplinks, services } = program::outward(&node, &maps, conf.uplinks.as_deref())?;
     time.lap("uplinks");
 
     let mut undo = Undo::default();
@@ -78,8 +79,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     route::apply_pod(&pod, &plan, &pair)?;
     bandwidth::apply(&node, &pod, &plan, &pair)?;
     time.lap("container side");
-    sysctl::forward(&plan, &uplinks)?;
-    sysctl::apply_host(&plan)?;
+    sysctl::apply_host(&plan, &uplinks)?;
     time.lap("sysctls");
     endpoint::apply(&mut maps, &plan, &pair, &mut undo)?;
     let claims = Claims {
@@ -87,7 +87,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
         ifindex: pair.host.index,
         bindings: &plan.ports,
     };
-    port::apply(&node, &mut maps, claims, &mut undo)?;
+    port::apply(&node, &mut maps, claims, &services, &mut undo)?;
     time.lap("maps");
     program::apply(&node, &pins, &plan, &pair)?;
     time.lap("filters");

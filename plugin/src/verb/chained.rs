@@ -20,7 +20,7 @@ use crate::{
         Undo,
         foreign::{self, Site},
         port::{self, Claims},
-        program,
+        program::{self, Outward},
     },
 };
 
@@ -73,7 +73,7 @@ pub(super) fn add(request: &Request, previous: CniResult, name: Name) -> Result<
             ifname: identity.ifname,
         });
     }
-    let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
+    let Outward { uplinks, services } = program::outward(&node, &maps, conf.uplinks.as_deref())?;
     let claims = Claims {
         owner,
         ifindex: site.ifindex(),
@@ -90,7 +90,7 @@ pub(super) fn add(request: &Request, previous: CniResult, name: Name) -> Result<
         claims,
         &mut undo,
     )?;
-    port::apply(&node, &mut maps, claims, &mut undo)?;
+    port::apply(&node, &mut maps, claims, &services, &mut undo)?;
     program::finish(&node, &mut maps, &uplinks)?;
     undo.keep();
     Ok(previous)
@@ -117,7 +117,7 @@ pub(super) fn check(request: &Request, name: Name) -> Result<(), Error> {
         Some(maps) => {
             let (node, pod) = netlinks(request)?;
             let site = Site::find(&node, &pod, &identity.ifname, first.addr)?;
-            let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
+            let Outward { uplinks, .. } = program::outward(&node, &maps, conf.uplinks.as_deref())?;
             let owner = identity.chained_owner();
             let claims = Claims {
                 owner,

@@ -63,8 +63,8 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
                     let (netlinks, ends) = ([&node, &pod], [&here, &there]);
                     bandwidth::verify(&maps, netlinks, ends, limits, &mut wrong)?;
                 }
-                let uplinks = program::uplinks(&node, &maps, conf.uplinks.as_deref())?;
-                program::verify(&node, &maps, &here, &uplinks, &mut wrong)?;
+                let outward = program::outward(&node, &maps, conf.uplinks.as_deref())?;
+                program::verify(&node, &maps, &here, &outward.uplinks, &mut wrong)?;
             }
         }
     }

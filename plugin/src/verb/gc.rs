@@ -85,9 +85,9 @@ fn collect(
     if let Some(maps) = &mut maps {
         forget_devices(maps, network, &links)?;
         let conf = Conf::of_network(&request.conf)?;
-        let uplinks = program::uplinks(&node, maps, conf.uplinks.as_deref())?;
-        program::repair_uplinks(&node, maps, &uplinks)?;
-        port::refresh(&node, maps)?;
+        let outward = program::outward(&node, maps, conf.uplinks.as_deref())?;
+        program::repair_uplinks(&node, maps, &outward.uplinks)?;
+        port::refresh(&node, maps, &outward.services)?;
     }
     Ok(())
 }
