@@ -85,7 +85,10 @@ fn programs(results: &[Results]) -> String {
             let cell = format!("{verified}; {stack} B; {milliseconds} ms");
             (format!("`{name}`"), cell)
         };
-        kernel.programs().map(cell).collect()
+        // They are loaded at the same time, and end in any order.
+        let mut cells: Vec<_> = kernel.programs().map(cell).collect();
+        cells.sort();
+        cells
     });
     let features = table("feature", results, |kernel| {
         let features = kernel.features();
