@@ -268,9 +268,12 @@ pub struct FragmentPorts {
     pub sport: u16,
     /// As in [`Tuple::dport`].
     pub dport: u16,
-    /// Tick of the first fragment.
+    /// Tick of the first fragment, without its highest bit, which is [`REFUSED`].
     pub seen: u32,
 }
+
+/// Bit of [`FragmentPorts::seen`]: the first fragment was dropped, so there is nothing to wait for.
+pub const REFUSED: u32 = 1 << 31;
 
 use crate::addr::{Addr4, Addr6};
 

@@ -17,7 +17,7 @@ use crate::{
     call::Call,
     maps::{HELD, HELD_ROOM, Net, Work, constant, count, device, endpoint, tick},
     skb::Skb,
-    stage::route,
+    stage::{fragment, route},
     verdict::NEXT,
 };
 
@@ -60,7 +60,7 @@ pub enum Way {
 
 /// It is kept.
 pub const KEPT: u32 = 0;
-/// It is too long, or too many of them wait.
+/// It is too long, or too many of them wait, or its first was dropped.
 pub const LOST: u32 = 1;
 
 /// Keeps the bytes of the packet in [`Work::head`].
@@ -69,6 +69,9 @@ pub fn keep<I: Net>(ctx: *mut __sk_buff) -> u32 {
     let (Some(mut key), Some(room)) = (key::<I>(ctx), HELD_ROOM.get_ptr_mut(0)) else {
         return LOST;
     };
+    if I::work().is_none_or(|work| fragment::is_refused(&work.head)) {
+        return LOST;
+    }
     // SAFETY: the slot belongs to this CPU, and is used here only; all bytes are valid.
     let room = unsafe { &mut *room };
     if !Skb::new(ctx).copy_to(&mut room.frame, &mut room.len) {

@@ -57,7 +57,7 @@ pub fn to_partner<I: Net>(ctx: *mut __sk_buff) -> u32 {
     match translate::translate(&mut skb, head, partner) {
         Ok(()) if skb.store(head.l3, &head.header).is_ok() => DONE,
         Err(Untranslatable::Piece) => {
-            fragment::forget(head);
+            fragment::refuse(head);
             PIECE
         }
         _ => SHORT,
