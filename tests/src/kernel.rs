@@ -82,7 +82,8 @@ impl Facility {
         Ok(refusal.is_some())
     }
 
-    /// Whether the kernel's own lists have it: of its modules, and of what it was built with. `None` if there is no such list.
+    /// Whether the kernel's own lists have it: of its modules, of its symbols for what is never a module, and of what it was built
+    /// with. `None` if there is no such list.
     pub fn is_listed(self) -> Result<Option<bool>> {
         let (module, option) = self.names();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease")
@@ -95,6 +96,11 @@ impl Facility {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error).context(path),
             }
+        }
+        if self == Self::Netkit {
+            let symbols =
+                fs::read_to_string("/proc/kallsyms").context("read the kernel's symbols")?;
+            lists.push(symbols.contains(" netkit_xmit"));
         }
         if fs::exists("/proc/config.gz")? {
             let output = Command::new("gzip")
