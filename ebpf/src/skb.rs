@@ -5,11 +5,11 @@ use core::{mem::MaybeUninit, ptr};
 use aya_ebpf::{
     EbpfContext,
     bindings::bpf_redir_neigh,
-    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
     helpers::generated::{
-        bpf_clone_redirect, bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
-        bpf_redirect_peer, bpf_set_hash, bpf_skb_change_tail, bpf_skb_change_type,
-        bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
+        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
+        bpf_set_hash, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_pull_data,
+        bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
@@ -24,6 +24,11 @@ use underpass_ebpf::{
 };
 
 use crate::{call, maps::constant, verdict::Verdict};
+
+mod frame;
+mod linear;
+
+use linear::Linear;
 
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
@@ -109,69 +114,25 @@ impl Skb {
     /// Whether the bypass sent this packet here, or the program at a port of this bridge has translated it.
     #[inline(always)]
     pub fn is_bypassed(&self) -> bool {
-        // SAFETY: see `protocol`.
-        unsafe { (*self.raw()).tc_index == BYPASSED }
+        self.has_mark(BYPASSED)
     }
 
     /// Whether a pod's program sent this packet back to the host.
     #[inline(always)]
     pub fn is_returning(&self) -> bool {
-        // SAFETY: see `protocol`.
-        unsafe { (*self.raw()).tc_index == RETURNING }
+        self.has_mark(RETURNING)
     }
 
     /// Whether this first fragment was sent through this hook again.
     #[inline(always)]
     pub fn is_again(&self) -> bool {
-        // SAFETY: see `protocol`.
-        unsafe { (*self.raw()).tc_index == AGAIN }
+        self.has_mark(AGAIN)
     }
 
     /// See [`Self::is_again`].
     #[inline(always)]
     pub fn mark_again(&mut self) {
-        // SAFETY: see `protocol`; the field is writable for tc programs.
-        unsafe { (*self.raw()).tc_index = AGAIN };
-    }
-
-    /// Copies the whole packet, and its length in bytes; false if it is longer than the buffer.
-    #[inline(always)]
-    pub fn copy_to<const N: usize>(&self, to: &mut [u8; N], length: &mut u32) -> bool {
-        *length = self.len();
-        let Some(len) = at_most::<N>(length) else {
-            return false;
-        };
-        // SAFETY: the context is valid, the buffer has room for what is copied.
-        let result =
-            unsafe { bpf_skb_load_bytes(self.ctx.as_ptr(), 0, to.as_mut_ptr().cast(), len) };
-        result == 0
-    }
-
-    /// Makes the packet another one, of the length behind `length`, in bytes. Not for GSO packets.
-    #[inline(always)]
-    pub fn become_frame<const N: usize>(&mut self, frame: &[u8; N], length: *const u32) -> bool {
-        let Some(len) = at_most::<N>(length) else {
-            return false;
-        };
-        // SAFETY: the context is valid, no memory is passed.
-        if unsafe { bpf_skb_change_tail(self.raw(), len, 0) } != 0 {
-            return false;
-        }
-        let Some(len) = at_most::<N>(length) else {
-            return false;
-        };
-        let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
-        // SAFETY: the context is valid, the frame is as long as what is passed of it.
-        let result =
-            unsafe { bpf_skb_store_bytes(self.raw(), 0, frame.as_ptr().cast(), len, flags) };
-        result == 0
-    }
-
-    /// Sends a copy out of a device, or in by it with `BPF_F_INGRESS`; false if there was no memory.
-    #[inline(always)]
-    pub fn clone_redirect(&mut self, ifindex: u32, flags: u64) -> bool {
-        // SAFETY: the context is valid, no memory is passed.
-        unsafe { bpf_clone_redirect(self.raw(), ifindex, flags) == 0 }
+        self.mark(AGAIN);
     }
 
     /// Makes a packet whose Ethernet destination is another device of this host one for this host.
@@ -184,9 +145,20 @@ impl Skb {
 
     /// Forgets what a pod's own traffic control, or a program, may have left in `skb->tc_index`.
     #[inline(always)]
-    pub fn clear_bypassed(&mut self) {
+    pub fn unmark(&mut self) {
+        self.mark(0);
+    }
+
+    #[inline(always)]
+    fn has_mark(&self, what: u32) -> bool {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).tc_index == what }
+    }
+
+    #[inline(always)]
+    fn mark(&mut self, what: u32) {
         // SAFETY: see `protocol`; the field is writable for tc programs.
-        unsafe { (*self.raw()).tc_index = 0 };
+        unsafe { (*self.raw()).tc_index = what };
     }
 
     /// Length of the largest packet on the wire, headers of `headers` bytes (network and transport)
@@ -302,84 +274,29 @@ impl Skb {
     #[inline(always)]
     pub fn redirect_by_route(&mut self, ifindex: u32) -> Verdict {
         self.mark_bypassed();
-        // SAFETY: no memory is passed.
-        sent(unsafe { bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) })
+        by_route(ifindex)
     }
 
     /// Out of the loopback device, with the local route of its destination: the host takes such a
     /// packet as one of its own, and looks for no route when it comes in.
     #[inline(always)]
     pub fn redirect_loopback(&mut self) -> Verdict {
-        // SAFETY: see `protocol`; the field is writable for tc programs.
-        unsafe { (*self.raw()).tc_index = RETURNING };
-        // SAFETY: no memory is passed.
-        sent(unsafe { bpf_redirect_neigh(LOOPBACK, ptr::null_mut(), 0, 0) })
+        self.mark(RETURNING);
+        by_route(LOOPBACK)
     }
 
     /// Keeps the next program that meets this packet from looking at it.
     #[inline(always)]
     pub fn mark_bypassed(&mut self) {
-        // SAFETY: see `protocol`; the field is writable for tc programs.
-        unsafe { (*self.raw()).tc_index = BYPASSED };
+        self.mark(BYPASSED);
     }
 }
 
-/// The bytes of a packet that lie in one piece, which is what its headers nearly always do. Cheaper to
-/// read than by the helper. Not to be used any more after a helper has changed the packet.
-#[derive(Clone, Copy)]
-pub struct Linear {
-    start: usize,
-    end: usize,
-}
-
-impl Load for Linear {
-    #[inline(always)]
-    fn load<T: Plain>(&self, offset: u32) -> Result<T, Short> {
-        let start = self.start + offset as usize;
-        if start + size_of::<T>() > self.end {
-            return Err(Short);
-        }
-        let mut value = MaybeUninit::<T>::uninit();
-        match align_of::<T>() {
-            8 => copy::<T, u64>(&mut value, start),
-            4 => copy::<T, u32>(&mut value, start),
-            2 => copy::<T, u16>(&mut value, start),
-            _ => copy::<T, u8>(&mut value, start),
-        }
-        // SAFETY: filled, and any bytes are a valid `T`.
-        Ok(unsafe { value.assume_init() })
-    }
-}
-
-/// Copies from packet data, word by word.
+/// Out of a device; without a next hop the kernel looks for the packet's route there.
 #[inline(always)]
-fn copy<T, W>(to: &mut MaybeUninit<T>, from: usize) {
-    for at in 0..size_of::<T>() / size_of::<W>() {
-        // SAFETY: inside the packet, as the caller checked and the verifier makes sure, and inside
-        // the value. The kernel allows any alignment where the processor does (x86-64, arm64);
-        // volatile, so that the compiler draws no conclusions from the type.
-        unsafe {
-            let word = (from as *const W).add(at).read_volatile();
-            to.as_mut_ptr().cast::<W>().add(at).write(word);
-        }
-    }
-}
-
-/// A length in memory, if it is at least one and at most `N`, a power of two.
-///
-/// Read twice: the verifier knows the bounds of a number by what was done to it, and not by what was
-/// asked about a copy of it, which is what the compiler makes of the comparison.
-#[inline(always)]
-fn at_most<const N: usize>(length: *const u32) -> Option<u32> {
-    const { assert!(N.is_power_of_two()) };
-    #[expect(clippy::cast_possible_truncation, reason = "no packet is so long")]
-    let most = N as u32;
-    // SAFETY: the caller's reference, or an entry of a map.
-    let length = || unsafe { length.read_volatile() };
-    if length().wrapping_sub(1) >= most {
-        return None;
-    }
-    Some((length().wrapping_sub(1) & (most - 1)) + 1)
+fn by_route(ifindex: u32) -> Verdict {
+    // SAFETY: no memory is passed.
+    sent(unsafe { bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) })
 }
 
 /// What a redirect helper said: a return code of tc, in a register's width.

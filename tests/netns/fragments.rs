@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
-use serde_json::json;
 use underpass_abi::counter::Counter;
 use underpass_tests::{
     Family::{self, V4, V6},
@@ -59,10 +58,7 @@ fn masqueraded(
 fn to_a_host_port(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let mapping = json!({ "hostPort": HOST, "containerPort": INSIDE, "protocol": "udp" });
-    let conf = lab
-        .conf()
-        .with("runtimeConfig", json!({ "portMappings": [mapping] }));
+    let conf = lab.conf().with_host_port(HOST, INSIDE);
     let (server, client) = (lab.pod_with("server", &conf)?, lab.pod("client")?);
     let _server = udp::Server::start(server.netns(), family.port(INSIDE))?;
     let asked = SocketAddr::new(family.node(), HOST);
@@ -116,6 +112,28 @@ fn receives(socket: &UdpSocket, payload: &[u8], from: IpAddr) -> Result<SocketAd
     Ok(sender)
 }
 
+/// Sends a datagram of each length, the last piece first: all must arrive whole, with that source address. Returns how many pieces
+/// came before their first.
+fn carries(
+    link: &RawLink,
+    ends: &Ends,
+    ports: (u16, u16),
+    to: &UdpSocket,
+    from: IpAddr,
+) -> Result<u64> {
+    let mut early = 0;
+    for len in REVERSED {
+        let payload = payload(len);
+        let pieces = reversed(ends, ports, &payload, PIECE);
+        early += pieces.len() as u64 - 1;
+        for piece in &pieces {
+            link.send(piece)?;
+        }
+        receives(to, &payload, from)?;
+    }
+    Ok(early)
+}
+
 fn payload(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at % 251).to_le_bytes()[0]).collect()
 }
@@ -134,18 +152,9 @@ fn pieces_from_a_container_may_come_in_any_order(#[values(V4, V6)] family: Famil
     let server = receiver(lab.world.netns(), family.remote_at(PORT))?;
     let meter = Meter::start(&lab.node)?;
     let ends = pod.ends(family.remote())?;
-    let mut late = 0;
-    for len in REVERSED {
-        let payload = payload(len);
-        let pieces = reversed(&ends, (SOURCE, PORT), &payload, PIECE);
-        late += pieces.len() as u64 - 1;
-        for piece in &pieces {
-            link.send(piece)?;
-        }
-        receives(&server, &payload, family.node())?;
-    }
-    meter.expect(Counter::HeldFragment, late)?;
-    meter.expect(Counter::ReleasedFragment, late)?;
+    let early = carries(&link, &ends, (SOURCE, PORT), &server, family.node())?;
+    meter.expect(Counter::HeldFragment, early)?;
+    meter.expect(Counter::ReleasedFragment, early)?;
     ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
     Ok(())
 }
@@ -161,13 +170,7 @@ fn pieces_of_an_answer_may_come_in_any_order(#[values(V4, V6)] family: Family) -
     let asker = receives(&server, b"ask", family.node())?;
     let link = RawLink::open(lab.world.netns(), World::LINK)?;
     let ends = lab.ends_from_world(family.remote(), family.node())?;
-    for len in REVERSED {
-        let payload = payload(len);
-        for piece in reversed(&ends, (PORT, asker.port()), &payload, PIECE) {
-            link.send(&piece)?;
-        }
-        receives(&client, &payload, family.remote())?;
-    }
+    carries(&link, &ends, (PORT, asker.port()), &client, family.remote())?;
     Ok(())
 }
 
@@ -178,10 +181,7 @@ fn pieces_to_a_host_port_may_come_in_any_order(
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let mapping = json!({ "hostPort": HOST, "containerPort": INSIDE, "protocol": "udp" });
-    let conf = lab
-        .conf()
-        .with("runtimeConfig", json!({ "portMappings": [mapping] }));
+    let conf = lab.conf().with_host_port(HOST, INSIDE);
     // What a netkit sends can't be brought back to where its program saw it.
     let veth = lab.conf().with("device", "veth");
     let (server, client) = (
@@ -196,13 +196,7 @@ fn pieces_to_a_host_port_may_come_in_any_order(
         (RawLink::open(client.netns(), Pod::IFNAME)?, ends)
     };
     let inside = receiver(server.netns(), family.port(INSIDE))?;
-    for len in REVERSED {
-        let payload = payload(len);
-        for piece in reversed(&ends, (SOURCE, HOST), &payload, PIECE) {
-            link.send(&piece)?;
-        }
-        receives(&inside, &payload, ends.src)?;
-    }
+    carries(&link, &ends, (SOURCE, HOST), &inside, ends.src)?;
     Ok(())
 }
 
@@ -219,22 +213,17 @@ fn a_process_of_the_node_gets_its_own_pieces(#[values(V4, V6)] family: Family) -
     let inside = receiver(pod.netns(), family.port(PORT))?;
     for len in REVERSED {
         let payload = payload(len);
-        for (from, at) in [(&remote, family.node()), (&inside, family.pod_gateway())] {
-            from.send_to(&payload, SocketAddr::new(at, PORT))?;
-            let mut bytes = vec![0; 65_536];
-            let (received, _) = own.recv_from(&mut bytes).context("in order")?;
-            ensure!(bytes[..received] == payload, "{received} other bytes came");
+        for (socket, at, from) in [
+            (&remote, family.node(), family.remote()),
+            (&inside, family.pod_gateway(), pod.ip(family)),
+        ] {
+            socket.send_to(&payload, SocketAddr::new(at, PORT))?;
+            receives(&own, &payload, from).context("in order")?;
         }
     }
     // Nobody keeps a piece whose first was seen.
     meter.expect_none(Counter::HeldFragment)?;
-    for len in REVERSED {
-        let payload = payload(len);
-        for piece in reversed(&ends, (SOURCE, PORT), &payload, PIECE) {
-            link.send(&piece)?;
-        }
-        receives(&own, &payload, family.remote())?;
-    }
+    carries(&link, &ends, (SOURCE, PORT), &own, family.remote())?;
     meter.expect_none(Counter::ReleasedFragment)?;
     pod.del()
 }

@@ -23,7 +23,7 @@ use underpass_tests::{
     netfilter::Netfilter,
     netns::Netns,
     runtime::Conf,
-    traffic::{tcp, udp},
+    traffic::{self, tcp, udp},
 };
 
 /// The port of the node.
@@ -74,10 +74,7 @@ impl Scene {
 }
 
 fn serve(pod: &Pod, family: Family) -> Result<(tcp::Server, udp::Server)> {
-    Ok((
-        tcp::Server::start(pod.netns(), family.port(INSIDE))?,
-        udp::Server::start(pod.netns(), family.port(INSIDE))?,
-    ))
+    traffic::serve(pod.netns(), family.port(INSIDE))
 }
 
 fn node_at(family: Family, port: u16) -> SocketAddr {

@@ -5,7 +5,6 @@ use std::{net::SocketAddr, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
-use serde_json::json;
 use underpass_abi::counter::Counter;
 use underpass_tests::{
     Family::{self, V4, V6},
@@ -18,7 +17,7 @@ use underpass_tests::{
     node::plugin,
     program::detach_from_netkit,
     runtime::{Call, Conf},
-    traffic::{ping, raw::RawLink, tcp, udp},
+    traffic::{ping, raw::RawLink, serve, tcp, udp},
 };
 
 const PORT: u16 = 8080;
@@ -93,18 +92,8 @@ impl Scene {
     fn set(family: Family) -> Result<Self> {
         let lab = Lab::new()?;
         let a = lab.pod_with("a", &conf(&lab, "netkit"))?;
-        let mappings = ["tcp", "udp"].map(
-            |protocol| json!({ "hostPort": PORT, "containerPort": INSIDE, "protocol": protocol }),
-        );
-        let ports = json!({ "portMappings": mappings });
-        let b = lab.pod_with("b", &conf(&lab, "netkit").with("runtimeConfig", ports))?;
+        let b = lab.pod_with("b", &conf(&lab, "netkit").with_host_port(PORT, INSIDE))?;
         let veth = lab.pod_with("veth", &conf(&lab, "veth"))?;
-        let serve = |netns, at| {
-            anyhow::Ok((
-                tcp::Server::start(netns, at)?,
-                udp::Server::start(netns, at)?,
-            ))
-        };
         Ok(Self {
             _servers: [
                 serve(b.netns(), family.port(INSIDE))?,

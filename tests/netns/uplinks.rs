@@ -5,7 +5,6 @@ use std::{net::SocketAddr, process::Command};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rstest::rstest;
-use serde_json::json;
 use underpass_abi::counter::Counter;
 use underpass_tests::{
     Family::{self, V4, V6},
@@ -15,7 +14,7 @@ use underpass_tests::{
     frame,
     kernel::Facility,
     needs_root,
-    traffic::{ping, tcp, udp},
+    traffic::{ping, serve, tcp, udp},
     wire::Wire,
     world::World,
 };
@@ -45,20 +44,8 @@ struct Scene {
 
 impl Scene {
     fn set(family: Family, lab: Lab) -> Result<Self> {
-        let mappings = ["tcp", "udp"].map(
-            |protocol| json!({ "hostPort": HOST, "containerPort": INSIDE, "protocol": protocol }),
-        );
-        let conf = lab
-            .conf()
-            .with("runtimeConfig", json!({ "portMappings": mappings }));
-        let pod = lab.pod_with("a", &conf)?;
+        let pod = lab.pod_with("a", &lab.conf().with_host_port(HOST, INSIDE))?;
         let remote = family.remote_at(PORT);
-        let serve = |netns, at| {
-            anyhow::Ok((
-                tcp::Server::start(netns, at)?,
-                udp::Server::start(netns, at)?,
-            ))
-        };
         Ok(Self {
             _servers: [
                 serve(lab.world.netns(), remote)?,

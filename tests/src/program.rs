@@ -126,10 +126,7 @@ pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
         flags: 0,
     };
     // SAFETY: program and licence outlive the call, and the count is the program's own.
-    let fd = unsafe { bpf(BPF_PROG_LOAD, &load) }.context("load it")?;
-    let fd = i32::try_from(fd).context("the kernel's answer is no descriptor")?;
-    // SAFETY: the kernel just made this descriptor for us alone.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = unsafe { open(BPF_PROG_LOAD, &load) }.context("load it")?;
     let path = CString::new(path.as_os_str().as_encoded_bytes()).context("use its path")?;
     let attributes = PinAttributes {
         path: path.as_ptr() as u64,
@@ -150,10 +147,7 @@ pub fn detach_from_netkit(device: u32, path: &Path) -> Result<()> {
         flags: 0,
     };
     // SAFETY: the path ends with a zero byte and outlives the call.
-    let fd = unsafe { bpf(BPF_OBJ_GET, &get) }.context("open it")?;
-    let fd = i32::try_from(fd).context("the kernel's answer is no descriptor")?;
-    // SAFETY: the kernel just made this descriptor for us alone.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = unsafe { open(BPF_OBJ_GET, &get) }.context("open it")?;
     let detach = DetachAttributes {
         device,
         fd: fd.as_raw_fd().cast_unsigned(),
@@ -163,6 +157,18 @@ pub fn detach_from_netkit(device: u32, path: &Path) -> Result<()> {
     // SAFETY: no pointers are passed.
     unsafe { bpf(BPF_PROG_DETACH, &detach) }.context("detach it")?;
     Ok(())
+}
+
+/// A command that answers with a descriptor.
+///
+/// # Safety
+/// As [`bpf`].
+unsafe fn open<T>(command: libc::c_long, attributes: &T) -> Result<OwnedFd> {
+    // SAFETY: the caller vouches for the attributes.
+    let fd = unsafe { bpf(command, attributes) }?;
+    let fd = i32::try_from(fd).context("the kernel's answer is no descriptor")?;
+    // SAFETY: the kernel just made this descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// # Safety

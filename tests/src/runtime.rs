@@ -53,6 +53,15 @@ impl Conf {
         self
     }
 
+    /// The same network with a port of the node, by TCP and UDP and at every address of it, that leads to one of the container.
+    #[must_use]
+    pub fn with_host_port(self, host: u16, inside: u16) -> Self {
+        let mappings = ["tcp", "udp"].map(
+            |protocol| json!({ "hostPort": host, "containerPort": inside, "protocol": protocol }),
+        );
+        self.with("runtimeConfig", json!({ "portMappings": mappings }))
+    }
+
     /// The same network with a key of `ipam` set to another value.
     #[must_use]
     pub fn with_ipam(mut self, key: &str, value: impl Into<Value>) -> Self {

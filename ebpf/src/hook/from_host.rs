@@ -106,7 +106,7 @@ fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
 #[inline(always)]
 pub fn finish<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
-    skb.clear_bypassed();
+    skb.unmark();
     if I::parse_whole(ctx, ETHERNET) != PARSED {
         return code(Err(Verdict::Drop(Counter::DropMalformed)));
     }

@@ -8,11 +8,7 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::rewrite,
 };
-use underpass_ebpf::{
-    ip::{Head, Piece},
-    l4::Kind,
-    packet::Load as _,
-};
+use underpass_ebpf::{ip::Head, l4::Kind, packet::Load as _};
 
 use crate::{
     ETHERNET,
@@ -58,7 +54,7 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
             served = I::serve(ctx);
         }
     }
-    hold::copy::<I>(ctx, Skb::new(ctx).ifindex());
+    hold::copy::<I>(ctx);
     match served {
         NEXT | CROWDED => I::enter_stack(ctx),
         verdict => verdict,
@@ -128,14 +124,12 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
         // To the bridge's MAC. The bridge would say so a little later.
         skb.take_for_host();
     }
-    if I::work().is_some_and(|work| work.head.piece == Piece::First) {
-        match I::release(ctx, Way::In as u32) {
-            NEXT => {}
-            verdict => return verdict,
-        }
+    match hold::lead::<I>(ctx, Way::In) {
+        NEXT => {}
+        verdict => return verdict,
     }
     let is_translated = is_foreign && skb.is_bypassed();
-    skb.clear_bypassed();
+    skb.unmark();
     if is_translated {
         // At the port of the bridge that this device is.
         learn::sign(&mut skb, &work.head);

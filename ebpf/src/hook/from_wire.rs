@@ -7,10 +7,7 @@ use underpass_abi::{
     endpoint::device as flags,
     flow::{action, rewrite},
 };
-use underpass_ebpf::{
-    ip::{Head, Piece},
-    l4::Kind,
-};
+use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
     ETHERNET,
@@ -73,7 +70,7 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         return I::error_in(ctx, I::parse_quoted(ctx));
     }
     if head.kind != Kind::Flow {
-        hold::copy::<I>(ctx, skb.ifindex());
+        hold::copy::<I>(ctx);
         return PASS;
     }
     let mut known = I::copy_live();
@@ -87,11 +84,9 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     }
     // Nobody in the world has a tuple of the host with itself.
     if known == flow::PRESENT && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
-        if head.piece == Piece::First {
-            match I::release(ctx, Way::In as u32) {
-                NEXT => {}
-                verdict => return verdict,
-            }
+        match hold::lead::<I>(ctx, Way::In) {
+            NEXT => {}
+            verdict => return verdict,
         }
         I::note();
         if let Err(verdict) = translate::as_known::<I>(&skb) {

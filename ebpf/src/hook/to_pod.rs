@@ -21,7 +21,7 @@ pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if skb.is_bypassed() {
         // From a process of the host to a host port: `from_host` has dealt with it. Or from the bypass, on its way to the queue of this
         // device, which shapes.
-        skb.clear_bypassed();
+        skb.unmark();
         return PASS;
     }
     let Some(Work { head, .. }) = I::work() else {

@@ -8,10 +8,7 @@ use underpass_abi::{
     endpoint::Device,
     flow::{Half, action, rewrite},
 };
-use underpass_ebpf::{
-    ip::{Head, Piece},
-    l4::Kind,
-};
+use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
     ETHERNET,
@@ -48,7 +45,7 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
 pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);
     if skb.is_bypassed() {
-        skb.clear_bypassed();
+        skb.unmark();
         return PASS;
     }
     let Some(Work { head, half, .. }) = I::work() else {
@@ -60,11 +57,9 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     if head.kind == Kind::Error {
         return ERROR;
     }
-    if head.piece == Piece::First {
-        match I::release(ctx, hold::Way::Out as u32) {
-            NEXT => {}
-            verdict => return verdict,
-        }
+    match hold::lead::<I>(ctx, hold::Way::Out) {
+        NEXT => {}
+        verdict => return verdict,
     }
     if head.kind != Kind::Flow || I::copy_live() == flow::ABSENT {
         return UNKNOWN;

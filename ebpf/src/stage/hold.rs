@@ -9,9 +9,9 @@ use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, TC_ACT_STOLEN};
 use underpass_abi::{
     addr::{Addr, Family as _},
     counter::Counter,
-    endpoint::device as flags,
+    endpoint::{Device, device as flags},
 };
-use underpass_ebpf::l4::Kind;
+use underpass_ebpf::{ip::Piece, l4::Kind};
 
 use crate::{
     call::Call,
@@ -97,14 +97,15 @@ pub fn keep<I: Net>(ctx: *mut __sk_buff) -> u32 {
 /// this host: it may be for a host port, or be the answer to a masqueraded flow. The stack gets it as
 /// well; it may as well be for the host.
 #[inline(always)]
-pub fn copy<I: Call>(ctx: *mut __sk_buff, client: u32) {
+pub fn copy<I: Call>(ctx: *mut __sk_buff) {
     let Some(Work { head, .. }) = I::work() else {
         return;
     };
+    let ifindex = Skb::new(ctx).ifindex();
     let is_waiting = head.kind == Kind::Later
-        && device(Skb::new(ctx).ifindex()).is_some_and(is_way_back)
+        && device(ifindex).is_some_and(is_way_back)
         && endpoint(head.tuple.dst.wide()).is_none();
-    if is_waiting && I::is_local(ctx, client) == route::LOCAL {
+    if is_waiting && I::is_local(ctx, ifindex) == route::LOCAL {
         I::keep(ctx);
     }
 }
@@ -112,8 +113,17 @@ pub fn copy<I: Call>(ctx: *mut __sk_buff, client: u32) {
 /// Whether a packet that is sent in by the device meets the same program again: not by a netkit,
 /// whose program sits at the other end, nor behind a bridge.
 #[inline(always)]
-fn is_way_back(device: &underpass_abi::endpoint::Device) -> bool {
+fn is_way_back(device: &Device) -> bool {
     device.flags & (flags::NETKIT | flags::FOREIGN) == 0
+}
+
+/// As [`release`], of a packet that may be no first fragment: nearly none is.
+#[inline(always)]
+pub fn lead<I: Call>(ctx: *mut __sk_buff, way: Way) -> i32 {
+    match I::work() {
+        Some(work) if work.head.piece == Piece::First => I::release(ctx, way as u32),
+        _ => NEXT,
+    }
 }
 
 /// Sends the first fragment in [`Work::head`] and all that wait for it through this hook again, in
@@ -122,7 +132,7 @@ fn is_way_back(device: &underpass_abi::endpoint::Device) -> bool {
 pub fn release<I: Net>(ctx: *mut __sk_buff, way: u32) -> i32 {
     let mut skb = Skb::new(ctx);
     if skb.is_again() {
-        skb.clear_bypassed();
+        skb.unmark();
         return NEXT;
     }
     let Some(mut key) = key::<I>(ctx) else {
@@ -140,10 +150,10 @@ pub fn release<I: Net>(ctx: *mut __sk_buff, way: u32) -> i32 {
     // What leaves is handled before the call returns, by this same program: the work is another's
     // from here on.
     if !skb.clone_redirect(key.ifindex, flags) {
-        skb.clear_bypassed();
+        skb.unmark();
         return NEXT;
     }
-    skb.clear_bypassed();
+    skb.unmark();
     for turn in 0..PIECES {
         key.turn = turn;
         // SAFETY: an entry is written whole; should it be evicted and filled anew meanwhile, the

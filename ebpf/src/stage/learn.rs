@@ -196,6 +196,8 @@ fn is_ethernet_uplink(ifindex: u32) -> bool {
 #[inline(always)]
 pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
     half.in_ifindex = ifindex;
+    // What a netkit sends was not received yet: it can't be put past a device, only be sent by it.
+    half.queue = device.flags & flags::NETKIT;
     if device.flags & flags::CHECK_MAC != 0 {
         memory::copy(&mut half.in_mac, &device.peer_mac);
     } else {
@@ -211,16 +213,14 @@ pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
     memory::copy(destination, &pod.peer_mac);
     memory::copy(source, &pod.mac);
     half.mtu = pod.mtu;
-    half.queue = queue(half.in_ifindex, pod);
+    shape(half, pod);
     half.stamp = stamp();
 }
 
-/// Whether packets to a pod have to be sent by its host device, and not put past it: where that one
-/// has a queue that shapes them, and from a netkit, whose packets were not received yet.
+/// Has packets to a pod pass the queue of its host device, if that shapes them.
 #[inline(always)]
-pub fn queue(from: u32, to: &Device) -> u32 {
-    let from = device(from).map_or(0, |from| from.flags & flags::NETKIT);
-    to.flags & flags::SHAPED | from
+pub fn shape<A>(half: &mut Half<A>, pod: &Device) {
+    half.queue = half.queue & flags::NETKIT | pod.flags & flags::SHAPED;
 }
 
 /// The uplink that packets of this half go to. The next packet asks for the next hop and the MTU.

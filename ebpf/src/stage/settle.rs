@@ -64,7 +64,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
             return STALE;
         }
         half.mtu = pod.mtu;
-        half.queue = learn::queue(half.in_ifindex, pod);
+        learn::shape(half, pod);
         let [destination, source] = &mut half.eth;
         memory::copy(destination, &pod.peer_mac);
         memory::copy(source, &pod.mac);

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io,
+    io,
     path::Path,
 };
 
@@ -15,17 +15,16 @@ use underpass_abi::{
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
 use crate::{
-    datapath::{
-        Maps, Pins, attach,
-        feature::{self, FEATURES},
-        netkit,
-    },
+    datapath::{Maps, Pins, attach, feature::release},
     error::Error,
     identity::ALIAS_PREFIX,
     netlink::{Netlink, link::Link},
 };
 
+mod feature;
 mod port;
+
+use feature::Feature;
 
 /// Everything that is printed.
 #[derive(Serialize)]
@@ -43,14 +42,6 @@ struct Status {
     endpoints: Vec<Endpoint>,
     host_ports: Vec<port::HostPort>,
     counters: BTreeMap<&'static str, u64>,
-}
-
-#[derive(Serialize)]
-struct Feature {
-    name: &'static str,
-    present: bool,
-    reason: String,
-    purpose: &'static str,
 }
 
 #[derive(Serialize)]
@@ -116,11 +107,11 @@ impl Status {
         let mut status = Self {
             version: env!("CARGO_PKG_VERSION"),
             abi: ABI,
-            kernel: feature::release(),
+            kernel: release(),
             bpf_root: root.display().to_string(),
             loaded: pins.are_complete(),
             epoch: 0,
-            features: features(),
+            features: feature::collect(),
             devices: Vec::new(),
             endpoints: Vec::new(),
             host_ports: Vec::new(),
@@ -294,51 +285,6 @@ impl Status {
         }
         Ok(())
     }
-}
-
-fn features() -> Vec<Feature> {
-    let known = feature::present();
-    let mut features: Vec<_> = FEATURES
-        .iter()
-        .map(|feature| {
-            let bits = known.as_ref().map(|bits| bits & feature.bit);
-            Feature {
-                name: feature.name,
-                present: matches!(bits, Ok(bit) if bit != 0),
-                reason: match bits {
-                    Ok(0) => format!("came with Linux {}", feature.since),
-                    Ok(_) => "the kernel has it".to_owned(),
-                    Err(error) => format!("the kernel can't be asked: {error}"),
-                },
-                purpose: feature.purpose,
-            }
-        })
-        .collect();
-    let has_netkit = netkit::is_supported();
-    features.push(Feature {
-        name: "netkit",
-        present: has_netkit,
-        reason: if has_netkit {
-            "the kernel has it".to_owned()
-        } else {
-            "came with Linux 6.7, if built with CONFIG_NETKIT".to_owned()
-        },
-        purpose: "containers can have netkit pairs instead of veths",
-    });
-    let switch = "/proc/sys/net/core/bpf_jit_enable";
-    // Where the switch can't be read, the kernel was built to compile always.
-    let compiled = fs::read_to_string(switch).map_or(true, |value| value.trim() != "0");
-    features.push(Feature {
-        name: "JIT",
-        present: compiled,
-        reason: if compiled {
-            "on".to_owned()
-        } else {
-            format!("{switch} is 0")
-        },
-        purpose: "programs run as machine code, several times faster than interpreted",
-    });
-    features
 }
 
 #[cfg(test)]

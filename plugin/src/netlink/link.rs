@@ -114,9 +114,8 @@ impl Link {
 }
 
 /// The driver of a pair.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Driver {
-    #[default]
     Veth,
     /// Since 6.7, with `CONFIG_NETKIT`: a pair whose one end may run programs on what the other sends.
     Netkit,

@@ -22,6 +22,12 @@ fn own_addresses(family: Family) -> [SocketAddr; 3] {
     [family.loopback(), family.node(), family.pod_gateway()].map(|ip| SocketAddr::new(ip, HOST))
 }
 
+/// One of them, by its name.
+fn own_address(family: Family, name: &str) -> SocketAddr {
+    let [loopback, node, _] = own_addresses(family);
+    if name == "node" { node } else { loopback }
+}
+
 #[rstest]
 fn a_process_of_the_host_reaches_the_container(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
@@ -47,14 +53,9 @@ fn a_first_datagram_waits_for_the_mac(
     let conf = mapped(&lab, &both()).with("macspoofchk", false);
     let scene = Scene::in_network(family, lab, &conf)?;
     let host = scene.lab.node.netns();
-    let ip = if by == "node" {
-        family.node()
-    } else {
-        family.loopback()
-    };
     // One that is lost is not sent again.
     let seen = udp::Client::open(host, family)?
-        .ask(SocketAddr::new(ip, HOST), 100)?
+        .ask(own_address(family, by), 100)?
         .seen;
     ensure!(seen.ip() == family.pod_gateway(), "{seen}");
     Ok(())
@@ -68,12 +69,7 @@ fn content_is_carried_whole(
     needs_root!();
     let scene = Scene::set(family)?;
     let host = scene.lab.node.netns();
-    let ip = if by == "node" {
-        family.node()
-    } else {
-        family.loopback()
-    };
-    let at = SocketAddr::new(ip, HOST);
+    let at = own_address(family, by);
     tcp::Client::connect(host, at)?.exchange(5_000_000, 5_000_000)?;
     let mut client = udp::Client::open(host, family)?;
     let whole = 1500 - family.header_len() - 8;
