@@ -88,6 +88,8 @@ pub static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0));
 // A hash has 16 bytes for each entry that it may hold, used or not; user space scans all of them to
 // read the whole map. So the limits are a few times what the largest nodes have, and no more.
 #[map]
+static CONSTANTS: Array<Node> = Array::with_max_entries(1, 0);
+#[map]
 static STATE: Array<State> = Array::with_max_entries(1, 0);
 #[map]
 static ENDPOINTS: HashMap<Addr, Endpoint> = HashMap::with_max_entries(1 << 15, BPF_F_NO_PREALLOC);

@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 use crate::{conf::BPF_ROOT, error::Error};
 
 mod flows;
+mod load;
 mod status;
 mod trace;
 mod unload;
@@ -50,6 +51,8 @@ enum Command {
         #[arg(long, default_value = "debug")]
         level: log::LevelFilter,
     },
+    /// Load all programs and pin them, so that no ADD has to wait for the kernel to verify one
+    Load,
     /// Detach the programs from all devices and remove the pins
     Unload {
         /// Even though containers are attached: they lose masquerade and the bypass
@@ -102,6 +105,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Status { json } => status::run(&bpf_root, Format::new(json), &mut out),
         Command::Flows { json } => flows::run(&bpf_root, Format::new(json), &mut out),
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
+        Command::Load => load::run(&bpf_root, &mut out),
         Command::Unload { force } => unload::run(&bpf_root, force, &mut out),
     };
     match answer {

@@ -100,6 +100,13 @@ impl Error {
         }
     }
 
+    fn pin(name: &'static str) -> impl FnOnce(aya::pin::PinError) -> Self {
+        move |source| Self::Pin {
+            name,
+            source: Box::new(source),
+        }
+    }
+
     fn map(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> Self {
         move |source| Self::Map {
             name,

@@ -1,7 +1,7 @@
 //! Whether the plugin knows what the running kernel can do: a helper that is given a flag it does not
 //! know answers `EINVAL`.
 
-use std::{path::Path, process::Command};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -9,7 +9,6 @@ use underpass_tests::{
     Lab,
     frame::Ends,
     needs_root,
-    node::plugin,
     program::{FRAME, Instruction, pin},
     test_run::Bench,
 };
@@ -52,9 +51,7 @@ fn the_plugin_knows_what_the_kernel_can_do() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("pod")?;
-    let mut command = Command::new(plugin());
-    command.env_clear().args(["status", "--json"]);
-    let status = lab.node.netns().expect(&mut command, &[])?;
+    let status = lab.node.underpass(&["status", "--json"])?;
     let status: Value = serde_json::from_str(&status).context("the status is no JSON")?;
     let features = status["features"].as_array().context("no features")?;
     // With a flag that no kernel knows the probes must fail, with none they must not: else they prove nothing.

@@ -10,7 +10,6 @@ use underpass_tests::{
     Lab, Pod,
     leak::Traces,
     needs_root,
-    node::plugin,
     runtime::{Call, Conf},
     traffic::ping,
 };
@@ -311,12 +310,10 @@ fn the_command_line_shows_the_endpoints() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
-    let status = |arguments: &[&str]| {
-        let mut command = Command::new(plugin());
-        command.env_clear().arg("status").args(arguments);
-        lab.node.netns().expect(&mut command, &[])
-    };
-    let (text, json) = (status(&[])?, status(&["--json"])?);
+    let (text, json) = (
+        lab.node.underpass(&["status"])?,
+        lab.node.underpass(&["status", "--json"])?,
+    );
     let json: serde_json::Value = serde_json::from_str(&json)?;
     for address in pod.addresses() {
         ensure!(text.contains(&address.to_string()), "{text}");

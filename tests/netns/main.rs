@@ -11,6 +11,7 @@ mod host;
 mod host_port;
 mod leftovers;
 mod lifecycle;
+mod loading;
 mod masquerade;
 mod netkit;
 mod no_bypass;

@@ -1,7 +1,7 @@
 //! Containers on a netkit pair instead of a veth. The whole suite runs with it by `cargo xtask test vm newest --device netkit`; here is
 //! what is different about it.
 
-use std::{net::SocketAddr, process::Command};
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
@@ -14,7 +14,6 @@ use underpass_tests::{
     kernel::Facility,
     leak::Traces,
     needs_root,
-    node::plugin,
     program::detach_from_netkit,
     runtime::{Call, Conf},
     traffic::{ping, raw::RawLink, serve, tcp, udp},
@@ -231,9 +230,7 @@ fn unload_takes_the_program_off() -> Result<()> {
         return Ok(());
     }
     let scene = Scene::set(V4)?;
-    let mut unload = Command::new(plugin());
-    unload.env_clear().args(["unload", "--force"]);
-    let said = scene.lab.node.netns().expect(&mut unload, &[])?;
+    let said = scene.lab.node.underpass(&["unload", "--force"])?;
     for pod in [&scene.a, &scene.b, &scene.veth] {
         let line = format!("detached from {}", pod.host_veth());
         ensure!(said.contains(&line), "{said}");

@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
     sync::LazyLock,
 };
 
@@ -55,6 +56,13 @@ impl Node {
     #[must_use]
     pub fn data_dir(&self) -> &Path {
         &self.data_dir
+    }
+
+    /// What a command of the plugin's command line prints here, where it must succeed.
+    pub fn underpass(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(plugin());
+        command.env_clear().args(arguments);
+        self.netns.expect(&mut command, &[])
     }
 }
 

@@ -2,6 +2,7 @@
 
 /// Maps, pinned as `<bpfRoot>/v<ABI>/maps/<NAME>`.
 pub const MAPS: &[&str] = &[
+    CONSTANTS,
     STATE,
     ENDPOINTS,
     DEVICES,
@@ -21,6 +22,9 @@ pub const MAPS: &[&str] = &[
     AYA_LOGS,
 ];
 
+/// Array of one [`Node`](crate::node::Node): what programs were loaded with, for those that are loaded
+/// later. Used by user space alone.
+pub const CONSTANTS: &str = "CONSTANTS";
 /// Array of one [`State`](crate::node::State).
 pub const STATE: &str = "STATE";
 /// Hash: [`Addr`](crate::addr::Addr) to [`Endpoint`](crate::endpoint::Endpoint).
@@ -62,7 +66,11 @@ pub const COUNTERS: &str = "COUNTERS";
 /// Ring buffer of aya-log.
 pub const AYA_LOGS: &str = "AYA_LOGS";
 
-/// Programs, pinned as `<bpfRoot>/v<ABI>/programs/<name>`; all are `tc` classifiers.
+/// Those of containers and of uplinks with Ethernet headers: a node's first ADD loads them. The others
+/// are loaded when a device first needs one.
+pub const USUAL_PROGRAMS: &[&str] = &[FROM_POD, TO_POD, FROM_WIRE, TO_WIRE];
+
+/// All programs, pinned as `<bpfRoot>/v<ABI>/programs/<name>`; all are `tc` classifiers.
 pub const PROGRAMS: &[&str] = &[
     FROM_POD,
     TO_POD,

@@ -10,7 +10,7 @@ use underpass_abi::{
     map,
 };
 
-use super::{Error as DatapathError, Maps, Pins, lock::Lock, netkit};
+use super::{Error as DatapathError, Maps, Pins, lock::Lock, netkit, object};
 use crate::{
     error::Error,
     netlink::{Netlink, filter::Direction, link::Device},
@@ -104,9 +104,8 @@ pub(crate) fn attach(
         program: name,
     } in places
     {
-        let program = pins.program(name)?;
-        let fd = program.fd().map_err(DatapathError::program(name))?;
-        let fd = fd.as_fd();
+        let program = pins.program_fd(name)?;
+        let fd = program.as_fd();
         match hook {
             Hook::Tc(direction) => {
                 netlink.set_filter(device, direction, fd, &format!("underpass_{name}"))?;
@@ -115,6 +114,18 @@ pub(crate) fn attach(
         }
     }
     Ok(())
+}
+
+/// As [`attach`], for a device of the node, which may be the first to need such a program.
+fn load_and_attach(
+    lock: &Lock,
+    netlink: &Netlink,
+    pins: &Pins,
+    device: &Device,
+    places: &[Place],
+) -> Result<(), Error> {
+    object::load_missing(lock, pins, places.iter().map(|place| place.program))?;
+    attach(netlink, pins, device, places)
 }
 
 /// Takes our programs off a device, which may be gone. Returns whether there were any.
@@ -133,9 +144,8 @@ pub(crate) fn detach(
         found |= match hook {
             Hook::Tc(direction) => netlink.delete_filter(device.index, direction)?,
             Hook::NetkitPeer => {
-                let program = pins.program(name)?;
-                let fd = program.fd().map_err(DatapathError::program(name))?;
-                netkit::detach(device.index, &device.name, fd.as_fd())?
+                let program = pins.program_fd(name)?;
+                netkit::detach(device.index, &device.name, program.as_fd())?
             }
         };
     }
@@ -149,10 +159,14 @@ pub(crate) fn missing(
     devices: &[(u32, &[Place])],
 ) -> Result<Vec<(u32, Place)>, Error> {
     let mut pinned = BTreeMap::new();
-    let mut id = |program: &'static str| -> Result<u32, DatapathError> {
+    // None if no device needed that program before.
+    let mut id = |program: &'static str| -> Result<Option<u32>, DatapathError> {
         match pinned.entry(program) {
             Entry::Occupied(known) => Ok(*known.get()),
-            Entry::Vacant(unknown) => Ok(*unknown.insert(pins.program(program)?.id())),
+            Entry::Vacant(unknown) if pins.has_program(program) => {
+                Ok(*unknown.insert(Some(pins.program(program)?.id())))
+            }
+            Entry::Vacant(unknown) => Ok(*unknown.insert(None)),
         }
     };
     let mut missing = Vec::new();
@@ -166,7 +180,11 @@ pub(crate) fn missing(
                     directions.push((index, direction));
                 }
                 Hook::NetkitPeer => {
-                    if !netkit::programs(index)?.contains(&id(place.program)?) {
+                    let wanted = id(place.program)?;
+                    if !netkit::programs(index)?
+                        .iter()
+                        .any(|found| Some(*found) == wanted)
+                    {
                         missing.push((index, place));
                     }
                 }
@@ -177,7 +195,7 @@ pub(crate) fn missing(
         .into_iter()
         .zip(netlink.filter_programs(&directions)?)
     {
-        if found != Some(id(place.program)?) {
+        if found.is_none() || found != id(place.program)? {
             missing.push((index, place));
         }
     }
@@ -187,7 +205,7 @@ pub(crate) fn missing(
 /// Makes the programs know the uplinks as they are now, and sit on all of them. The caller raises
 /// the epoch when this returns [`Changed::Yes`], after everything else that it changes.
 pub(crate) fn reconcile_uplinks(
-    _lock: &Lock,
+    lock: &Lock,
     netlink: &Netlink,
     maps: &mut Maps,
     uplinks: &[Uplink],
@@ -204,7 +222,7 @@ pub(crate) fn reconcile_uplinks(
                 index: uplink.index,
                 name: uplink.name.clone(),
             };
-            attach(netlink, maps.pins(), &device, places)?;
+            load_and_attach(lock, netlink, maps.pins(), &device, places)?;
             changed = Changed::Yes;
         }
     }
@@ -214,7 +232,7 @@ pub(crate) fn reconcile_uplinks(
 /// Makes the program for processes of the host sit on the loopback device, and the maps know of it.
 /// The caller raises the epoch, if anything changed, after everything else that it changes.
 pub(crate) fn reconcile_loopback(
-    _lock: &Lock,
+    lock: &Lock,
     netlink: &Netlink,
     maps: &mut Maps,
 ) -> Result<Changed, Error> {
@@ -234,7 +252,7 @@ pub(crate) fn reconcile_loopback(
             index: endpoint::LOOPBACK,
             name: "lo".to_owned(),
         };
-        attach(netlink, maps.pins(), &device, places)?;
+        load_and_attach(lock, netlink, maps.pins(), &device, places)?;
         changed = Changed::Yes;
     }
     Ok(changed)

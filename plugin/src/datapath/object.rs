@@ -1,11 +1,15 @@
 //! Loads the eBPF object: once per boot, so that no ADD after the first parses BTF or waits for the
-//! verifier.
+//! verifier. Programs that few nodes need are loaded when the first device needs them.
 
 use std::{
     collections::BTreeMap, fs::File, io::Read as _, panic::resume_unwind, path::Path, thread,
 };
 
-use aya::{Ebpf, EbpfLoader, maps::Array, programs::SchedClassifier};
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, Map},
+    programs::SchedClassifier,
+};
 use nix::{
     sys::{
         resource::{RLIM_INFINITY, Resource, setrlimit},
@@ -18,7 +22,7 @@ use underpass_abi::{
     node::{NODE_SYMBOL, Node, State},
 };
 
-use super::{Error, Pins, feature, lock::Lock, pin::Unfinished};
+use super::{Error, Pins, feature, lock::Lock, pin::Folder};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
@@ -32,7 +36,7 @@ const OPENING_SHARE: u32 = 4;
 /// One pod may have half-open flows for a quarter of that room: a masqueraded flow has two entries.
 const QUOTA_SHARE: u32 = 8;
 
-/// Opens the pins, after loading and pinning everything if this is the first call since boot.
+/// Opens the pins, after loading and pinning the maps and the usual programs if this is the first call since boot.
 pub(crate) fn open_or_load(root: &Path) -> Result<Pins, Error> {
     let pins = Pins::at(root);
     if pins.are_complete() {
@@ -52,57 +56,80 @@ pub(super) fn raise_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }
 
+/// Loads and pins those of the programs that no device needed before. The pins are complete.
+pub(crate) fn load_missing(
+    _lock: &Lock,
+    pins: &Pins,
+    programs: impl IntoIterator<Item = &'static str>,
+) -> Result<Vec<&'static str>, Error> {
+    let mut missing: Vec<_> = programs.into_iter().collect();
+    missing.retain(|name| !pins.has_program(name));
+    if !missing.is_empty() {
+        raise_memory_limit();
+        let constants: Array<_, Node> = super::map::open(pins, map::CONSTANTS, Map::Array)?;
+        let node = constants.get(&0, 0).map_err(Error::map(map::CONSTANTS))?;
+        let folder = pins.folder();
+        load_programs(&mut parse(&node, &folder)?, &missing, &folder)?;
+    }
+    Ok(missing)
+}
+
 fn load(pins: &Pins) -> Result<(), Error> {
     raise_memory_limit();
     let node = Node::new(jiffies_per_second(), random_key()?, feature::present()?);
+    let unfinished = pins.begin()?;
+    match load_into(unfinished.folder(), node) {
+        Ok(()) => unfinished.complete(),
+        Err(error) => {
+            unfinished.abandon();
+            Err(error)
+        }
+    }
+}
+
+fn load_into(folder: &Folder, node: Node) -> Result<(), Error> {
+    let mut object = parse(&node, folder)?;
+    fill(&mut object, map::CONSTANTS, node)?;
+    fill(&mut object, map::STATE, State { epoch: 1, trace: 0 })?;
+    load_programs(&mut object, map::USUAL_PROGRAMS, folder)
+}
+
+/// Reads the object, and makes and pins those of its maps that are not pinned there.
+fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
     let flows = flow_count(memory());
     let mut loader = EbpfLoader::new();
-    loader.override_global(NODE_SYMBOL, &node, true);
+    loader.override_global(NODE_SYMBOL, node, true);
     for name in [map::FLOWS4, map::FLOWS6] {
         loader.map_max_entries(name, flows);
     }
     for name in [map::OPENING4, map::OPENING6] {
         loader.map_max_entries(name, opening_count(flows));
     }
-    let mut object = loader.load(OBJECT)?;
-
-    let state = object
-        .map_mut(map::STATE)
-        .ok_or(Error::Missing(map::STATE))?;
-    Array::<_, State>::try_from(state)
-        .and_then(|mut state| state.set(0, State { epoch: 1, trace: 0 }, 0))
-        .map_err(Error::map(map::STATE))?;
-
-    let unfinished = pins.begin()?;
     for &name in map::MAPS {
-        let pinned = object.map(name).ok_or(Error::Missing(name))?;
-        pinned
-            .pin(unfinished.map(name))
-            .map_err(|source| Error::Pin {
-                name,
-                source: Box::new(source),
-            })?;
+        loader.map_pin_path(name, folder.map(name));
     }
-    load_programs(&mut object, &unfinished)?;
-    unfinished.complete()
+    Ok(loader.load(OBJECT)?)
 }
 
-/// Loads and pins the programs, at the same time: nearly all of a node's first ADD is the verifier's work on them.
-fn load_programs(object: &mut Ebpf, unfinished: &Unfinished) -> Result<(), Error> {
+/// Sets the one element of an array.
+fn fill<T: Pod>(object: &mut Ebpf, name: &'static str, value: T) -> Result<(), Error> {
+    let array = object.map_mut(name).ok_or(Error::Missing(name))?;
+    Array::<_, T>::try_from(array)
+        .and_then(|mut array| array.set(0, value, 0))
+        .map_err(Error::map(name))
+}
+
+/// Loads and pins programs, at the same time: nearly all of a node's first ADD is the verifier's work on them.
+fn load_programs(object: &mut Ebpf, names: &[&'static str], folder: &Folder) -> Result<(), Error> {
     let mut programs: BTreeMap<_, _> = object.programs_mut().collect();
     thread::scope(|scope| {
         let mut loading = Vec::new();
-        for &name in map::PROGRAMS {
+        for &name in names {
             let program = programs.remove(name).ok_or(Error::Missing(name))?;
             let program: &mut SchedClassifier = program.try_into().map_err(Error::program(name))?;
             loading.push(scope.spawn(move || {
                 program.load().map_err(Error::program(name))?;
-                program
-                    .pin(unfinished.program(name))
-                    .map_err(|source| Error::Pin {
-                        name,
-                        source: Box::new(source),
-                    })
+                program.pin(folder.program(name)).map_err(Error::pin(name))
             }));
         }
         loading

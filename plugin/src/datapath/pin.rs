@@ -6,11 +6,14 @@
 use std::{
     fs, io,
     os::unix::fs::DirBuilderExt as _,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     process,
 };
 
-use aya::{maps::MapData, programs::ProgramInfo};
+use aya::{
+    maps::MapData,
+    programs::{ProgramFd, ProgramInfo},
+};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use underpass_abi::ABI;
 
@@ -35,14 +38,14 @@ impl Pins {
         &self.root
     }
 
-    /// The folder of this layout's pins.
-    pub(crate) fn folder(&self) -> PathBuf {
-        self.root.join(format!("v{ABI}"))
+    /// This layout's pins.
+    pub(crate) fn folder(&self) -> Folder {
+        Folder(self.root.join(format!("v{ABI}")))
     }
 
-    /// Whether everything is loaded and pinned.
+    /// Whether all maps and the usual programs are loaded and pinned.
     pub(crate) fn are_complete(&self) -> bool {
-        self.folder().is_dir()
+        self.folder().0.is_dir()
     }
 
     /// An error unless `root`, or the folder that it will be made in, is on a bpffs.
@@ -87,7 +90,7 @@ impl Pins {
                 .map_err(Error::file("create", &path))?;
         }
         Ok(Unfinished {
-            folder,
+            folder: Folder(folder),
             complete: self.folder(),
         })
     }
@@ -95,7 +98,7 @@ impl Pins {
     /// Removes all pins, and the folders that are empty after that. Returns whether there were any.
     /// The caller holds the lock.
     pub(crate) fn remove(&self) -> Result<bool, Error> {
-        let folder = self.folder();
+        let Folder(folder) = self.folder();
         if !folder.exists() {
             return Ok(false);
         }
@@ -110,7 +113,12 @@ impl Pins {
 
     /// A pinned map.
     pub(crate) fn map(&self, name: &'static str) -> Result<MapData, Error> {
-        MapData::from_pin(self.folder().join(MAPS).join(name)).map_err(Error::map(name))
+        MapData::from_pin(self.folder().map(name)).map_err(Error::map(name))
+    }
+
+    /// Whether a program is pinned: no device needed it before, if not.
+    pub(crate) fn has_program(&self, name: &str) -> bool {
+        self.folder().program(name).exists()
     }
 
     /// A pinned program.
@@ -118,36 +126,64 @@ impl Pins {
     /// Not as a program of its type: before aya makes one of those it tries out what the kernel can
     /// do, and loads five programs for it. That takes longer than the rest of a CHECK of the filters.
     pub(crate) fn program(&self, name: &'static str) -> Result<ProgramInfo, Error> {
-        ProgramInfo::from_pin(self.folder().join(PROGRAMS).join(name)).map_err(Error::program(name))
+        ProgramInfo::from_pin(self.folder().program(name)).map_err(Error::program(name))
+    }
+
+    /// As [`Self::program`], to give it to the kernel.
+    pub(crate) fn program_fd(&self, name: &'static str) -> Result<ProgramFd, Error> {
+        self.program(name)?.fd().map_err(Error::program(name))
     }
 }
 
 const MAPS: &str = "maps";
 const PROGRAMS: &str = "programs";
 
+/// A folder of pins.
+#[derive(Debug)]
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// Where a map is pinned.
+    pub(crate) fn map(&self, name: &str) -> PathBuf {
+        self.0.join(MAPS).join(name)
+    }
+
+    /// Where a program is pinned.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.0.join(PROGRAMS).join(name)
+    }
+
+    /// For people to read.
+    pub(crate) fn display(&self) -> path::Display<'_> {
+        self.0.display()
+    }
+}
+
 /// A folder of pins that nobody sees yet.
 #[derive(Debug)]
 pub(crate) struct Unfinished {
-    folder: PathBuf,
-    complete: PathBuf,
+    folder: Folder,
+    complete: Folder,
 }
 
 impl Unfinished {
     const PREFIX: &str = "new-";
 
-    /// Where a map is to be pinned.
-    pub(crate) fn map(&self, name: &str) -> PathBuf {
-        self.folder.join(MAPS).join(name)
-    }
-
-    /// Where a program is to be pinned.
-    pub(crate) fn program(&self, name: &str) -> PathBuf {
-        self.folder.join(PROGRAMS).join(name)
+    /// The pins.
+    pub(crate) const fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// Shows the folder to everybody.
     pub(crate) fn complete(self) -> Result<(), Error> {
-        fs::rename(&self.folder, &self.complete).map_err(Error::file("complete", &self.complete))
+        let (Folder(from), Folder(to)) = (self.folder, self.complete);
+        fs::rename(from, &to).map_err(Error::file("complete", &to))
+    }
+
+    /// Removes it: there was an error, which matters more than what goes wrong here. The next call
+    /// that loads tries again.
+    pub(crate) fn abandon(self) {
+        let _ = remove(&self.folder.0);
     }
 }
 

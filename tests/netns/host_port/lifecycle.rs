@@ -1,6 +1,6 @@
 //! What the plugin makes of port mappings: bad ones, leftovers, and what people see of them.
 
-use std::{process::Command, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -9,7 +9,6 @@ use underpass_tests::{
     Lab, Pod,
     leak::Traces,
     needs_root,
-    node::plugin,
     runtime::Call,
 };
 
@@ -18,7 +17,7 @@ use super::{both, mapped};
 /// A node on which everything that is loaded once is loaded.
 fn warm() -> Result<(Lab, Traces)> {
     let lab = Lab::new()?;
-    lab.pod("first")?.del()?;
+    lab.pod_with("first", &mapped(&lab, &both()))?.del()?;
     let traces = Traces::of(&lab.node)?;
     ensure!(traces.registry.ports.is_empty() && traces.registry.shadowed_ports == 0);
     Ok((lab, traces))
@@ -144,12 +143,7 @@ fn the_command_line_shows_the_ports() -> Result<()> {
     let lab = Lab::new()?;
     let conf = mapped(&lab, &both());
     let (older, newer) = (lab.pod_with("older", &conf)?, lab.pod_with("newer", &conf)?);
-    let status = |arguments: &[&str]| {
-        let mut command = Command::new(plugin());
-        command.env_clear().arg("status").args(arguments);
-        lab.node.netns().expect(&mut command, &[])
-    };
-    let text = status(&[])?;
+    let text = lab.node.underpass(&["status"])?;
     for (pod, waits) in [(&older, true), (&newer, false)] {
         for (at, family) in [("0.0.0.0:8080", V4), ("[::]:8080", V6)] {
             let to = pod.at(family, 80).to_string();
@@ -162,7 +156,7 @@ fn the_command_line_shows_the_ports() -> Result<()> {
             ensure!(is_shown, "{at} to {to}:\n{text}");
         }
     }
-    let json: Value = serde_json::from_str(&status(&["--json"])?)?;
+    let json: Value = serde_json::from_str(&lab.node.underpass(&["status", "--json"])?)?;
     let ports = json["hostPorts"].as_array().map_or(0, Vec::len);
     ensure!(ports == 8, "{json:#}");
     let first = &json["hostPorts"][0];

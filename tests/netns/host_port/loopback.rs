@@ -17,7 +17,6 @@ use underpass_abi::{
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Node, Pod, counter, needs_root,
-    node::plugin,
     runtime::Call,
     traffic::{tcp, udp},
 };
@@ -36,12 +35,6 @@ fn take_off(node: &Node) -> Result<()> {
     node.netns().expect(&mut delete, &[]).map(drop)
 }
 
-fn underpass(node: &Node, arguments: &[&str]) -> Result<String> {
-    let mut command = Command::new(plugin());
-    command.env_clear().args(arguments);
-    node.netns().expect(&mut command, &[])
-}
-
 #[test]
 fn it_comes_with_the_first_mapping_and_goes_with_everything() -> Result<()> {
     needs_root!();
@@ -57,7 +50,7 @@ fn it_comes_with_the_first_mapping_and_goes_with_everything() -> Result<()> {
     for pod in [another, pod, plain] {
         pod.del()?;
     }
-    underpass(&lab.node, &["unload"])?;
+    lab.node.underpass(&["unload"])?;
     let text = filters(&lab.node)?;
     ensure!(text.trim().is_empty(), "left behind: {text}");
     Ok(())
@@ -90,13 +83,13 @@ fn what_takes_it_off_is_noticed_and_put_right() -> Result<()> {
         ensure!(error.msg.contains("egress of lo"), "{error}");
         let error = status()?.error()?;
         ensure!(error.code == 51, "{error}");
-        let text = underpass(&lab.node, &["status"])?;
+        let text = lab.node.underpass(&["status"])?;
         ensure!(text.contains("from_host MISSING"), "{text}");
         repair()?;
     }
     check()?.silence()?;
     tcp::visit(lab.node.netns(), at)?;
-    let text = underpass(&lab.node, &["status", "--json"])?;
+    let text = lab.node.underpass(&["status", "--json"])?;
     let json: Value = serde_json::from_str(&text)?;
     let devices = json["devices"].as_array().context("devices")?;
     ensure!(

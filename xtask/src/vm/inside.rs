@@ -1,4 +1,4 @@
-//! What a guest does: attaches a pod and listens to the verifier, asks for the kernel's features, runs the tests one by one.
+//! What a guest does: loads the programs and listens to the verifier, asks for the kernel's features, runs the tests one by one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 
 use super::record::{Record, Writer};
 
-mod attach;
+mod load;
 mod test;
 
 /// Where a guest has the folder that it shares with its host.
@@ -41,14 +41,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the kernel does not tell its release")?;
     let release = release.trim().to_owned();
     results.write(&Record::Kernel { release })?;
-    let measured = attach::measure(&arguments.bin.join("underpass"))?;
+    let measured = load::measure(&arguments.bin.join("underpass"))?;
     for record in &measured {
         results.write(record)?;
     }
     // Every test would say it again.
     let loaded = !measured
         .iter()
-        .any(|record| matches!(record, Record::NoAttachment { .. }));
+        .any(|record| matches!(record, Record::NotLoaded { .. }));
     let files = if loaded { &arguments.tests[..] } else { &[] };
     let stop = shared.join(STOP);
     let logs = shared.join("logs");

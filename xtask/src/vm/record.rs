@@ -18,8 +18,8 @@ pub(super) enum Record {
         release: String,
     },
     Program(Program),
-    /// The plugin did not attach a pod: what it said.
-    NoAttachment {
+    /// The plugin could not load its programs: what it said.
+    NotLoaded {
         message: String,
     },
     Feature {

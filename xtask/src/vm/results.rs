@@ -99,7 +99,7 @@ impl Results {
             .records
             .iter()
             .filter_map(|record| match record {
-                Record::NoAttachment { message } => {
+                Record::NotLoaded { message } => {
                     Some(format!("the programs do not load: {message}"))
                 }
                 Record::Complaint { line } => Some(format!("the kernel complains: {line}")),

@@ -1,0 +1,99 @@
+//! When programs are loaded, and that those that come later work with the ones that were there.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use underpass_abi::{counter::Counter, map};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node,
+    counter::{Meter, pins},
+    needs_root,
+    traffic::tcp,
+};
+
+const PORT: u16 = 443;
+
+fn programs(node: &Node) -> PathBuf {
+    pins(node).join("programs")
+}
+
+/// The bpffs belongs to the node's own mount namespace.
+fn on<T>(node: &Node, look: impl FnOnce(&Path) -> Result<T> + Send) -> Result<T>
+where
+    T: Send,
+{
+    let folder = programs(node);
+    node.netns().run(|| look(&folder))
+}
+
+fn pinned(node: &Node) -> Result<BTreeSet<String>> {
+    on(node, |folder| {
+        let entries = fs::read_dir(folder).context("list the pinned programs")?;
+        entries
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    })
+}
+
+fn named(programs: &[&str]) -> BTreeSet<String> {
+    programs.iter().map(|&name| name.to_owned()).collect()
+}
+
+#[test]
+fn programs_are_loaded_when_a_device_needs_them() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let plain = lab.pod("plain")?;
+    let mut expected = named(map::USUAL_PROGRAMS);
+    ensure!(pinned(&lab.node)? == expected, "{:?}", pinned(&lab.node)?);
+    let _mapped = lab.pod_with("mapped", &lab.conf().with_host_port(8080, 80))?;
+    expected.insert(map::FROM_HOST.to_owned());
+    ensure!(pinned(&lab.node)? == expected, "{:?}", pinned(&lab.node)?);
+    plain.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+#[test]
+fn load_loads_all_of_them_ahead() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    for _ in 0..2 {
+        let said = lab.node.underpass(&["load"])?;
+        let folder = pins(&lab.node);
+        ensure!(said.contains(&folder.display().to_string()), "{said}");
+        ensure!(pinned(&lab.node)? == named(map::PROGRAMS), "{said}");
+    }
+    let pod = lab.pod("a")?;
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// The programs of the uplink vanish while the others stay: what is learned by one is believed by another only if both know the same
+/// secret.
+#[rstest]
+fn what_is_loaded_later_knows_what_the_first_know(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    on(&lab.node, |folder| {
+        for name in [map::FROM_WIRE, map::TO_WIRE] {
+            fs::remove_file(folder.join(name)).with_context(|| format!("remove {name}"))?;
+        }
+        Ok(())
+    })?;
+    let error = pod.call_with_result("CHECK").run(&lab.node)?.error()?;
+    ensure!(error.to_string().contains(map::TO_WIRE), "{error}");
+    let _another = lab.pod("b")?;
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let meter = Meter::start(&lab.node)?;
+    let mut client = tcp::Client::connect(pod.netns(), remote)?;
+    client.chat(10)?;
+    meter.expect(Counter::BypassWire, 5)
+}
