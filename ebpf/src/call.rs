@@ -16,8 +16,8 @@ use crate::{
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
     maps::Net,
     stage::{
-        bypass, claim, entries, error, flow, hold, learn, masquerade, parse, port, quota, route,
-        settle, translate, twice,
+        bypass, claim, entries, error, flow, hold, learn, parse, port, quota, route, settle,
+        translate, twice,
     },
 };
 
@@ -88,7 +88,6 @@ functions! {
     aim(at: u32) -> u32 = port::aim;
     host_uses(ctx: *mut __sk_buff) -> u32 = claim::host_uses;
     insert() -> u32 = claim::insert;
-    trace_claim(result: u32) -> u32 = masquerade::trace;
     probe(attempt: u32) -> u32 = claim::probe;
     commit() -> u32 = entries::commit;
     restore() -> u32 = entries::restore;

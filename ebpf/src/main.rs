@@ -56,6 +56,7 @@ mod stage {
     pub mod parse;
     pub mod port;
     pub mod quota;
+    pub mod record;
     pub mod route;
     pub mod settle;
     pub mod source;

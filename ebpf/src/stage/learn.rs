@@ -2,7 +2,6 @@
 //! stack let it through unchanged. Every later packet of its flow takes the bypass.
 
 use aya_ebpf::bindings::{__sk_buff, BPF_ANY};
-use aya_log_ebpf::debug;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
@@ -14,17 +13,15 @@ use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind, packet::Load 
 use super::{
     flow::{find, half, outgoing, prolong, set_outgoing},
     quota::FULL,
+    record,
     source::same_mac,
 };
 use crate::{
     call::{Call, charge},
-    maps::{Net, Place, Work, constant, count, device, endpoint, stamp, tick, trace_level},
+    maps::{Net, Place, Work, constant, count, device, endpoint, stamp, tick},
     memory,
     skb::Skb,
 };
-
-/// Level of a debug record, see `State::trace`.
-pub const DEBUG: u32 = 4;
 
 /// There is nothing to remember.
 pub const IGNORED: u32 = 0;
@@ -258,17 +255,7 @@ fn open<I: Net>(key: &Key<I::Addr>, end: End, pod: u32) -> Option<&'static mut F
 
 #[inline(always)]
 fn close<I: Net>(ctx: *mut __sk_buff, key: &Key<I::Addr>) -> u32 {
-    let skb = Skb::new(ctx);
     count(Counter::Learned);
-    if trace_level() >= DEBUG {
-        debug!(
-            (),
-            "learned protocol {} port {} - port {} at device {}",
-            key.0.protocol,
-            u16::from_be(key.0.sport),
-            u16::from_be(key.0.dport),
-            skb.ifindex()
-        );
-    }
+    record::learned(&key.0, Skb::new(ctx).ifindex());
     LEARNED
 }

@@ -1,7 +1,6 @@
 //! Masquerade: a pod's flow gets the address of the uplink, and a port under which no other flow,
 //! and no socket of the host, talks to the same remote address and port.
 
-use aya_log_ebpf::{debug, warn};
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
@@ -14,8 +13,8 @@ use underpass_ebpf::{ip::Head, l4::tcp};
 use super::{
     claim::{CLAIMED, NO_PORT},
     entries::Opener,
-    learn::DEBUG,
     quota::FULL,
+    record,
 };
 use crate::{
     call::{Call, charge},
@@ -23,9 +22,6 @@ use crate::{
     skb::Skb,
     verdict::{Step, Verdict},
 };
-
-/// Level of a warning, see `State::trace`.
-const WARN: u32 = 2;
 
 /// Who carries a masqueraded flow's packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,8 +61,10 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
         Way::Stack => (action::STACK, action::STACK),
     };
     let result = I::claim(skb.raw());
-    if trace_level() != 0 {
-        I::trace_claim(result);
+    if trace_level() != 0
+        && let Some(Work { request, .. }) = I::work()
+    {
+        record::claimed(result, &request.inner, &request.outer);
     }
     match result {
         CLAIMED => {
@@ -83,33 +81,6 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
         NO_PORT => Err(Verdict::Drop(Counter::DropNoPort)),
         _ => Err(Verdict::Drop(Counter::DropMapFull)),
     }
-}
-
-/// Logs what became of [`Work::request`]. No context: the compiler sees that logging ignores it and
-/// would pass none.
-#[inline(always)]
-pub fn trace<I: Net>(result: u32) -> u32 {
-    let Some(Work { request, .. }) = I::work() else {
-        return result;
-    };
-    let (protocol, wanted) = (request.inner.protocol, u16::from_be(request.inner.sport));
-    if result == CLAIMED {
-        if trace_level() >= DEBUG {
-            debug!(
-                (),
-                "masquerade protocol {} source port {} as port {}",
-                protocol,
-                wanted,
-                u16::from_be(request.outer.sport)
-            );
-        }
-    } else if trace_level() >= WARN {
-        warn!(
-            (),
-            "no port for protocol {} source port {}", protocol, wanted
-        );
-    }
-    result
 }
 
 /// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it
