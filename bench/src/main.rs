@@ -64,6 +64,8 @@ struct Arguments {
 enum Part {
     /// Packets on all paths.
     Traffic,
+    /// Packets to a host port with and without XDP, which are part of the former.
+    Xdp,
     /// The time of calls.
     Control,
     /// The time that programs take for a packet.
@@ -193,10 +195,17 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let used = Used::now()?;
     // The paths stay until all is done: the kernel would take them down in the background of the next part.
-    let mut paths = None;
-    if wanted(Part::Traffic) {
+    let mut paths: Option<Paths> = None;
+    let builder = if wanted(Part::Traffic) {
+        Some(Paths::build as fn() -> _)
+    } else if wanted(Part::Xdp) {
+        Some(Paths::build_xdp as fn() -> _)
+    } else {
+        None
+    };
+    if let Some(build) = builder {
         eprintln!("traffic: building the paths");
-        let built = paths.insert(Paths::build()?);
+        let built = paths.insert(build()?);
         outcome.traffic = traffic::measure(&built.ways, &outcome.settings)?;
         outcome.bypassed = built.bypassed()?;
         outcome.left_out.clone_from(&built.left_out);

@@ -50,6 +50,10 @@ pub(crate) enum Carrier {
     Limit,
     /// Ours, learned, with as many mappings on the node as [`ports::MAPPINGS`].
     Crowded,
+    /// Ours, learned, behind an uplink that carries what a wire does: frames no larger than the MTU, with whole checksums.
+    Wire,
+    /// The same with XDP on that uplink.
+    WireXdp,
     /// A plugin.
     #[serde(untagged)]
     Plugin(Plugin),
@@ -62,6 +66,8 @@ impl Carrier {
             (Self::Limit, Route::PodToPod) => "L1",
             (Self::Limit, Route::PodToWorld | Route::WorldToPort) => "L2",
             (Self::Crowded, _) => "learned, 10k",
+            (Self::Wire, _) => "learned, wire",
+            (Self::WireXdp, _) => "xdp, wire",
             // Host ports are a chained plugin's.
             (Self::Plugin(Plugin::BridgeMasquerade), Route::WorldToPort) => "bridge portmap",
             (Self::Plugin(Plugin::PtpMasquerade), Route::WorldToPort) => "ptp portmap",
@@ -73,7 +79,7 @@ impl Carrier {
     pub(crate) const fn is_ours(self) -> bool {
         match self {
             Self::Limit => false,
-            Self::Crowded => true,
+            Self::Crowded | Self::Wire | Self::WireXdp => true,
             Self::Plugin(plugin) => plugin.is_ours(),
         }
     }
@@ -217,13 +223,33 @@ impl Paths {
             Carrier::Plugin(Plugin::Eager),
             Carrier::Plugin(Plugin::Off),
             Carrier::Crowded,
+            Carrier::Wire,
+            Carrier::WireXdp,
         ] {
-            let name = carrier.name(Route::WorldToPort);
-            let (path, site) =
-                ports::site(carrier).with_context(|| format!("set up host ports of {name}"))?;
+            let (path, site) = host_ports(carrier)?;
             paths.push(path);
             sites.push(site);
         }
+        Self::ready(paths, left_out, sites)
+    }
+
+    /// Builds what tells whether XDP pays.
+    pub(crate) fn build_xdp() -> Result<Self> {
+        let mut paths = vec![limit::two_pairs(Route::WorldToPort)?];
+        let mut sites = Vec::new();
+        for carrier in [
+            Carrier::Plugin(Plugin::Learned),
+            Carrier::Wire,
+            Carrier::WireXdp,
+        ] {
+            let (path, site) = host_ports(carrier)?;
+            paths.push(path);
+            sites.push(site);
+        }
+        Self::ready(paths, Vec::new(), sites)
+    }
+
+    fn ready(paths: Vec<Path>, left_out: Vec<String>, sites: Vec<Site>) -> Result<Self> {
         for path in &paths {
             // The plugin's ADD closed the range again in its own way; the client alone decides what it may use.
             path.client
@@ -250,6 +276,11 @@ impl Paths {
         })
         .collect()
     }
+}
+
+fn host_ports(carrier: Carrier) -> Result<(Path, Site)> {
+    let name = carrier.name(Route::WorldToPort);
+    ports::site(carrier).with_context(|| format!("set up host ports of {name}"))
 }
 
 /// A node with a world, two containers of a plugin, and the ways between them.

@@ -39,6 +39,8 @@ pub(crate) enum Plugin {
     Eager,
     /// Ours with `ipMasq`, the stack forwards everything.
     Off,
+    /// Ours with `ipMasq`, flows learned, XDP on the uplink.
+    Xdp,
 }
 
 impl Plugin {
@@ -53,12 +55,13 @@ impl Plugin {
             Self::Learned => "learned",
             Self::Eager => "eager",
             Self::Off => "off",
+            Self::Xdp => "xdp",
         }
     }
 
     /// Whether it is this project's.
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Self::Learned | Self::Eager | Self::Off)
+        matches!(self, Self::Learned | Self::Eager | Self::Off | Self::Xdp)
     }
 
     fn executable(self) -> PathBuf {
@@ -67,7 +70,7 @@ impl Plugin {
             Self::Ptp | Self::PtpMasquerade | Self::PtpFlowtable => {
                 Path::new(REFERENCE).join("ptp")
             }
-            Self::Learned | Self::Eager | Self::Off => node::plugin().to_owned(),
+            Self::Learned | Self::Eager | Self::Off | Self::Xdp => node::plugin().to_owned(),
         }
     }
 
@@ -90,6 +93,11 @@ impl Plugin {
             Self::Learned => own("learned", node),
             Self::Eager => own("eager", node),
             Self::Off => own("off", node),
+            Self::Xdp => {
+                let mut keys = own("learned", node);
+                keys["xdp"] = json!("native");
+                keys
+            }
         };
         for (key, value) in keys.as_object().into_iter().flatten() {
             conf[key] = value.clone();

@@ -57,6 +57,20 @@ impl Delta {
         sum
     }
 
+    /// A word that was not there before.
+    #[inline(always)]
+    #[must_use]
+    pub const fn plus16(self, word: u16) -> Self {
+        Self(self.0 + word as u64)
+    }
+
+    /// The change in 16 bits.
+    #[inline(always)]
+    #[must_use]
+    pub const fn sum(self) -> u16 {
+        fold(self.wsum() as u64)
+    }
+
     /// The checksum after the change.
     #[inline(always)]
     #[must_use]
@@ -80,6 +94,9 @@ const fn fold(sum: u64) -> u16 {
 pub trait Summed: Copy {
     /// The change from `self` to `new`.
     fn delta(self, new: Self) -> Delta;
+
+    /// The sum of its own words.
+    fn words(self) -> Delta;
 }
 
 impl Summed for Addr4 {
@@ -87,12 +104,22 @@ impl Summed for Addr4 {
     fn delta(self, new: Self) -> Delta {
         Delta::of32(self.0, new.0)
     }
+
+    #[inline(always)]
+    fn words(self) -> Delta {
+        Delta::of32(u32::MAX, self.0)
+    }
 }
 
 impl Summed for Addr6 {
     #[inline(always)]
     fn delta(self, new: Self) -> Delta {
         Delta::of64(self.0, new.0).and(Delta::of64(self.1, new.1))
+    }
+
+    #[inline(always)]
+    fn words(self) -> Delta {
+        Delta::of64(u64::MAX, self.0).and(Delta::of64(u64::MAX, self.1))
     }
 }
 

@@ -8,6 +8,7 @@
 //!
 //!   pod ──> from_pod ════════════════════════> pod, world  every later packet: the bypass
 //!   world ──> from_wire ═════════════════════> pod
+//!   world ──> from_wire_xdp ═════════════════> pod         the same, where `xdp` is configured
 //!
 //!   host ───> from_host ═════════════════════> pod         to a host port, by 127.0.0.1 and the like
 //!   pod ────> from_pod ══> from_host ────────> host        and back
@@ -27,19 +28,28 @@
     reason = "a program exports nothing: `pub` is what other modules may use"
 )]
 
-use aya_ebpf::{bindings::__sk_buff, macros::classifier, programs::TcContext};
-use underpass_ebpf::ip::{Ip, V4, V6};
+use aya_ebpf::{
+    bindings::{__sk_buff, xdp_action::XDP_PASS},
+    macros::{classifier, xdp},
+    programs::{TcContext, XdpContext},
+};
+use underpass_ebpf::{
+    ip::{Ip, V4, V6},
+    packet::Load as _,
+};
 
-use crate::{call::Call, verdict::PASS};
+use crate::{call::Call, verdict::PASS, xdp::Frame};
 
 mod call;
 mod hook {
     pub mod from_host;
     pub mod from_pod;
     pub mod from_wire;
+    pub mod from_wire_xdp;
     pub mod to_pod;
     pub mod to_wire;
 }
+mod linear;
 mod maps;
 mod memory;
 mod skb;
@@ -64,6 +74,7 @@ mod stage {
     pub mod twice;
 }
 mod verdict;
+mod xdp;
 
 /// Length of an Ethernet header, in bytes.
 const ETHERNET: u32 = 14;
@@ -133,6 +144,17 @@ fn to_wire_l3(ctx: TcContext) -> i32 {
         IPV4 => hook::to_wire::ip::<V4>(ctx, 0),
         IPV6 => hook::to_wire::ip::<V6>(ctx, 0),
         _ => PASS,
+    }
+}
+
+/// XDP of an uplink: what the world sends, before [`from_wire`] sees it.
+#[xdp]
+fn from_wire_xdp(ctx: XdpContext) -> u32 {
+    let ctx = ctx.ctx;
+    match Frame::new(ctx).load::<[u16; 1]>(ETHERNET - 2) {
+        Ok([V4::ETHER_TYPE]) => hook::from_wire_xdp::ip::<V4>(ctx),
+        Ok([V6::ETHER_TYPE]) => hook::from_wire_xdp::ip::<V6>(ctx),
+        _ => XDP_PASS,
     }
 }
 

@@ -5,7 +5,7 @@ use aya_ebpf::{
     bindings::{BPF_F_NO_PREALLOC, bpf_redir_neigh},
     helpers::generated::bpf_jiffies64,
     macros::map,
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
+    maps::{Array, DevMapHash, HashMap, LpmTrie, LruHashMap, PerCpuArray},
 };
 use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
@@ -93,6 +93,8 @@ static CONSTANTS: Array<Node> = Array::with_max_entries(1, 0);
 static STATE: Array<State> = Array::with_max_entries(1, 0);
 #[map]
 static ENDPOINTS: HashMap<Addr, Endpoint> = HashMap::with_max_entries(1 << 15, BPF_F_NO_PREALLOC);
+#[map]
+pub static XDP_PODS: DevMapHash = DevMapHash::with_max_entries(1 << 12, 0);
 #[map]
 static DEVICES: HashMap<u32, Device> = HashMap::with_max_entries(1 << 14, BPF_F_NO_PREALLOC);
 #[map]

@@ -23,12 +23,9 @@ use underpass_ebpf::{
     packet::{Covers, Load, Packet, Short, Zero},
 };
 
-use crate::{call, maps::constant, verdict::Verdict};
+use crate::{call, linear::Linear, maps::constant, verdict::Verdict};
 
 mod frame;
-mod linear;
-
-use linear::Linear;
 
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;

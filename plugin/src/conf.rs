@@ -46,6 +46,19 @@ pub(crate) enum Device {
     Auto,
 }
 
+/// Who takes known flows from the world off an uplink first.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Xdp {
+    /// The program at tc.
+    #[default]
+    Off,
+    /// One that the driver runs, where it can.
+    Native,
+    /// One that the kernel runs in the driver's place.
+    Generic,
+}
+
 /// Whether a container may send packets in another's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Spoofing {
@@ -101,6 +114,7 @@ pub(crate) struct Conf {
     /// How many flows of a container may wait for their answer; else the node decides.
     pub(crate) half_open_limit: Option<u32>,
     pub(crate) bypass: Bypass,
+    pub(crate) xdp: Xdp,
     pub(crate) spoofing: Spoofing,
     pub(crate) mac_check: MacCheck,
     pub(crate) default_gateway: DefaultGateway,
@@ -133,6 +147,7 @@ struct Keys {
     max_half_open_flows: Option<i64>,
     uplinks: Option<Vec<String>>,
     bypass: Option<Bypass>,
+    xdp: Option<Xdp>,
     anti_spoof: Option<bool>,
     macspoofchk: Option<bool>,
     is_default_gateway: bool,
@@ -201,6 +216,7 @@ impl Conf {
                 .uplinks
                 .map(|list| list.into_iter().map(Glob::new).collect()),
             bypass: keys.bypass.unwrap_or_default(),
+            xdp: keys.xdp.unwrap_or_default(),
             spoofing: if anti_spoof {
                 Spoofing::Dropped
             } else {

@@ -59,6 +59,9 @@ pub(crate) enum Error {
         /// From aya.
         source: Box<aya::maps::MapError>,
     },
+    /// The map of pods that take frames.
+    #[error("map XDP_PODS: {0}")]
+    XdpPods(#[from] aya::maps::xdp::XdpMapError),
     /// The program of a netkit pair.
     #[error("cannot {action} {device}: {source}")]
     Netkit {

@@ -10,6 +10,7 @@ mod cli;
 mod conf;
 mod datapath;
 mod error;
+mod ethtool;
 mod glob;
 mod identity;
 mod log;

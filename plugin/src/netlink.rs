@@ -21,6 +21,7 @@ pub(crate) mod neigh;
 pub(crate) mod qdisc;
 pub(crate) mod route;
 mod socket;
+pub(crate) mod xdp;
 
 /// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an
 /// error.
@@ -55,6 +56,11 @@ impl Error {
             self.errno(),
             Some(libc::ENODEV | libc::ENOENT | libc::ESRCH | libc::EADDRNOTAVAIL | libc::ENXIO)
         )
+    }
+
+    /// Whether the place is taken.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.errno() == Some(libc::EBUSY)
     }
 
     /// Whether the thing asked for exists already.

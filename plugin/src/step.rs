@@ -14,6 +14,7 @@ pub(crate) mod port;
 pub(crate) mod program;
 pub(crate) mod route;
 pub(crate) mod sysctl;
+pub(crate) mod xdp;
 
 type Revert<'a> = Box<dyn FnOnce() -> Result<(), Error> + 'a>;
 

@@ -12,7 +12,7 @@ use underpass_abi::{
 use crate::{
     glob::Glob,
     identity::Alias,
-    netlink::{addr::Address, link::Link, route::Installed},
+    netlink::{addr::Address, link::Link, route::Installed, xdp::Attached},
 };
 
 /// An uplink, and what the programs should know of it.
@@ -24,6 +24,8 @@ pub(crate) struct Uplink {
     /// Whether its default route came from router advertisements, which stop when the host
     /// forwards unless `accept_ra` is 2.
     pub(crate) advertised: bool,
+    /// XDP programs that it has, ours or others'.
+    pub(crate) xdp: Vec<Attached>,
 }
 
 /// The state of a network namespace that the choice depends on.
@@ -54,6 +56,7 @@ impl Surroundings<'_> {
                 index: link.index,
                 name: link.name.clone(),
                 device: self.device(link),
+                xdp: link.xdp.clone(),
                 advertised: self
                     .default_routes(link)
                     .any(|route| route.advertised && route.route.dst.addr().is_ipv6()),

@@ -26,3 +26,4 @@ mod soak;
 mod spoofing;
 mod uplinks;
 mod world_to_pod;
+mod xdp;

@@ -66,7 +66,10 @@ impl Counters {
     /// Packets that took the bypass, either way.
     #[must_use]
     pub fn bypassed(&self) -> u64 {
-        self.get(Counter::BypassPeer) + self.get(Counter::BypassWire)
+        [Counter::BypassPeer, Counter::BypassWire, Counter::BypassXdp]
+            .map(|counter| self.get(counter))
+            .into_iter()
+            .sum()
     }
 
     /// Packets that a program dropped, for any reason.

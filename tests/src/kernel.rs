@@ -86,11 +86,10 @@ impl Facility {
     /// with. `None` if there is no such list.
     pub fn is_listed(self) -> Result<Option<bool>> {
         let (module, option) = self.names();
-        let release = fs::read_to_string("/proc/sys/kernel/osrelease")
-            .context("read the kernel's release")?;
+        let release = release()?;
         let mut lists = Vec::new();
         for name in ["modules.dep", "modules.builtin"] {
-            let path = format!("/lib/modules/{}/{name}", release.trim());
+            let path = format!("/lib/modules/{release}/{name}");
             match fs::read_to_string(&path) {
                 Ok(list) => lists.push(has_module(&list, module)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -113,6 +112,24 @@ impl Facility {
         }
         Ok((!lists.is_empty()).then(|| lists.contains(&true)))
     }
+}
+
+/// The release of the running kernel.
+fn release() -> Result<String> {
+    let release =
+        fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's release")?;
+    Ok(release.trim().to_owned())
+}
+
+/// The first two numbers of that.
+pub fn version() -> Result<(u32, u32)> {
+    let release = release()?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || {
+        let number = numbers.next().and_then(|number| number.parse().ok());
+        number.with_context(|| format!("{release} does not begin with two numbers"))
+    };
+    Ok((next()?, next()?))
 }
 
 /// Lines are paths, some followed by a colon and what is needed.

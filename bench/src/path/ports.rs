@@ -1,7 +1,7 @@
 //! Ways from the world to a host port.
 
 use anyhow::Result;
-use underpass_tests::{Family, Lab};
+use underpass_tests::{Family, Lab, Node, traffic::offload, world::World};
 
 use super::{Address, Carrier, Path, Purpose, Route, Site};
 use crate::{
@@ -22,10 +22,15 @@ const FIRST: u16 = 20_000;
 pub(super) fn site(carrier: Carrier) -> Result<(Path, Site)> {
     let plugin = match carrier {
         Carrier::Plugin(plugin) => plugin,
-        Carrier::Limit | Carrier::Crowded => Plugin::Learned,
+        Carrier::Limit | Carrier::Crowded | Carrier::Wire => Plugin::Learned,
+        Carrier::WireXdp => Plugin::Xdp,
     };
     let lab = Lab::new()?;
     let node = &lab.node;
+    if matches!(carrier, Carrier::Wire | Carrier::WireXdp) {
+        offload::take_off(lab.world.netns(), World::LINK)?;
+        offload::switch_gro_on(node.netns(), Node::UPLINK)?;
+    }
     let network = plugin.network(node, &Family::BOTH);
     if carrier == Carrier::Crowded {
         for first in (FIRST..FIRST + MAPPINGS).step_by(usize::from(EACH)) {

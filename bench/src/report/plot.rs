@@ -142,7 +142,10 @@ impl Canvas {
                     colour: match series.carrier {
                         Carrier::Limit => LIMIT,
                         carrier if carrier.is_ours() => OWN,
-                        Carrier::Plugin(_) | Carrier::Crowded => PEER,
+                        Carrier::Plugin(_)
+                        | Carrier::Crowded
+                        | Carrier::Wire
+                        | Carrier::WireXdp => PEER,
                     },
                 },
                 full,

@@ -45,6 +45,7 @@ pub enum Kind {
 counters! {
     BypassPeer "bypass_peer" Event "packets put straight into a pod, past the stack",
     BypassWire "bypass_wire" Event "packets put straight onto an uplink, past the stack",
+    BypassXdp "bypass_xdp" Event "frames put straight into a pod by XDP, before they were packets",
     Learned "learned" Event "flow directions learned because the stack let their packet through unchanged",
     Forgotten "forgotten" Event "flows forgotten because the stack used their tuple for something else",
     Revalidated "revalidated" Event "flow directions checked again, once a tick or after a change",

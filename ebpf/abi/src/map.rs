@@ -6,6 +6,7 @@ pub const MAPS: &[&str] = &[
     STATE,
     ENDPOINTS,
     DEVICES,
+    XDP_PODS,
     OWNERS,
     NO_MASQUERADE,
     FLOWS4,
@@ -31,6 +32,9 @@ pub const STATE: &str = "STATE";
 pub const ENDPOINTS: &str = "ENDPOINTS";
 /// Hash: ifindex (`u32`) to [`Device`](crate::endpoint::Device).
 pub const DEVICES: &str = "DEVICES";
+/// Device hash: ifindex (`u32`) to the same device, for the host veths of pods that take frames from XDP.
+/// The kernel takes a device out when it goes.
+pub const XDP_PODS: &str = "XDP_PODS";
 /// Hash: [`Owner`](crate::endpoint::Owner) to [`Attachment`](crate::endpoint::Attachment). Used by
 /// user space alone.
 pub const OWNERS: &str = "OWNERS";
@@ -70,7 +74,7 @@ pub const AYA_LOGS: &str = "AYA_LOGS";
 /// are loaded when a device first needs one.
 pub const USUAL_PROGRAMS: &[&str] = &[FROM_POD, TO_POD, FROM_WIRE, TO_WIRE];
 
-/// All programs, pinned as `<bpfRoot>/v<ABI>/programs/<name>`; all are `tc` classifiers.
+/// All programs, pinned as `<bpfRoot>/v<ABI>/programs/<name>`; all but [`FROM_WIRE_XDP`] are `tc` classifiers.
 pub const PROGRAMS: &[&str] = &[
     FROM_POD,
     TO_POD,
@@ -79,6 +83,7 @@ pub const PROGRAMS: &[&str] = &[
     FROM_WIRE_L3,
     TO_WIRE_L3,
     FROM_HOST,
+    FROM_WIRE_XDP,
 ];
 
 /// Ingress of a host veth.
@@ -95,3 +100,5 @@ pub const FROM_WIRE_L3: &str = "from_wire_l3";
 pub const TO_WIRE_L3: &str = "to_wire_l3";
 /// Egress of the loopback device, once a host port is mapped.
 pub const FROM_HOST: &str = "from_host";
+/// XDP of an uplink, where a network asks for it.
+pub const FROM_WIRE_XDP: &str = "from_wire_xdp";

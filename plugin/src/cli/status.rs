@@ -11,6 +11,7 @@ use underpass_abi::{
     ABI,
     counter::{Counter, Kind},
     endpoint::device,
+    map,
 };
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
@@ -19,6 +20,7 @@ use crate::{
     error::Error,
     identity::ALIAS_PREFIX,
     netlink::{Netlink, link::Link},
+    step::xdp,
 };
 
 mod feature;
@@ -140,18 +142,25 @@ impl Status {
             .collect();
         let missing = attach::missing(&node, &pins, &wanted)?;
         for ((index, entry), (_, places)) in devices.into_iter().zip(wanted) {
+            let mut programs: Vec<_> = places
+                .iter()
+                .map(|place| Program {
+                    name: place.program,
+                    hook: place.hook.name(),
+                    attached: !missing.contains(&(index, *place)),
+                })
+                .collect();
+            let xdp = links.get(&index).map(|link| xdp::ours(&pins, &link.xdp));
+            programs.extend(xdp.transpose()?.flatten().map(|mode| Program {
+                name: map::FROM_WIRE_XDP,
+                hook: mode.hook(),
+                attached: true,
+            }));
             status.devices.push(Device {
                 name: name(index),
                 ifindex: index,
                 kind: DeviceKind::of(entry.flags),
-                programs: places
-                    .iter()
-                    .map(|place| Program {
-                        name: place.program,
-                        hook: place.hook.name(),
-                        attached: !missing.contains(&(index, *place)),
-                    })
-                    .collect(),
+                programs,
             });
         }
         status.devices.sort_by_key(|device| device.ifindex);

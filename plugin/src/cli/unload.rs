@@ -12,6 +12,7 @@ use crate::{
         Netlink,
         link::{By, Device, Mac},
     },
+    step::xdp,
 };
 
 pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<(), Failure> {
@@ -52,11 +53,13 @@ fn detach(maps: &Maps) -> Result<Vec<String>, Error> {
         if mac != Mac(entry.mac) {
             continue;
         }
+        let from_xdp = xdp::revert(&node, maps.pins(), &link)?;
         let device = Device {
             index,
             name: link.name,
         };
-        if attach::detach(&node, maps.pins(), &device, attach::places(entry.flags))? {
+        let places = attach::places(entry.flags);
+        if attach::detach(&node, maps.pins(), &device, places)? || from_xdp {
             names.push(device.name);
         }
     }

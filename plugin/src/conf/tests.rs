@@ -48,6 +48,7 @@ fn an_empty_config_has_the_documented_defaults() {
             masquerade_addresses: Vec::new(),
             half_open_limit: None,
             bypass: Bypass::Learned,
+            xdp: Xdp::Off,
             spoofing: Spoofing::Dropped,
             mac_check: MacCheck::On,
             default_gateway: DefaultGateway::FromIpam,
@@ -77,7 +78,7 @@ fn null_is_the_default_and_keys_have_no_case() {
 fn every_key_is_obeyed() {
     let conf = network(
         r#""mtu":9000,"ipMasq":true,"nonMasqueradeCIDRs":["10.1.2.3/8","fd00::/8"],"uplinks":["eth*"],
-           "bypass":"eager","isDefaultGateway":true,"enabledad":true,"bpfRoot":"/run/b","ipMasqBackend":"nftables""#,
+           "bypass":"eager","xdp":"native","isDefaultGateway":true,"enabledad":true,"bpfRoot":"/run/b","ipMasqBackend":"nftables""#,
     )
     .expect("a valid config");
     assert_eq!(conf.mtu, Some(9000));
@@ -90,6 +91,7 @@ fn every_key_is_obeyed() {
     assert_eq!(nets, ["10.0.0.0/8", "fd00::/8"]);
     assert_eq!(conf.uplinks, Some(vec![Glob::new("eth*".to_owned())]));
     assert_eq!(conf.bypass, Bypass::Eager);
+    assert_eq!(conf.xdp, Xdp::Native);
     assert_eq!(conf.default_gateway, DefaultGateway::Add);
     assert_eq!(conf.dad, Dad::On);
     assert_eq!(conf.bpf_root, PathBuf::from("/run/b"));
@@ -189,6 +191,7 @@ fn wrong_values_are_named() {
     refused(r#""mtu":"1500""#, Code::Decode, "mtu");
     refused(r#""ipMasq":"true""#, Code::Decode, "ipMasq");
     refused(r#""bypass":"sometimes""#, Code::Decode, "sometimes");
+    refused(r#""xdp":"offload""#, Code::Decode, "offload");
     refused(
         r#""nonMasqueradeCIDRs":["10.0.0.0"]"#,
         Code::InvalidConfig,

@@ -7,6 +7,7 @@ use aya::{
     maps::{
         Array, HashMap, Map, MapData, MapError, PerCpuArray,
         lpm_trie::{Key as TrieKey, LpmTrie},
+        xdp::DevMapHash,
     },
 };
 use ipnet::IpNet;
@@ -106,6 +107,21 @@ impl Maps {
     /// The host veth that owns an address.
     pub(crate) fn endpoint(&self, addr: Addr) -> Result<Option<Endpoint>, Error> {
         found(self.endpoints.get(&addr, 0), map::ENDPOINTS)
+    }
+
+    /// Has a host veth be sent frames by XDP. It is one of the calling thread's network namespace; the
+    /// kernel takes it out when it goes.
+    pub(crate) fn add_xdp_pod(&self, index: u32) -> Result<(), Error> {
+        Ok(self.xdp_pods()?.insert(index, index, None, 0)?)
+    }
+
+    /// Whether it is.
+    pub(crate) fn is_xdp_pod(&self, index: u32) -> Result<bool, Error> {
+        found(self.xdp_pods()?.get(index, 0), map::XDP_PODS).map(|found| found.is_some())
+    }
+
+    fn xdp_pods(&self) -> Result<DevMapHash<MapData>, Error> {
+        open(&self.pins, map::XDP_PODS, Map::DevMapHash)
     }
 
     /// All addresses and their owners.

@@ -8,7 +8,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader, Pod,
     maps::{Array, Map},
-    programs::SchedClassifier,
+    programs::Program,
 };
 use nix::{
     sys::{
@@ -126,16 +126,28 @@ fn load_programs(object: &mut Ebpf, names: &[&'static str], folder: &Folder) -> 
         let mut loading = Vec::new();
         for &name in names {
             let program = programs.remove(name).ok_or(Error::Missing(name))?;
-            let program: &mut SchedClassifier = program.try_into().map_err(Error::program(name))?;
-            loading.push(scope.spawn(move || {
-                program.load().map_err(Error::program(name))?;
-                program.pin(folder.program(name)).map_err(Error::pin(name))
-            }));
+            loading.push(scope.spawn(move || load_program(program, name, folder)));
         }
         loading
             .into_iter()
             .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })
+}
+
+fn load_program(program: &mut Program, name: &'static str, folder: &Folder) -> Result<(), Error> {
+    let path = folder.program(name);
+    let pinned = match program {
+        Program::SchedClassifier(program) => {
+            program.load().map_err(Error::program(name))?;
+            program.pin(path)
+        }
+        Program::Xdp(program) => {
+            program.load().map_err(Error::program(name))?;
+            program.pin(path)
+        }
+        _ => return Err(Error::Missing(name)),
+    };
+    pinned.map_err(Error::pin(name))
 }
 
 /// The tick of the coarse clock is the jiffy.

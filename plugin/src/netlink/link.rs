@@ -12,7 +12,11 @@ use netlink_packet_route::{
     stats::{StatsFilterMask, StatsMessage},
 };
 
-use super::{Error, Mode, Netlink, socket::word};
+use super::{
+    Error, Mode, Netlink,
+    socket::word,
+    xdp::{self, Attached},
+};
 use crate::netns::Netns;
 
 /// Offset of the index in an `ifinfomsg` and in an `if_stats_msg`.
@@ -62,6 +66,8 @@ pub(crate) struct Link {
     pub(crate) in_vrf: bool,
     /// Of a veth or netkit: the index of the peer, in the peer's namespace.
     pub(crate) peer: Option<u32>,
+    /// XDP programs.
+    pub(crate) xdp: Vec<Attached>,
 }
 
 impl Link {
@@ -87,6 +93,7 @@ impl Link {
                         link.mac = Mac(mac);
                     }
                 }
+                LinkAttribute::Xdp(description) => link.xdp = xdp::attached(&description),
                 LinkAttribute::LinkInfo(infos) => {
                     for info in infos {
                         match info {

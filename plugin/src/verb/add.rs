@@ -18,7 +18,7 @@ use crate::{
         Undo, address, bandwidth, endpoint, lease, link,
         port::{self, Claims},
         program::{self, Outward},
-        route, sysctl,
+        route, sysctl, xdp,
     },
     stopwatch::Stopwatch,
     uplink,
@@ -78,6 +78,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     address::apply(&pod, &plan, &pair)?;
     route::apply_pod(&pod, &plan, &pair)?;
     bandwidth::apply(&node, &pod, &plan, &pair)?;
+    xdp::apply_pod(&netns, &maps, &plan, &pair, conf.xdp)?;
     time.lap("container side");
     sysctl::apply_host(&plan, &uplinks)?;
     time.lap("sysctls");
@@ -94,6 +95,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     // Before the first packet: one that left by an uplink without programs would show the
     // container's address.
     program::finish(&node, &mut maps, &uplinks)?;
+    xdp::apply_uplinks(&node, &pins, &uplinks, conf.xdp)?;
     time.lap("uplink programs");
     link::open(&node, &pod, &pair)?;
     route::apply_host(&node, &plan, &pair)?;

@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     netlink::Netlink,
     netns::Netns,
-    step::{address, bandwidth, endpoint, lease, link, port, program, route},
+    step::{address, bandwidth, endpoint, lease, link, port, program, route, xdp},
 };
 
 /// Verifies the attachment.
@@ -63,6 +63,7 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
                     let (netlinks, ends) = ([&node, &pod], [&here, &there]);
                     bandwidth::verify(&maps, netlinks, ends, limits, &mut wrong)?;
                 }
+                xdp::verify_pod(&maps, &here, conf.xdp, &mut wrong)?;
                 let outward = program::outward(&node, &maps, conf.uplinks.as_deref())?;
                 program::verify(&node, &maps, &here, &outward.uplinks, &mut wrong)?;
             }

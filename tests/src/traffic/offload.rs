@@ -9,8 +9,10 @@ use crate::netns::Netns;
 
 /// `SIOCETHTOOL`.
 const REQUEST: libc::c_ulong = 0x8946;
-/// `ETHTOOL_SRXCSUM`, `ETHTOOL_STXCSUM`, `ETHTOOL_STSO`, `ETHTOOL_SGSO`, `ETHTOOL_SGRO`.
-const COMMANDS: [u32; 5] = [0x15, 0x17, 0x1f, 0x24, 0x2c];
+/// `ETHTOOL_SGRO`.
+const SET_GRO: u32 = 0x2c;
+/// `ETHTOOL_SRXCSUM`, `ETHTOOL_STXCSUM`, `ETHTOOL_STSO`, `ETHTOOL_SGSO`.
+const COMMANDS: [u32; 5] = [0x15, 0x17, 0x1f, 0x24, SET_GRO];
 
 /// `struct ethtool_value`.
 #[repr(C)]
@@ -25,19 +27,26 @@ pub fn take_off(netns: &Netns, interface: &str) -> Result<()> {
         .run(|| {
             COMMANDS
                 .into_iter()
-                .try_for_each(|command| switch_off(interface, command))
+                .try_for_each(|command| switch(interface, command, 0))
         })
         .with_context(|| format!("take offloads off {interface} in {}", netns.name()))
 }
 
-fn switch_off(interface: &str, command: u32) -> io::Result<()> {
+/// Joins what arrives at an interface to larger packets (GRO), as a network card does.
+pub fn switch_gro_on(netns: &Netns, interface: &str) -> Result<()> {
+    netns
+        .run(|| switch(interface, SET_GRO, 1))
+        .with_context(|| format!("switch GRO of {interface} on in {}", netns.name()))
+}
+
+fn switch(interface: &str, command: u32, data: u32) -> io::Result<()> {
     let socket = socket(
         AddressFamily::Inet,
         SockType::Datagram,
         SockFlag::SOCK_CLOEXEC,
         None,
     )?;
-    let mut value = Value { command, data: 0 };
+    let mut value = Value { command, data };
     // SAFETY: all bytes zero is a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {

@@ -1,0 +1,221 @@
+//! XDP on the uplink: what it takes, what it leaves to tc, and whom it gives way to.
+
+use std::{net::SocketAddr, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use serde_json::Value;
+use underpass_abi::{ABI, counter::Counter, map};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node, Pod,
+    counter::Meter,
+    kernel::version,
+    needs_root,
+    netns::Netns,
+    runtime::{Call, Conf, Reply},
+    traffic::{offload, ping, serve, tcp, udp},
+    world::World,
+};
+
+const PORT: u16 = 443;
+const HOST: u16 = 8080;
+const INSIDE: u16 = 80;
+const LARGE: u64 = 300_000;
+
+/// Veths take frames of other devices since then.
+const VETH_TAKES_FRAMES: (u32, u32) = (5, 13);
+
+/// The default network with XDP.
+fn conf(lab: &Lab, mode: &str) -> Conf {
+    lab.conf().with_host_port(HOST, INSIDE).with("xdp", mode)
+}
+
+/// A server in the world, a container with a host port, and a server in it.
+struct Scene {
+    _servers: [(tcp::Server, udp::Server); 2],
+    pod: Pod,
+    lab: Lab,
+    remote: SocketAddr,
+    served: SocketAddr,
+}
+
+impl Scene {
+    fn set(family: Family, lab: Lab, mode: &str) -> Result<Self> {
+        let pod = lab.pod_with("a", &conf(&lab, mode))?;
+        let remote = family.remote_at(PORT);
+        Ok(Self {
+            _servers: [
+                serve(lab.world.netns(), remote)?,
+                serve(pod.netns(), family.port(INSIDE))?,
+            ],
+            pod,
+            lab,
+            remote,
+            served: SocketAddr::new(family.node(), HOST),
+        })
+    }
+
+    /// UDP and TCP from the pod to the world and from the world to the host port: small exchanges, a
+    /// datagram of a full frame, and many bytes both ways. Both ends see what they must.
+    fn talk(&self, family: Family) -> Result<()> {
+        for (client, server, expected) in [
+            (self.pod.netns(), self.remote, family.node()),
+            (self.lab.world.netns(), self.served, family.gateway()),
+        ] {
+            let mut asking = udp::Client::open(client, family)?;
+            for len in [1, 2, 1200, 1400, 7, 8, 9, 10, 100, 1000] {
+                let seen = asking.ask(server, len)?.seen.ip();
+                ensure!(seen == expected, "{server} saw {seen} by UDP");
+            }
+            let mut connected = tcp::Client::connect(client, server)?;
+            connected.chat(10)?;
+            let seen = connected.exchange(LARGE, LARGE)?.seen.ip();
+            ensure!(seen == expected, "{server} saw {seen} by TCP");
+        }
+        ping::ping(self.pod.netns(), family.remote())
+    }
+}
+
+/// The id of the XDP program that the uplink has.
+fn program_of(node: &Node) -> Result<Option<u64>> {
+    let links = node
+        .netns()
+        .ip_json(&["link", "show", "dev", Node::UPLINK])?;
+    Ok(links[0]["xdp"]["prog"]["id"].as_u64())
+}
+
+/// With checksums that the sender computed: what a wire carries.
+#[rstest]
+fn known_flows_are_delivered(
+    #[values(V4, V6)] family: Family,
+    #[values("native", "generic")] mode: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    offload::take_off(lab.world.netns(), World::LINK)?;
+    let scene = Scene::set(family, lab, mode)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.talk(family)?;
+    if mode == "native" && version()? < VETH_TAKES_FRAMES {
+        meter.expect_none(Counter::BypassXdp)?;
+        return meter.expect(Counter::BypassPeer, 20);
+    }
+    // Each direction has its first packets, and one a second, elsewhere.
+    meter.expect(Counter::BypassXdp, 20)?;
+    ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
+    scene
+        .pod
+        .call_with_result("CHECK")
+        .run(&scene.lab.node)?
+        .silence()
+}
+
+/// The world's veth leaves checksums to a device that there is not: such frames can't go by XDP.
+#[rstest]
+fn unfinished_checksums_are_left_to_tc(
+    #[values(V4, V6)] family: Family,
+    #[values("native", "generic")] mode: &str,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family, Lab::new()?, mode)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.talk(family)?;
+    meter.expect_none(Counter::BypassXdp)?;
+    meter.expect(Counter::BypassPeer, 20)
+}
+
+#[test]
+fn status_shows_it_and_unload_takes_it_off() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("a", &conf(&lab, "native"))?;
+    ensure!(program_of(&lab.node)?.is_some(), "no program on the uplink");
+    let text = lab.node.underpass(&["status"])?;
+    ensure!(text.contains("native XDP: from_wire_xdp"), "{text}");
+    let status: Value = serde_json::from_str(&lab.node.underpass(&["status", "--json"])?)?;
+    ensure!(
+        status["devices"].to_string().contains(map::FROM_WIRE_XDP),
+        "{status:#}"
+    );
+    pod.del()?;
+    let said = lab.node.underpass(&["unload"])?;
+    ensure!(said.contains(Node::UPLINK), "{said}");
+    ensure!(program_of(&lab.node)?.is_none(), "a program is left");
+    Ok(())
+}
+
+#[test]
+fn without_the_key_there_is_none() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    ensure!(program_of(&lab.node)?.is_none());
+    let mut call = pod.call_with_result("CHECK");
+    // The same container, of a network that has XDP now.
+    let mut later = conf(&lab, "generic").json().clone();
+    later["prevResult"] = pod.result().clone();
+    later["runtimeConfig"] = Value::Null;
+    call = call.stdin(later.to_string().as_bytes());
+    let error = call.run(&lab.node)?.error()?;
+    ensure!(
+        error.code == 100 && error.msg.contains(map::XDP_PODS),
+        "{error}"
+    );
+    Ok(())
+}
+
+/// An ADD of a container to the network with native XDP, and its namespace: the answer has the log.
+fn add(lab: &Lab) -> Result<(Reply, Netns)> {
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let add = Call::new("ADD")
+        .attachment("a", &path, Pod::IFNAME)
+        .conf(&conf(lab, "native"));
+    let reply = add.run(&lab.node)?;
+    reply.result()?;
+    Ok((reply, netns))
+}
+
+/// Somebody else's program: that of another node's dataplane, with pins of its own.
+#[test]
+fn another_program_stays() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let root = "/sys/fs/bpf/another";
+    lab.node.underpass(&["load", "--bpf-root", root])?;
+    let pin = format!("{root}/v{ABI}/programs/{}", map::FROM_WIRE_XDP);
+    let mut attach = Command::new("ip");
+    attach.args(["link", "set", "dev", Node::UPLINK, "xdpdrv", "pinned", &pin]);
+    lab.node.netns().expect(&mut attach, &[])?;
+    let before = program_of(&lab.node)?.context("no program on the uplink")?;
+
+    let (reply, _netns) = add(&lab)?;
+    ensure!(
+        reply.stderr.contains("somebody else") && reply.stderr.contains(&before.to_string()),
+        "{}",
+        reply.stderr
+    );
+    ensure!(program_of(&lab.node)? == Some(before), "it was replaced");
+    lab.node.underpass(&["unload", "--force"])?;
+    ensure!(program_of(&lab.node)? == Some(before), "it was taken off");
+    Ok(())
+}
+
+/// A veth runs XDP where a frame fits a page of memory.
+#[test]
+fn a_driver_that_cannot_is_left_to_tc() -> Result<()> {
+    needs_root!();
+    let lab = Lab::with_mtu(9000)?;
+    let (reply, netns) = add(&lab)?;
+    ensure!(
+        reply.stderr.contains("stays without XDP") && reply.stderr.contains(Node::UPLINK),
+        "{}",
+        reply.stderr
+    );
+    ensure!(program_of(&lab.node)?.is_none());
+    for family in Family::BOTH {
+        ping::ping(&netns, family.remote())?;
+    }
+    Ok(())
+}
