@@ -15,6 +15,7 @@ pub mod address;
 pub mod capture;
 pub mod counter;
 pub mod frame;
+mod ioctl;
 pub mod kernel;
 pub mod lab;
 pub mod leak;

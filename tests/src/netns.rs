@@ -23,7 +23,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{frame, patience};
+use crate::{frame, ioctl, patience};
 
 /// Where a node's network namespaces have their files, in its own `/run`.
 const FOLDER: &str = "/run/netns";
@@ -266,7 +266,8 @@ impl Netns {
     fn prepare(&self) -> Result<()> {
         self.set_sysctl("net/ipv4/ping_group_range", "0 0")?;
         self.set_sysctl("net/ipv6/conf/default/accept_dad", "0")?;
-        self.ip(&["link set lo up".to_owned()])
+        self.run(|| ioctl::set_up("lo"))
+            .with_context(|| format!("set lo up in {}", self.name))
     }
 }
 

@@ -1,12 +1,13 @@
 //! Everything beyond the node's uplink: its gateway, and servers behind it.
 
 use std::{
-    net::IpAddr,
+    fs,
+    net::{IpAddr, Ipv6Addr},
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{Family, Node, netns::Netns, patience, wire::Wire};
 
@@ -72,12 +73,16 @@ impl World {
 /// Waits until the kernel delivers packets to an IPv6 address: it makes the route for that a while after the address, even where no
 /// duplicate is looked for.
 fn settle(netns: &Netns, addr: IpAddr) -> Result<()> {
+    let IpAddr::V6(addr) = addr else {
+        return Ok(());
+    };
     let deadline = Instant::now() + patience::here(Duration::from_secs(10));
     loop {
-        // In any table: that of a VRF is not asked about by a look-up.
-        let routes = netns.ip_json(&["-6", "route", "show", "table", "all", "type", "local"])?;
-        let mut routes = routes.as_array().into_iter().flatten();
-        if routes.any(|route| route["dst"] == addr.to_string()) {
+        // All tables are in there: that of a VRF is not asked about by a look-up.
+        let routes = netns
+            .run(|| fs::read_to_string("/proc/thread-self/net/ipv6_route"))
+            .context("list the IPv6 routes")?;
+        if routes.lines().any(|route| is_local(route, addr)) {
             return Ok(());
         }
         ensure!(
@@ -87,6 +92,17 @@ fn settle(netns: &Netns, addr: IpAddr) -> Result<()> {
         );
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Columns: destination, its prefix length, source, its prefix length, next hop, metric, references, uses, flags, device; all of them
+/// hexadecimal.
+fn is_local(route: &str, addr: Ipv6Addr) -> bool {
+    const RTF_LOCAL: u32 = 0x8000_0000;
+    let columns: Vec<&str> = route.split_ascii_whitespace().collect();
+    let flags = columns.get(8).map(|flags| u32::from_str_radix(flags, 16));
+    columns.first() == Some(&format!("{:032x}", u128::from(addr)).as_str())
+        && columns.get(1) == Some(&"80")
+        && matches!(flags, Some(Ok(flags)) if flags & RTF_LOCAL != 0)
 }
 
 fn nodad(family: Family) -> &'static str {

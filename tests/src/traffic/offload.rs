@@ -1,14 +1,13 @@
 //! Who computes checksums and cuts to segments: the sender's stack, or (as ordinarily) nobody before the wire.
 
-use std::{io, os::fd::AsRawFd as _};
+use std::io;
 
 use anyhow::{Context as _, Result};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use crate::netns::Netns;
+use crate::{ioctl::on_device, netns::Netns};
 
 /// `SIOCETHTOOL`.
-const REQUEST: libc::c_ulong = 0x8946;
+const REQUEST: libc::Ioctl = 0x8946;
 /// `ETHTOOL_SGRO`.
 const SET_GRO: u32 = 0x2c;
 /// `ETHTOOL_SRXCSUM`, `ETHTOOL_STXCSUM`, `ETHTOOL_STSO`, `ETHTOOL_SGSO`.
@@ -40,24 +39,8 @@ pub fn switch_gro_on(netns: &Netns, interface: &str) -> Result<()> {
 }
 
 fn switch(interface: &str, command: u32, data: u32) -> io::Result<()> {
-    let socket = socket(
-        AddressFamily::Inet,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
     let mut value = Value { command, data };
-    // SAFETY: all bytes zero is a valid ifreq.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
-        *to = from.cast_signed();
-    }
-    request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the request names a value of the kind that its command reads, and both outlive the call.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), REQUEST, &raw mut request) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    on_device(interface, REQUEST, |arguments| {
+        arguments.ifr_ifru.ifru_data = (&raw mut value).cast();
+    })
 }
