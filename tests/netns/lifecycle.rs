@@ -319,6 +319,9 @@ fn the_command_line_shows_the_endpoints() -> Result<()> {
         ensure!(text.contains(&address.to_string()), "{text}");
         ensure!(json.to_string().contains(&address.to_string()), "{json:#}");
     }
+    ensure!(text.contains("Last ADD"), "{text}");
+    let steps = json["lastAdd"]["steps"].as_array().map_or(0, Vec::len);
+    ensure!(steps > 5, "{json:#}");
     for program in ["from_pod", "to_pod", "from_wire", "to_wire"] {
         ensure!(text.contains(program), "{text}");
     }

@@ -22,7 +22,7 @@ pub(crate) struct Lock {
 impl Lock {
     /// Waits for the lock. It is `flock(2)` on a file that stays.
     pub(crate) fn acquire(root: &Path) -> Result<Self, Error> {
-        let path = path(root, "lock");
+        let path = file_of(root, "lock");
         let file = open(&path)?;
         file.lock().map_err(Error::file("lock", &path))?;
         Ok(Self { _file: file })
@@ -31,7 +31,7 @@ impl Lock {
     /// The other lock of a node, for the one reader of its log: `None` if somebody reads it
     /// already.
     pub(crate) fn try_acquire_trace(root: &Path) -> Result<Option<Self>, Error> {
-        let path = path(root, "trace");
+        let path = file_of(root, "trace");
         let file = open(&path)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Self { _file: file })),
@@ -52,7 +52,7 @@ fn open(path: &Path) -> Result<File, Error> {
 }
 
 /// A file for the node whose pins are at `root`.
-fn path(root: &Path, purpose: &str) -> PathBuf {
+pub(crate) fn file_of(root: &Path, purpose: &str) -> PathBuf {
     let digest = Sha256::digest(root.as_os_str().as_encoded_bytes());
     let name = digest[..8]
         .iter()

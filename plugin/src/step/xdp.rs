@@ -42,7 +42,10 @@ pub(crate) fn apply_pod(
         warn!("{name} takes no frames from XDP: its GRO cannot be switched on: {error}");
         return Ok(());
     }
-    Ok(maps.add_xdp_pod(pair.host.index)?)
+    if let Err(error) = maps.add_xdp_pod(pair.host.index) {
+        warn!("{name} takes no frames from XDP: {error}");
+    }
+    Ok(())
 }
 
 /// Whether a container with such flags can: not one on a netkit, nor one whose queue shapes what it

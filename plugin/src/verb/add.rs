@@ -105,6 +105,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("delivery");
 
     undo.keep();
+    time.keep(&conf.bpf_root);
     Ok(plan.result)
 }
 
