@@ -23,8 +23,38 @@ use crate::{
     uplink::Uplink,
 };
 
-/// The first kernel whose veths take frames without an XDP program of their own (commit d3256efd8e8b).
-const VETH_TAKES_FRAMES: (u32, u32) = (5, 13);
+/// What the network asks for, as far as this kernel has it.
+pub(crate) fn usable(asked: Xdp) -> Option<XdpMode> {
+    let mode = mode(asked)?;
+    let (major, minor) = since(mode);
+    if feature::version() >= (major, minor) {
+        return Some(mode);
+    }
+    warn!(
+        "xdp {:?} is of no use here, what it would take is left to tc: it needs Linux {major}.{minor}, and this is {}",
+        mode.name(),
+        feature::release()
+    );
+    None
+}
+
+const fn mode(asked: Xdp) -> Option<XdpMode> {
+    match asked {
+        Xdp::Off => None,
+        Xdp::Native => Some(XdpMode::Native),
+        Xdp::Generic => Some(XdpMode::Generic),
+    }
+}
+
+/// The first kernel on which containers take frames: by veths that need no XDP program of their own
+/// (commit d3256efd8e8b), or by generic XDP with a device map whose entries can have programs (commit
+/// 2ea5eabaf04a).
+const fn since(mode: XdpMode) -> (u32, u32) {
+    match mode {
+        XdpMode::Native => (5, 13),
+        XdpMode::Generic => (5, 15),
+    }
+}
 
 /// Has the container take frames. Its end of the pair exists.
 pub(crate) fn apply_pod(
@@ -32,9 +62,9 @@ pub(crate) fn apply_pod(
     maps: &Maps,
     plan: &Plan,
     pair: &Pair,
-    xdp: Xdp,
+    mode: Option<XdpMode>,
 ) -> Result<(), Error> {
-    if !takes_frames(xdp, plan.flags, feature::version()) {
+    if mode.is_none() || !takes_frames(plan.flags) {
         return Ok(());
     }
     let name = &pair.pod.name;
@@ -48,23 +78,8 @@ pub(crate) fn apply_pod(
     Ok(())
 }
 
-/// Whether a container with such flags can: not one on a netkit, nor one whose queue shapes what it
-/// gets.
-fn takes_frames(xdp: Xdp, flags: u32, kernel: (u32, u32)) -> bool {
-    match xdp {
-        Xdp::Off => return false,
-        Xdp::Generic => {}
-        Xdp::Native if kernel >= VETH_TAKES_FRAMES => {}
-        Xdp::Native => {
-            warn!(
-                "xdp is of no use here: veths take frames from Linux {}.{} on, and this is {}",
-                VETH_TAKES_FRAMES.0,
-                VETH_TAKES_FRAMES.1,
-                feature::release()
-            );
-            return false;
-        }
-    }
+/// Not a container on a netkit, nor one whose queue shapes what it gets.
+const fn takes_frames(flags: u32) -> bool {
     flags & (device::NETKIT | device::SHAPED) == 0
 }
 
@@ -72,11 +87,11 @@ fn takes_frames(xdp: Xdp, flags: u32, kernel: (u32, u32)) -> bool {
 pub(crate) fn verify_pod(
     maps: &Maps,
     here: &Link,
-    xdp: Xdp,
+    mode: Option<XdpMode>,
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
     let flags = maps.device(here.index)?.map_or(0, |known| known.flags);
-    if takes_frames(xdp, flags, feature::version()) && !maps.is_xdp_pod(here.index)? {
+    if mode.is_some() && takes_frames(flags) && !maps.is_xdp_pod(here.index)? {
         wrong.push(format!(
             "the map XDP_PODS does not have {}: XDP sends it nothing",
             here.name
@@ -91,12 +106,10 @@ pub(crate) fn apply_uplinks(
     node: &Netlink,
     pins: &Pins,
     uplinks: &[Uplink],
-    xdp: Xdp,
+    mode: Option<XdpMode>,
 ) -> Result<(), Error> {
-    let mode = match xdp {
-        Xdp::Off => return Ok(()),
-        Xdp::Native => XdpMode::Native,
-        Xdp::Generic => XdpMode::Generic,
+    let Some(mode) = mode else {
+        return Ok(());
     };
     let mut without = Vec::new();
     for uplink in uplinks {
@@ -164,14 +177,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_plain_veths_of_newer_kernels_take_frames() {
-        let (old, new) = ((5, 10), (6, 1));
-        assert!(takes_frames(Xdp::Native, device::POD, new));
-        assert!(!takes_frames(Xdp::Native, device::POD, old));
-        assert!(takes_frames(Xdp::Generic, device::POD, old));
-        assert!(!takes_frames(Xdp::Off, device::POD, new));
-        for flag in [device::NETKIT, device::SHAPED] {
-            assert!(!takes_frames(Xdp::Native, device::POD | flag, new));
-        }
+    fn only_plain_veths_take_frames() {
+        assert!(takes_frames(device::POD | device::BYPASS));
+        assert!(!takes_frames(device::POD | device::NETKIT));
+        assert!(!takes_frames(device::POD | device::SHAPED));
+    }
+
+    #[test]
+    fn off_is_never_of_use() {
+        assert_eq!(usable(Xdp::Off), None);
     }
 }

@@ -38,6 +38,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     let conf = Conf::of_attachment(request)?;
     let identity = identity(request);
     let driver = link::driver(conf.device)?;
+    let xdp = xdp::usable(conf.xdp);
     let path = request.attachment.netns.clone().unwrap_or_default();
     let netns = Netns::open(&path)?.ok_or_else(|| Error::NoNetns(path.clone()))?;
     time.lap("config");
@@ -78,7 +79,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     address::apply(&pod, &plan, &pair)?;
     route::apply_pod(&pod, &plan, &pair)?;
     bandwidth::apply(&node, &pod, &plan, &pair)?;
-    xdp::apply_pod(&netns, &maps, &plan, &pair, conf.xdp)?;
+    xdp::apply_pod(&netns, &maps, &plan, &pair, xdp)?;
     time.lap("container side");
     sysctl::apply_host(&plan, &uplinks)?;
     time.lap("sysctls");
@@ -95,7 +96,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     // Before the first packet: one that left by an uplink without programs would show the
     // container's address.
     program::finish(&node, &mut maps, &uplinks)?;
-    xdp::apply_uplinks(&node, &pins, &uplinks, conf.xdp)?;
+    xdp::apply_uplinks(&node, &pins, &uplinks, xdp)?;
     time.lap("uplink programs");
     link::open(&node, &pod, &pair)?;
     route::apply_host(&node, &plan, &pair)?;

@@ -63,7 +63,7 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
                     let (netlinks, ends) = ([&node, &pod], [&here, &there]);
                     bandwidth::verify(&maps, netlinks, ends, limits, &mut wrong)?;
                 }
-                xdp::verify_pod(&maps, &here, conf.xdp, &mut wrong)?;
+                xdp::verify_pod(&maps, &here, xdp::usable(conf.xdp), &mut wrong)?;
                 let outward = program::outward(&node, &maps, conf.uplinks.as_deref())?;
                 program::verify(&node, &maps, &here, &outward.uplinks, &mut wrong)?;
             }
