@@ -45,7 +45,10 @@ pub(super) fn measure(lab: &Lab, client: &Pod, server: &Pod) -> Result<Vec<Live>
                 .with_context(|| format!("open the pinned program {}", path.display()))?;
             anyhow::Ok((name, program))
         };
-        map::PROGRAMS.iter().map(open).collect::<Result<Vec<_>>>()
+        map::USUAL_PROGRAMS
+            .iter()
+            .map(open)
+            .collect::<Result<Vec<_>>>()
     })?;
     let read = || {
         let numbers = programs.iter().map(|(name, program)| {
