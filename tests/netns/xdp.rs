@@ -39,9 +39,12 @@ fn is_missing(mode: &str) -> Result<bool> {
     Ok(sentence.is_some())
 }
 
-/// The default network with XDP.
+/// The default network with XDP, on veths whatever the others are on: nothing else takes frames.
 fn conf(lab: &Lab, mode: &str) -> Conf {
-    lab.conf().with_host_port(HOST, INSIDE).with("xdp", mode)
+    lab.conf()
+        .with_host_port(HOST, INSIDE)
+        .with("device", "veth")
+        .with("xdp", mode)
 }
 
 /// A server in the world, a container with a host port, and a server in it.
@@ -170,7 +173,7 @@ fn without_the_key_there_is_none() -> Result<()> {
         return Ok(());
     }
     let lab = Lab::new()?;
-    let pod = lab.pod("a")?;
+    let pod = lab.pod_with("a", &lab.conf().with("device", "veth"))?;
     ensure!(program_of(&lab.node)?.is_none());
     let mut call = pod.call_with_result("CHECK");
     // The same container, of a network that has XDP now.
