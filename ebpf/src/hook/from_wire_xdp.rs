@@ -15,14 +15,14 @@ use underpass_ebpf::{
     ip::Head,
     l4::{self, Kind, tcp},
     packet::{Load as _, Packet as _},
-    translate::{Untranslatable, translate},
+    translate::Untranslatable,
 };
 
 use crate::{
     ETHERNET,
     maps::{Net, count, device, stamp},
     memory::mac_words,
-    stage::flow::{half, outgoing},
+    stage::{bypass::forward, flow::half},
     xdp::{Frame, redirect_to_pod},
 };
 
@@ -117,14 +117,8 @@ fn rewrite<I: Net>(
     head: &mut Head<I>,
     half: &Half<I::Addr>,
 ) -> Result<(), Untranslatable> {
-    if half.rewrite != 0 {
-        let new = outgoing::<I>(half, head.tuple.protocol);
-        translate(frame, head, &new)?;
-    }
-    I::decrement_ttl(&mut head.header);
-    let ([to0, to1, to2], [from0, from1, from2]) =
-        (mac_words(&half.eth[0]), mac_words(&half.eth[1]));
-    frame.store(0, &[to0, to1, to2, from0, from1, from2, I::ETHER_TYPE])?;
+    let ethernet = forward(frame, head, half)?;
+    frame.store(0, &ethernet)?;
     frame.store(ETHERNET, &head.header)?;
     Ok(())
 }

@@ -191,17 +191,29 @@ fn rewrite<I: Net>(
     head: &mut Head<I>,
     half: &Half<I::Addr>,
 ) -> Result<(), Untranslatable> {
+    let ethernet = forward(skb, head, half)?;
+    skb.store_headers(ethernet, head.header)?;
+    Ok(())
+}
+
+/// Gives a packet the tuple that its half leaves with, and takes one off its TTL. The Ethernet header
+/// to leave with is returned, in words; that and the network header, which is changed in
+/// `head.header` alone, are the caller's to store.
+#[inline(always)]
+pub fn forward<I: Net, P: Packet>(
+    packet: &mut P,
+    head: &mut Head<I>,
+    half: &Half<I::Addr>,
+) -> Result<[u16; 7], Untranslatable> {
     if half.rewrite != 0 {
         let new = outgoing::<I>(half, head.tuple.protocol);
-        translate(skb, head, &new)?;
+        translate(packet, head, &new)?;
     }
     let unbalanced = I::decrement_ttl(&mut head.header);
+    if I::PSEUDO == Covers::Pseudo6 {
+        packet.account(unbalanced);
+    }
     let ([to0, to1, to2], [from0, from1, from2]) =
         (mac_words(&half.eth[0]), mac_words(&half.eth[1]));
-    let ethernet = [to0, to1, to2, from0, from1, from2, I::ETHER_TYPE];
-    skb.store_headers(ethernet, head.header)?;
-    if I::PSEUDO == Covers::Pseudo6 {
-        skb.account(unbalanced);
-    }
-    Ok(())
+    Ok([to0, to1, to2, from0, from1, from2, I::ETHER_TYPE])
 }

@@ -61,17 +61,17 @@ pub(crate) fn load_missing(
     _lock: &Lock,
     pins: &Pins,
     programs: impl IntoIterator<Item = &'static str>,
-) -> Result<Vec<&'static str>, Error> {
+) -> Result<(), Error> {
     let mut missing: Vec<_> = programs.into_iter().collect();
     missing.retain(|name| !pins.has_program(name));
-    if !missing.is_empty() {
-        raise_memory_limit();
-        let constants: Array<_, Node> = super::map::open(pins, map::CONSTANTS, Map::Array)?;
-        let node = constants.get(&0, 0).map_err(Error::map(map::CONSTANTS))?;
-        let folder = pins.folder();
-        load_programs(&mut parse(&node, &folder)?, &missing, &folder)?;
+    if missing.is_empty() {
+        return Ok(());
     }
-    Ok(missing)
+    raise_memory_limit();
+    let constants: Array<_, Node> = super::map::open(pins, map::CONSTANTS, Map::Array)?;
+    let node = constants.get(&0, 0).map_err(Error::map(map::CONSTANTS))?;
+    let folder = pins.folder();
+    load_programs(&mut parse(&node, &folder)?, &missing, &folder)
 }
 
 fn load(pins: &Pins) -> Result<(), Error> {
