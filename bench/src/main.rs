@@ -196,16 +196,13 @@ fn run(arguments: &Arguments) -> Result<()> {
     let used = Used::now()?;
     // The paths stay until all is done: the kernel would take them down in the background of the next part.
     let mut paths: Option<Paths> = None;
-    let builder = if wanted(Part::Traffic) {
-        Some(Paths::build as fn() -> _)
-    } else if wanted(Part::Xdp) {
-        Some(Paths::build_xdp as fn() -> _)
-    } else {
-        None
-    };
-    if let Some(build) = builder {
+    if wanted(Part::Traffic) || wanted(Part::Xdp) {
         eprintln!("traffic: building the paths");
-        let built = paths.insert(build()?);
+        let built = paths.insert(if wanted(Part::Traffic) {
+            Paths::build()?
+        } else {
+            Paths::build_xdp()?
+        });
         outcome.traffic = traffic::measure(&built.ways, &outcome.settings)?;
         outcome.bypassed = built.bypassed()?;
         outcome.left_out.clone_from(&built.left_out);

@@ -226,9 +226,7 @@ impl Paths {
             Carrier::Wire,
             Carrier::WireXdp,
         ] {
-            let (path, site) = host_ports(carrier)?;
-            paths.push(path);
-            sites.push(site);
+            add_host_ports(carrier, &mut paths, &mut sites)?;
         }
         Self::ready(paths, left_out, sites)
     }
@@ -242,9 +240,7 @@ impl Paths {
             Carrier::Wire,
             Carrier::WireXdp,
         ] {
-            let (path, site) = host_ports(carrier)?;
-            paths.push(path);
-            sites.push(site);
+            add_host_ports(carrier, &mut paths, &mut sites)?;
         }
         Self::ready(paths, Vec::new(), sites)
     }
@@ -278,9 +274,13 @@ impl Paths {
     }
 }
 
-fn host_ports(carrier: Carrier) -> Result<(Path, Site)> {
+fn add_host_ports(carrier: Carrier, paths: &mut Vec<Path>, sites: &mut Vec<Site>) -> Result<()> {
     let name = carrier.name(Route::WorldToPort);
-    ports::site(carrier).with_context(|| format!("set up host ports of {name}"))
+    let (path, site) =
+        ports::site(carrier).with_context(|| format!("set up host ports of {name}"))?;
+    paths.push(path);
+    sites.push(site);
+    Ok(())
 }
 
 /// A node with a world, two containers of a plugin, and the ways between them.

@@ -20,6 +20,7 @@ mod pod_to_pod;
 mod pod_to_world;
 mod rare_headers;
 mod routers;
+mod scene;
 mod sctp;
 mod service;
 mod soak;

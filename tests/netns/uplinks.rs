@@ -1,27 +1,26 @@
 //! Uplinks of other kinds than a plain Ethernet device, and queues that make traffic late, lost, disordered or paced. The devices and
 //! queues are modules that not every kernel has.
 
-use std::{net::SocketAddr, process::Command};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rstest::rstest;
 use underpass_abi::counter::Counter;
 use underpass_tests::{
     Family::{self, V4, V6},
-    Lab, Node, Pod,
+    Lab, Node,
     capture::Capture,
     counter::Meter,
     frame,
     kernel::Facility,
     needs_root,
-    traffic::{ping, serve, tcp, udp},
+    traffic::{ping, tcp, udp},
     wire::Wire,
     world::World,
 };
 
-const PORT: u16 = 443;
-const HOST: u16 = 8080;
-const INSIDE: u16 = 80;
+use crate::scene::Scene;
+
 /// What fits into a WireGuard device on Ethernet.
 const MTU: u32 = 1420;
 /// Of a datagram in several pieces.
@@ -33,37 +32,16 @@ const TRIES: usize = 50;
 /// More devices than are asked about one by one.
 const MANY: usize = 12;
 
-/// A server in the world, a container with a host port, and a server in it.
-struct Scene {
-    _servers: [(tcp::Server, udp::Server); 2],
-    pod: Pod,
-    lab: Lab,
-    remote: SocketAddr,
-    served: SocketAddr,
+/// The default network over that lab.
+fn set(family: Family, lab: Lab) -> Result<Scene> {
+    let conf = lab.conf();
+    Scene::set(family, lab, conf)
 }
 
 impl Scene {
-    fn set(family: Family, lab: Lab) -> Result<Self> {
-        let pod = lab.pod_with("a", &lab.conf().with_host_port(HOST, INSIDE))?;
-        let remote = family.remote_at(PORT);
-        Ok(Self {
-            _servers: [
-                serve(lab.world.netns(), remote)?,
-                serve(pod.netns(), family.port(INSIDE))?,
-            ],
-            pod,
-            lab,
-            remote,
-            served: SocketAddr::new(family.node(), HOST),
-        })
-    }
-
     /// TCP between the pod and the world, a few exchanges and so many bytes both ways, opened by either.
     fn tcp(&self, family: Family, len: u64) -> Result<()> {
-        for (client, server, expected) in [
-            (self.pod.netns(), self.remote, family.node()),
-            (self.lab.world.netns(), self.served, family.gateway()),
-        ] {
+        for (client, server, expected) in self.ways(family) {
             let mut client = tcp::Client::connect(client, server)?;
             client.chat(5)?;
             let seen = client.exchange(len, len)?.seen.ip();
@@ -74,10 +52,7 @@ impl Scene {
 
     /// UDP in both directions, with datagrams of these sizes.
     fn udp(&self, family: Family, sizes: &[usize]) -> Result<()> {
-        for (client, server, expected) in [
-            (self.pod.netns(), self.remote, family.node()),
-            (self.lab.world.netns(), self.served, family.gateway()),
-        ] {
+        for (client, server, expected) in self.ways(family) {
             let mut client = udp::Client::open(client, family)?;
             for &len in sizes {
                 let seen = client.ask(server, len)?.seen.ip();
@@ -114,7 +89,7 @@ fn masquerade_and_host_ports_work(
     if wire.is_missing()? {
         return Ok(());
     }
-    let scene = Scene::set(family, Lab::over(wire, MTU)?)?;
+    let scene = set(family, Lab::over(wire, MTU)?)?;
     let meter = Meter::start(&scene.lab.node)?;
     scene.tcp(family, 500_000)?;
     scene.udp(family, &[1, 100, 1000, LARGE, 100])?;
@@ -155,7 +130,7 @@ fn tcp_survives_a_line_that_delays_loses_and_reorders(
     if Facility::Netem.is_missing()? {
         return Ok(());
     }
-    let scene = Scene::set(family, Lab::new()?)?;
+    let scene = set(family, Lab::new()?)?;
     let line = "netem delay 4ms 1ms loss 1% reorder 25% 50%";
     queue(&scene.lab, &[End::Node, End::World], line)?;
     let meter = Meter::start(&scene.lab.node)?;
@@ -173,7 +148,7 @@ fn pieces_that_the_line_reorders_arrive(#[values(V4, V6)] family: Family) -> Res
     if Facility::Netem.is_missing()? {
         return Ok(());
     }
-    let scene = Scene::set(family, Lab::new()?)?;
+    let scene = set(family, Lab::new()?)?;
     queue(&scene.lab, &[End::Node], "netem delay 4ms reorder 50% 50%")?;
     let line = Capture::start(scene.lab.world.netns(), World::LINK)?;
     for _ in 0..TRIES {
@@ -199,7 +174,7 @@ fn a_queue_that_paces_takes_nothing_for_the_future(#[values(V4, V6)] family: Fam
     if Facility::Fq.is_missing()? {
         return Ok(());
     }
-    let scene = Scene::set(family, Lab::new()?)?;
+    let scene = set(family, Lab::new()?)?;
     queue(&scene.lab, &[End::Node, End::World], "fq maxrate 80mbit")?;
     // While one socket wants timestamps, every packet that arrives gets one.
     let curious = udp::Client::open(scene.lab.node.netns(), family)?;
@@ -228,7 +203,7 @@ fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Re
         })
         .collect();
     lab.node.netns().ip(&lines)?;
-    let scene = Scene::set(family, lab)?;
+    let scene = set(family, lab)?;
     let meter = Meter::start(&scene.lab.node)?;
     scene.tcp(family, 100_000)?;
     meter.expect(Counter::BypassWire, 10)?;

@@ -1,6 +1,6 @@
 //! XDP on the uplink: what it takes, what it leaves to tc, and whom it gives way to.
 
-use std::{net::SocketAddr, process::Command};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
@@ -14,13 +14,12 @@ use underpass_tests::{
     needs_root,
     netns::Netns,
     runtime::{Call, Conf, Reply},
-    traffic::{offload, ping, serve, tcp, udp},
+    traffic::{offload, ping, tcp, udp},
     world::World,
 };
 
-const PORT: u16 = 443;
-const HOST: u16 = 8080;
-const INSIDE: u16 = 80;
+use crate::scene::Scene;
+
 const LARGE: u64 = 300_000;
 
 /// The kernel that containers take frames on, and the sentence that an older one is left with.
@@ -41,44 +40,20 @@ fn is_missing(mode: &str) -> Result<bool> {
 
 /// The default network with XDP, on veths whatever the others are on: nothing else takes frames.
 fn conf(lab: &Lab, mode: &str) -> Conf {
-    lab.conf()
-        .with_host_port(HOST, INSIDE)
-        .with("device", "veth")
-        .with("xdp", mode)
+    lab.conf().with("device", "veth").with("xdp", mode)
 }
 
-/// A server in the world, a container with a host port, and a server in it.
-struct Scene {
-    _servers: [(tcp::Server, udp::Server); 2],
-    pod: Pod,
-    lab: Lab,
-    remote: SocketAddr,
-    served: SocketAddr,
+/// The network over that lab.
+fn set(family: Family, lab: Lab, mode: &str) -> Result<Scene> {
+    let conf = conf(&lab, mode);
+    Scene::set(family, lab, conf)
 }
 
 impl Scene {
-    fn set(family: Family, lab: Lab, mode: &str) -> Result<Self> {
-        let pod = lab.pod_with("a", &conf(&lab, mode))?;
-        let remote = family.remote_at(PORT);
-        Ok(Self {
-            _servers: [
-                serve(lab.world.netns(), remote)?,
-                serve(pod.netns(), family.port(INSIDE))?,
-            ],
-            pod,
-            lab,
-            remote,
-            served: SocketAddr::new(family.node(), HOST),
-        })
-    }
-
     /// UDP and TCP from the pod to the world and from the world to the host port: small exchanges, a
     /// datagram of a full frame, and many bytes both ways. Both ends see what they must.
     fn talk(&self, family: Family) -> Result<()> {
-        for (client, server, expected) in [
-            (self.pod.netns(), self.remote, family.node()),
-            (self.lab.world.netns(), self.served, family.gateway()),
-        ] {
+        for (client, server, expected) in self.ways(family) {
             let mut asking = udp::Client::open(client, family)?;
             for len in [1, 2, 1200, 1400, 7, 8, 9, 10, 100, 1000] {
                 let seen = asking.ask(server, len)?.seen.ip();
@@ -110,7 +85,7 @@ fn known_flows_are_delivered(
     needs_root!();
     let lab = Lab::new()?;
     offload::take_off(lab.world.netns(), World::LINK)?;
-    let scene = Scene::set(family, lab, mode)?;
+    let scene = set(family, lab, mode)?;
     let meter = Meter::start(&scene.lab.node)?;
     scene.talk(family)?;
     if needs(mode)?.is_some() {
@@ -136,7 +111,7 @@ fn unfinished_checksums_are_left_to_tc(
     #[values("native", "generic")] mode: &str,
 ) -> Result<()> {
     needs_root!();
-    let scene = Scene::set(family, Lab::new()?, mode)?;
+    let scene = set(family, Lab::new()?, mode)?;
     let meter = Meter::start(&scene.lab.node)?;
     scene.talk(family)?;
     meter.expect_none(Counter::BypassXdp)?;
