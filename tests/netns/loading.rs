@@ -48,7 +48,7 @@ fn named(programs: &[&str]) -> BTreeSet<String> {
 #[test]
 fn programs_are_loaded_when_a_device_needs_them() -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = Lab::unloaded()?;
     let plain = lab.pod("plain")?;
     let mut expected = named(map::USUAL_PROGRAMS);
     ensure!(pinned(&lab.node)? == expected, "{:?}", pinned(&lab.node)?);
@@ -61,7 +61,7 @@ fn programs_are_loaded_when_a_device_needs_them() -> Result<()> {
 #[test]
 fn load_loads_all_of_them_ahead() -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = Lab::unloaded()?;
     for _ in 0..2 {
         let said = lab.node.underpass(&["load"])?;
         let folder = pins(&lab.node);
@@ -77,7 +77,7 @@ fn load_loads_all_of_them_ahead() -> Result<()> {
 #[rstest]
 fn what_is_loaded_later_knows_what_the_first_know(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = Lab::unloaded()?;
     let pod = lab.pod("a")?;
     on(&lab.node, |folder| {
         for name in [map::FROM_WIRE, map::TO_WIRE] {

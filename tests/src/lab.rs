@@ -28,7 +28,15 @@ impl Lab {
 
     /// A lab whose uplink is such a device, with this MTU, in bytes.
     pub fn over(wire: Wire, mtu: u32) -> Result<Self> {
-        let node = Node::new()?;
+        Self::around(Node::new()?, wire, mtu)
+    }
+
+    /// An ordinary lab for tests about what is loaded and when.
+    pub fn unloaded() -> Result<Self> {
+        Self::around(Node::unloaded()?, Wire::Ethernet, 1500)
+    }
+
+    fn around(node: Node, wire: Wire, mtu: u32) -> Result<Self> {
         let world = World::beyond(&node, wire, mtu)?;
         Ok(Self {
             node: Arc::new(node),

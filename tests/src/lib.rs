@@ -19,6 +19,7 @@ mod ioctl;
 pub mod kernel;
 pub mod lab;
 pub mod leak;
+mod loaded;
 pub mod netfilter;
 pub mod netns;
 pub mod node;

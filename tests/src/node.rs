@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::netns::Netns;
+use crate::{loaded, netns::Netns};
 
 /// Where the reference plugins are, for delegation and for comparison.
 const REFERENCE: &str = "/usr/lib/cni";
@@ -26,8 +26,15 @@ impl Node {
     /// The uplink's name on the node.
     pub const UPLINK: &str = "eth0";
 
-    /// A node with nothing but loopback.
+    /// A node with nothing but loopback. What its first ADD would load may be there already, where that saves much time.
     pub fn new() -> Result<Self> {
+        let node = Self::unloaded()?;
+        loaded::lend(&node.netns, &node.bpf_root).context("use what is loaded")?;
+        Ok(node)
+    }
+
+    /// A node with nothing but loopback, for tests about what is loaded and when.
+    pub fn unloaded() -> Result<Self> {
         let netns = Netns::isolated("node")?;
         let data_dir = PathBuf::from("/run/cni/networks");
         netns

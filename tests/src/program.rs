@@ -1,9 +1,10 @@
-//! Programs of a few instructions, made by hand so that no compiler adds anything to them.
+//! The `bpf(2)` calls that no library makes for the tests, and programs of a few instructions, made by hand so that no compiler adds anything
+//! to them.
 
 use std::{
     ffi::CString,
     io,
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
     path::Path,
 };
 
@@ -12,6 +13,8 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 /// `BPF_PROG_TYPE_SCHED_CLS`.
 const CLASSIFIER: u32 = 3;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
@@ -108,6 +111,16 @@ struct DetachAttributes {
     flags: u32,
 }
 
+/// What `BPF_MAP_GET_NEXT_KEY` and `BPF_MAP_DELETE_ELEM` need of `union bpf_attr`.
+#[repr(C)]
+struct KeyAttributes {
+    map: u32,
+    reserved: u32,
+    key: u64,
+    /// Where the next one goes; unused by a deletion.
+    next: u64,
+}
+
 /// Loads a program for tc and pins it.
 pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
     // Before Linux 5.11 programs count as locked memory, of which a process may have 64 KiB. Later kernels don't care, and who may
@@ -127,10 +140,27 @@ pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
     };
     // SAFETY: program and licence outlive the call, and the count is the program's own.
     let fd = unsafe { open(BPF_PROG_LOAD, &load) }.context("load it")?;
+    pin_again(&fd, path)
+}
+
+/// Opens a pin, of a program or of a map.
+pub(crate) fn open_pin(path: &Path) -> Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_encoded_bytes()).context("use its path")?;
     let attributes = PinAttributes {
         path: path.as_ptr() as u64,
-        fd: fd.as_raw_fd().cast_unsigned(),
+        fd: 0,
+        flags: 0,
+    };
+    // SAFETY: the path ends with a zero byte and outlives the call.
+    unsafe { open(BPF_OBJ_GET, &attributes) }.context("open it")
+}
+
+/// Pins what is open.
+pub(crate) fn pin_again(object: &OwnedFd, path: &Path) -> Result<()> {
+    let path = CString::new(path.as_os_str().as_encoded_bytes()).context("use its path")?;
+    let attributes = PinAttributes {
+        path: path.as_ptr() as u64,
+        fd: object.as_raw_fd().cast_unsigned(),
         flags: 0,
     };
     // SAFETY: the path ends with a zero byte and outlives the call.
@@ -138,16 +168,40 @@ pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Removes every entry of a map of any kind with keys, of `key_size` bytes.
+pub(crate) fn remove_all(map: BorrowedFd<'_>, key_size: usize) -> Result<()> {
+    let mut key = vec![0_u8; key_size];
+    loop {
+        let first = KeyAttributes {
+            map: map.as_raw_fd().cast_unsigned(),
+            reserved: 0,
+            key: 0,
+            next: key.as_mut_ptr() as u64,
+        };
+        // SAFETY: no key is given, which asks for the first, and there is room for one.
+        match unsafe { bpf(BPF_MAP_GET_NEXT_KEY, &first) } {
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+            Err(error) => return Err(error).context("ask for a key"),
+        }
+        let removed = KeyAttributes {
+            key: key.as_ptr() as u64,
+            next: 0,
+            ..first
+        };
+        // SAFETY: the key is a whole one.
+        match unsafe { bpf(BPF_MAP_DELETE_ELEM, &removed) } {
+            Ok(_) => {}
+            // A program was first.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(error).context("remove a key"),
+        }
+    }
+}
+
 /// Takes a pinned program off the peer of a netkit device of the calling thread's namespace.
 pub fn detach_from_netkit(device: u32, path: &Path) -> Result<()> {
-    let path = CString::new(path.as_os_str().as_encoded_bytes()).context("use its path")?;
-    let get = PinAttributes {
-        path: path.as_ptr() as u64,
-        fd: 0,
-        flags: 0,
-    };
-    // SAFETY: the path ends with a zero byte and outlives the call.
-    let fd = unsafe { open(BPF_OBJ_GET, &get) }.context("open it")?;
+    let fd = open_pin(path)?;
     let detach = DetachAttributes {
         device,
         fd: fd.as_raw_fd().cast_unsigned(),

@@ -41,7 +41,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the kernel does not tell its release")?;
     let release = release.trim().to_owned();
     results.write(&Record::Kernel { release })?;
-    let measured = load::measure(&arguments.bin.join("underpass"))?;
+    let plugin = arguments.bin.join("underpass");
+    let measured = load::measure(&plugin)?;
     for record in &measured {
         results.write(record)?;
     }
@@ -51,13 +52,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .any(|record| matches!(record, Record::NotLoaded { .. }));
     let files = if loaded { &arguments.tests[..] } else { &[] };
     let stop = shared.join(STOP);
+    let mut sets = load::Sets::of(&plugin);
     let logs = shared.join("logs");
     fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
     for file in files {
         for test in test::list(&arguments.bin, file)? {
             let name = test.full_name();
             if arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part)) {
-                results.write(&test.run(&stop, &logs, arguments.device.as_deref())?)?;
+                let loaded = sets.next()?;
+                let device = arguments.device.as_deref();
+                results.write(&test.run(&stop, &logs, device, &loaded)?)?;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! All programs of the plugin, loaded under the eyes of a tracer; and what the plugin says of the kernel.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
@@ -10,6 +10,9 @@ use serde_json::Value;
 use crate::process;
 use crate::vm::record::Record;
 use crate::vm::verifier;
+
+/// Where a guest has its bpffs.
+const BPFFS: &str = "/sys/fs/bpf";
 
 /// Where the plugin says why it does not load them.
 const COMPLAINT: &str = "/run/load.stderr";
@@ -55,4 +58,42 @@ fn features(plugin: &Path) -> anyhow::Result<Vec<Record>> {
             purpose: text(feature, "purpose"),
         })
         .collect())
+}
+
+/// Maps and programs for tests, loaded once: the verifier would take most of the time of nearly every test.
+///
+/// They go round, as the kernel may still be taking away the devices of one test when the next begins.
+pub(super) struct Sets<'a> {
+    plugin: &'a Path,
+    loaded: usize,
+    next: usize,
+}
+
+impl<'a> Sets<'a> {
+    const COUNT: usize = 3;
+
+    /// None is loaded before it is asked for.
+    pub(super) const fn of(plugin: &'a Path) -> Self {
+        Self {
+            plugin,
+            loaded: 0,
+            next: 0,
+        }
+    }
+
+    /// The `bpfRoot` of the set for the next test.
+    pub(super) fn next(&mut self) -> anyhow::Result<PathBuf> {
+        let set = self.next;
+        self.next = (set + 1) % Self::COUNT;
+        let root = Path::new(BPFFS).join(format!("underpass-{set}"));
+        if set == self.loaded {
+            process::run(
+                Command::new(self.plugin)
+                    .args(["load", "--bpf-root"])
+                    .arg(&root),
+            )?;
+            self.loaded += 1;
+        }
+        Ok(root)
+    }
 }

@@ -22,6 +22,9 @@ const PATIENCE: (&str, &str) = ("UNDERPASS_TEST_PATIENCE", "4");
 /// Which device containers get where a test does not say it.
 const DEVICE: &str = "UNDERPASS_TEST_DEVICE";
 
+/// What was loaded before the test, see [`Sets`](super::load::Sets).
+const LOADED: &str = "UNDERPASS_TEST_LOADED";
+
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
 const NOT_HERE: &str = "not on this kernel: ";
 
@@ -68,6 +71,7 @@ impl Test {
         stop: &Path,
         logs: &Path,
         device: Option<&str>,
+        loaded: &Path,
     ) -> anyhow::Result<Record> {
         let start = Instant::now();
         let name = self.full_name();
@@ -75,7 +79,7 @@ impl Test {
             Outcome::NotRun
         } else {
             let log = logs.join(format!("{}.log", name.replace("::", ".")));
-            let status = self.execute(&log, device)?;
+            let status = self.execute(&log, device, loaded)?;
             let printed =
                 fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
             let outcome = judge(status, &String::from_utf8_lossy(&printed));
@@ -94,7 +98,12 @@ impl Test {
     }
 
     /// `None` if it was ended because of its time.
-    fn execute(&self, log: &Path, device: Option<&str>) -> anyhow::Result<Option<ExitStatus>> {
+    fn execute(
+        &self,
+        log: &Path,
+        device: Option<&str>,
+        loaded: &Path,
+    ) -> anyhow::Result<Option<ExitStatus>> {
         let output =
             File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let mut child = Command::new(self.bin.join(&self.file))
@@ -103,6 +112,7 @@ impl Test {
             .env("UNDERPASS_IPAM_BIN", self.bin.join("underpass-ipam"))
             .env("CI", "true")
             .env(PATIENCE.0, PATIENCE.1)
+            .env(LOADED, loaded)
             .envs(device.map(|device| (DEVICE, device)))
             .stdin(Stdio::null())
             .stdout(output.try_clone().context("cannot share a log")?)
