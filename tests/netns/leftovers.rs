@@ -135,7 +135,7 @@ fn a_kill_in_the_middle_of_the_first_load() -> Result<()> {
     needs_root!();
     let (_, clean) = warm()?;
     for delay in [3, 10, 20, 40, 80] {
-        let lab = Lab::new()?;
+        let lab = Lab::unloaded()?;
         let netns = lab.node.netns().sibling("a")?;
         kill_add(&lab, &netns, Duration::from_millis(delay))?;
         let pod = lab.pod("b")?;

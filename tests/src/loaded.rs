@@ -4,6 +4,7 @@
 //! its own pins. Sets go round, so the devices of the test before, which the kernel may still be taking away, have another.
 
 use std::{
+    collections::BTreeSet,
     env, fs,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
@@ -11,7 +12,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use aya::maps::{Array, Map, MapData, MapType, PerCpuArray, PerCpuValues, RingBuf};
+use aya::{
+    maps::{Array, Map, MapData, MapInfo, MapType, PerCpuArray, PerCpuValues, RingBuf},
+    programs::ProgramInfo,
+};
 use underpass_abi::{ABI, counter::Counter, map, node::State};
 
 use crate::{netns::Netns, program};
@@ -32,18 +36,29 @@ pub(crate) fn lend(netns: &Netns, root: &Path) -> Result<()> {
     let pins = Path::new(&set).join(&version);
     // The node has a bpffs of its own, from which this one is not seen.
     let mut objects = Vec::new();
-    for (folder, names) in [("maps", map::MAPS), ("programs", map::PROGRAMS)] {
-        for name in names {
-            let name = Path::new(folder).join(name);
-            let object = program::open_pin(&pins.join(&name))
-                .with_context(|| format!("open {} of {}", name.display(), pins.display()))?;
-            objects.push((name, object));
-        }
-    }
+    let mut maps = BTreeSet::new();
     for name in map::MAPS {
-        empty(&pins.join("maps").join(name)).with_context(|| format!("empty {name}"))?;
+        let name = Path::new("maps").join(name);
+        objects.push((name.clone(), open(&pins.join(&name))?));
+        maps.insert(MapInfo::from_pin(pins.join(name))?.id());
+    }
+    for name in map::PROGRAMS {
+        let name = Path::new("programs").join(name);
+        objects.push((name.clone(), open(&pins.join(&name))?));
+        // Some maps are known to programs alone.
+        let known = ProgramInfo::from_pin(pins.join(name))?.map_ids()?;
+        maps.extend(known.context("the kernel does not tell the maps of a program")?);
+    }
+    for id in maps {
+        let map = MapData::from_id(id)?;
+        let name = map.info()?.name_as_str().unwrap_or_default().to_owned();
+        empty(map, &name).with_context(|| format!("empty {name}"))?;
     }
     netns.run(|| pin_all(&root.join(version), &objects))
+}
+
+fn open(pin: &Path) -> Result<OwnedFd> {
+    program::open_pin(pin).with_context(|| format!("use the pin {}", pin.display()))
 }
 
 fn pin_all(pins: &Path, objects: &[(PathBuf, OwnedFd)]) -> Result<()> {
@@ -59,30 +74,27 @@ fn pin_all(pins: &Path, objects: &[(PathBuf, OwnedFd)]) -> Result<()> {
 }
 
 /// Makes a map what it was when it had just been loaded.
-fn empty(path: &Path) -> Result<()> {
-    let data = MapData::from_pin(path)?;
-    match data.info()?.map_type()? {
-        MapType::Array if path.ends_with(map::STATE) => {
+fn empty(data: MapData, name: &str) -> Result<()> {
+    let info = data.info()?;
+    match (info.map_type()?, name) {
+        (MapType::Array, map::STATE) => {
             let mut state: Array<_, State> = Map::Array(data).try_into()?;
             state.set(0, State { epoch: 1, trace: 0 }, 0)?;
         }
-        // Constants of the programs.
-        MapType::Array => {}
-        MapType::PerCpuArray => {
+        (MapType::PerCpuArray, map::COUNTERS) => {
             let mut counters: PerCpuArray<_, u64> = Map::PerCpuArray(data).try_into()?;
             let zeros = vec![0; aya::util::nr_cpus().map_err(|(_, error)| error)?];
             for &counter in Counter::ALL {
                 counters.set(counter as u32, PerCpuValues::try_from(zeros.clone())?, 0)?;
             }
         }
-        MapType::RingBuf => {
+        // Constants, and what a program writes before it reads it.
+        (MapType::Array | MapType::PerCpuArray, _) => {}
+        (MapType::RingBuf, _) => {
             let mut records: RingBuf<_> = Map::RingBuf(data).try_into()?;
             while records.next().is_some() {}
         }
-        _ => {
-            let key = data.info()?.key_size() as usize;
-            program::remove_all(data.fd().as_fd(), key)?;
-        }
+        _ => program::remove_all(data.fd().as_fd(), info.key_size() as usize)?,
     }
     Ok(())
 }

@@ -83,8 +83,9 @@ impl Guest<'_> {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new("nice");
-        command.args(["-n", "10", EMULATOR]);
+        // A guest ends with who started it, however that ends.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "nice", "-n", "10", EMULATOR]);
         command.args([
             "-nodefaults",
             "-no-reboot",
