@@ -188,7 +188,16 @@ impl NetConf {
                 VALID_ATTACHMENTS[0]
             )));
         };
-        lenient::from_value(value).map_err(|error| invalid(&error.under(key)))
+        let list: Vec<AttachmentId> =
+            lenient::from_value(value).map_err(|error| invalid(&error.under(key)))?;
+        // What is misspelt or missing would name another attachment, and this one would be removed.
+        let nameless = |id: &AttachmentId| id.container_id.is_empty() || id.ifname.is_empty();
+        match list.iter().position(nameless) {
+            Some(index) => Err(Error::config(format!(
+                "invalid {key:?}: entry {index} has no containerID or no ifname; nothing was removed"
+            ))),
+            None => Ok(list),
+        }
     }
 
     fn object<T: DeserializeOwned>(&self, key: &str) -> Result<T, Error> {

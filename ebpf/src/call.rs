@@ -65,6 +65,7 @@ functions! {
     open(ctx: *mut __sk_buff) -> i32 = to_wire::open;
     error_in(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::from_wire;
     error_out(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::to_wire;
+    error_to_pod(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::to_pod;
     error_back(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::from_pod;
     parse_whole(ctx: *mut __sk_buff, l3: u32) -> u32 = parse::whole;
     parse_quoted(ctx: *mut __sk_buff) -> u32 = parse::quoted;

@@ -164,7 +164,11 @@ impl<I: Ip> Head<I> {
             src: self.tuple.src,
             dst: self.tuple.dst,
             identification: self.identification,
-            protocol: u32::from(self.tuple.protocol),
+            protocol: if I::PSEUDO == Covers::Pseudo6 {
+                0
+            } else {
+                u32::from(self.tuple.protocol)
+            },
         }
     }
 

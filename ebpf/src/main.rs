@@ -38,7 +38,7 @@ use underpass_ebpf::{
     packet::Load as _,
 };
 
-use crate::{call::Call, verdict::PASS, xdp::Frame};
+use crate::{call::Call, skb::Skb, verdict::PASS, xdp::Frame};
 
 mod call;
 mod hook {
@@ -97,8 +97,8 @@ fn from_pod(ctx: TcContext) -> i32 {
 fn to_pod(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
     match protocol(ctx) {
-        IPV4 => V4::deliver(ctx),
-        IPV6 => V6::deliver(ctx),
+        IPV4 => hook::to_pod::ip::<V4>(ctx),
+        IPV6 => hook::to_pod::ip::<V6>(ctx),
         _ => PASS,
     }
 }
@@ -107,6 +107,9 @@ fn to_pod(ctx: TcContext) -> i32 {
 #[classifier]
 fn from_wire(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
+    if Skb::new(ctx).is_of_vlan() {
+        return PASS;
+    }
     match protocol(ctx) {
         IPV4 => hook::from_wire::ip::<V4, ETHERNET>(ctx),
         IPV6 => hook::from_wire::ip::<V6, ETHERNET>(ctx),
@@ -118,6 +121,9 @@ fn from_wire(ctx: TcContext) -> i32 {
 #[classifier]
 fn to_wire(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
+    if Skb::new(ctx).is_of_vlan() {
+        return PASS;
+    }
     match protocol(ctx) {
         IPV4 => hook::to_wire::ip::<V4>(ctx, ETHERNET),
         IPV6 => hook::to_wire::ip::<V6>(ctx, ETHERNET),

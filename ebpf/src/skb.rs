@@ -73,6 +73,17 @@ impl Skb {
         unsafe { (*self.raw()).protocol }
     }
 
+    /// Whether the packet belongs to a VLAN, not to this device: the kernel keeps the tag beside it, and
+    /// the VLAN's own device has programs of its own.
+    #[inline(always)]
+    pub fn is_of_vlan(&self) -> bool {
+        // The identifier is the lower 12 bits; priority tags (0) belong to the device.
+        const IDENTIFIER: u32 = 0xfff;
+        // SAFETY: see `protocol`.
+        let (present, tag) = unsafe { ((*self.raw()).vlan_present, (*self.raw()).vlan_tci) };
+        present != 0 && tag & IDENTIFIER != 0
+    }
+
     /// Device of this hook.
     #[inline(always)]
     pub fn ifindex(&self) -> u32 {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde_json::Value;
 use underpass_cni::args::CniArgs;
 use underpass_cni::{Attachment, Dns, Error, NetConf, Route, Version, address};
 
@@ -78,23 +79,20 @@ pub fn data_dir(conf: &NetConf) -> Result<PathBuf, Error> {
     }))
 }
 
+/// Whether no range is known before the runtime names one at an ADD, by the capability `ipRanges`.
+pub(crate) fn waits_for_ranges(conf: &NetConf) -> Result<bool, Error> {
+    let capability = conf.get("capabilities").and_then(|all| all.get("ipRanges"));
+    let is_asked_for = capability.and_then(Value::as_bool);
+    Ok(is_asked_for == Some(true) && sets(conf)?.is_empty())
+}
+
 /// The pools to lease from, one address each. The order is the result's, and names
 /// `last_reserved_ip.<n>`: what the runtime gave, then the range at the top level of `ipam`, then
 /// `ipam.ranges`.
 ///
 /// Code 7 if they make no sense.
 pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
-    if conf.get("ipam").is_none() {
-        return Err(Error::config("IPAM config missing 'ipam' key"));
-    }
-    let runtime: RawRuntime = conf.runtime()?;
-    let single: RawRange = conf.ipam()?;
-    let ipam: RawIpam = conf.ipam()?;
-    let mut sets = runtime.ip_ranges;
-    if single.subnet.is_some() {
-        sets.push(vec![single]);
-    }
-    sets.extend(ipam.ranges);
+    let sets = sets(conf)?;
     if sets.is_empty() {
         return Err(Error::config("no IP ranges specified"));
     }
@@ -118,6 +116,22 @@ pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
         }
     }
     Ok(pools)
+}
+
+/// All range sets, as they are written.
+fn sets(conf: &NetConf) -> Result<Vec<Vec<RawRange>>, Error> {
+    if conf.get("ipam").is_none() {
+        return Err(Error::config("IPAM config missing 'ipam' key"));
+    }
+    let runtime: RawRuntime = conf.runtime()?;
+    let single: RawRange = conf.ipam()?;
+    let ipam: RawIpam = conf.ipam()?;
+    let mut sets = runtime.ip_ranges;
+    if single.subnet.is_some() {
+        sets.push(vec![single]);
+    }
+    sets.extend(ipam.ranges);
+    Ok(sets)
 }
 
 /// The results of 0.1.0 and 0.2.0 have room for one address of each family.

@@ -7,9 +7,14 @@ use crate::config;
 use crate::store::Store;
 
 /// Says no with code 50 if some pool has no free address, or the folder cannot be written. Lists
-/// the folder, reads no lease, waits for no lock, changes nothing.
+/// the folder, reads no lease, waits for no lock, changes nothing. Ranges that the runtime names at
+/// each ADD are not known here.
 pub fn status(request: &NetworkRequest) -> Result<(), Error> {
-    let pools = config::pools(&request.conf)?;
+    let pools = if config::waits_for_ranges(&request.conf)? {
+        Vec::new()
+    } else {
+        config::pools(&request.conf)?
+    };
     let data_dir = config::data_dir(&request.conf)?;
     let store = Store::new(&data_dir, &request.conf.name);
     let leased = store

@@ -6,7 +6,10 @@ use std::{io, path::PathBuf, process::ExitCode};
 use anstyle::{AnsiColor, Style};
 use clap::{Parser, Subcommand};
 
-use crate::{conf::BPF_ROOT, error::Error};
+use crate::{
+    conf::{BPF_ROOT, one_spelling},
+    error::Error,
+};
 
 mod flows;
 mod load;
@@ -100,6 +103,7 @@ impl From<crate::datapath::Error> for Failure {
 /// Runs the command that the arguments name.
 pub(crate) fn run() -> ExitCode {
     let Arguments { bpf_root, command } = Arguments::parse();
+    let bpf_root = one_spelling(&bpf_root);
     let mut out = anstream::stdout().lock();
     let answer = match command {
         Command::Status { json } => status::run(&bpf_root, Format::new(json), &mut out),

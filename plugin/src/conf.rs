@@ -1,6 +1,6 @@
 //! The plugin's own keys of the network config, decoded into types that can't hold a wrong value.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{net::IpAddr, path::{Path, PathBuf}};
 
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -332,7 +332,13 @@ fn root(text: String) -> Result<PathBuf, Error> {
             root.display()
         )));
     }
-    Ok(root)
+    Ok(one_spelling(&root))
+}
+
+/// The lock follows from how the path is written, so there has to be one way: no slash too many, and
+/// none at the end.
+pub(crate) fn one_spelling(root: &Path) -> PathBuf {
+    root.components().collect()
 }
 
 fn mtu(value: i64) -> Result<Option<u32>, Error> {

@@ -22,12 +22,16 @@ mod stopwatch;
 mod uplink;
 mod verb;
 
+/// Names of plugins that have no command line, whatever their arguments.
+const OTHER_NAMES: [&str; 3] = ["ptp", "host-local", "portmap"];
+
 fn main() -> ExitCode {
     log::init();
     let name = name();
     let called = env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty());
     let nobody = env::args_os().len() == 1 && !io::IsTerminal::is_terminal(&io::stdin());
-    if !called && !nobody {
+    let is_plugin_only = OTHER_NAMES.contains(&name.as_str());
+    if !called && !nobody && !is_plugin_only {
         return cli::run();
     }
     let about = About {

@@ -174,7 +174,7 @@ fn mtu(conf: &Conf, uplink_mtu: Option<u32>, has_v6: bool) -> Result<u32, Error>
 /// An interface's limits are those of its routes.
 fn check_mtu(route: &CniRoute) -> Result<(), Error> {
     match route.mtu {
-        Some(mtu) if !(MTU_MIN..=MTU_MAX).contains(&mtu) => Err(Error::config(format!(
+        Some(mtu) if mtu != 0 && !(MTU_MIN..=MTU_MAX).contains(&mtu) => Err(Error::config(format!(
             "invalid mtu {mtu} of the route to {}: it must be 0 (as the interface) or {MTU_MIN} to {MTU_MAX}",
             route.dst
         ))),
@@ -222,15 +222,13 @@ fn add_default_routes(ips: &[IpConfig], routes: &mut Vec<CniRoute>) {
     }
 }
 
-/// First the gateways, on the link; then each address's own network, through its gateway; then what
-/// the IPAM asked for.
+/// First the gateways, on the link; then each address's own network, through its gateway, unless the
+/// IPAM asked for that with attributes of its own; then what the IPAM asked for.
 fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
+    let asked: Vec<Route> = asked.iter().map(|route| asked_route(ips, route)).collect();
     let mut routes: Vec<Route> = Vec::new();
     let mut push = |route: Route| {
-        let taken = |other: &Route| {
-            other.dst == route.dst && other.gateway == route.gateway && other.table == route.table
-        };
-        if !routes.iter().any(taken) {
+        if !routes.iter().any(|other| is_same(other, &route)) {
             routes.push(route);
         }
     };
@@ -245,15 +243,30 @@ fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
     for ip in ips {
         let network = ip.address.trunc();
         if network.prefix_len() < network.max_prefix_len() {
-            push(Route {
+            let own = Route {
                 gateway: ip.gateway,
                 source: Some(ip.address.addr()),
                 ..Route::new(network)
-            });
+            };
+            if !asked.iter().any(|other| is_same(other, &own)) {
+                push(own);
+            }
         }
     }
-    for route in asked {
-        let gateway = route.gw.or_else(|| {
+    asked.into_iter().for_each(push);
+    routes
+}
+
+/// Whether the kernel would use one of the two and never the other.
+fn is_same(one: &Route, other: &Route) -> bool {
+    let key = |route: &Route| (route.dst, route.gateway, route.table, route.priority);
+    key(one) == key(other)
+}
+
+fn asked_route(ips: &[IpConfig], route: &CniRoute) -> Route {
+    // As in Go, zero is what was not said.
+    let said = |value: Option<u32>| value.filter(|value| *value != 0);
+    let gateway = route.gw.or_else(|| {
             ips.iter()
                 .filter_map(|ip| ip.gateway)
                 .find(|gateway| same_family(*gateway, route.dst.addr()))
@@ -264,18 +277,16 @@ fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
         } else {
             0
         };
-        push(Route {
+        Route {
             dst: route.dst.trunc(),
             gateway,
             source: None,
-            mtu: route.mtu,
-            advmss: route.advmss,
-            priority: route.priority,
-            table: route.table.filter(|table| *table != 0).unwrap_or(MAIN),
+            mtu: said(route.mtu),
+            advmss: said(route.advmss),
+            priority: said(route.priority),
+            table: said(route.table).unwrap_or(MAIN),
             scope: route.scope.unwrap_or(scope),
-        });
     }
-    routes
 }
 
 fn flags(conf: &Conf, driver: Driver) -> u32 {

@@ -96,6 +96,19 @@ fn gc_knows_what_is_valid_only_from_a_key_that_is_there() {
         ),
         Ok(one)
     );
+    for nameless in [
+        r"null",
+        r"{}",
+        r#"{"containerID":"c"}"#,
+        r#"{"ifname":"e"}"#,
+        r#"{"container_id":"c","ifname":"e"}"#,
+    ] {
+        let entry = r#"{"containerID":"c","ifname":"e"}"#;
+        let text = format!(r#","cni.dev/valid-attachments":[{entry},{nameless}]"#);
+        let error = valid(&text).expect_err(nameless);
+        assert_eq!(error.code, Code::InvalidConfig, "{nameless}");
+        assert!(error.msg.contains("entry 1"), "{}", error.msg);
+    }
     let error = valid(r#","cni.dev/attachments":[{"containerID":5}]"#).expect_err("wrong type");
     assert_eq!(error.code, Code::Decode);
     assert!(

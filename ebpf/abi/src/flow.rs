@@ -244,6 +244,8 @@ pub mod state {
     pub const CHARGED_A: u32 = 1 << 7;
     /// The same for half B.
     pub const CHARGED_B: u32 = 1 << 8;
+    /// TCP: a SYN was answered with another, and the one who sent the first has not gone on yet.
+    pub const OFFERED: u32 = 1 << 9;
 }
 
 /// Key of `FRAGMENTS4` and `FRAGMENTS6`: one datagram that was cut to pieces.
@@ -256,7 +258,8 @@ pub struct FragmentKey<A> {
     pub dst: A,
     /// Identification as it stands in the packet (network order; 16 bits in IPv4).
     pub identification: u32,
-    /// IP protocol number of the datagram.
+    /// IPv4: protocol number of the datagram. IPv6: 0, there the identification says it all (RFC 8200,
+    /// section 4.5), and later fragments do not tell the number.
     pub protocol: u32,
 }
 
@@ -268,6 +271,8 @@ pub struct FragmentPorts {
     pub sport: u16,
     /// As in [`Tuple::dport`].
     pub dport: u16,
+    /// As in [`Tuple::protocol`].
+    pub protocol: u32,
     /// Tick of the first fragment, without its highest bit, which is [`REFUSED`].
     pub seen: u32,
 }

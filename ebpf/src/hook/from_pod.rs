@@ -157,7 +157,7 @@ pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if I::copy_live() == flow::PRESENT
         && I::work().is_some_and(|work| is_early(&skb, work.half.rewrite, work.state))
     {
-        I::note();
+        twice::note::<I>();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));
         }

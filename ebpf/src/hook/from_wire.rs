@@ -88,7 +88,7 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
             NEXT => {}
             verdict => return verdict,
         }
-        I::note();
+        twice::note::<I>();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));
         }

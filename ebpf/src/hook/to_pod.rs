@@ -14,7 +14,19 @@ use crate::{
     verdict::{PASS, code},
 };
 
+/// What [`deliver`] returns for an ICMP error; no return code of tc.
+const ERROR: i32 = -4;
+
 /// IPv4 and IPv6.
+#[inline(always)]
+pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
+    match I::deliver(ctx) {
+        ERROR => I::error_to_pod(ctx, I::parse_quoted(ctx)),
+        code => code,
+    }
+}
+
+/// Everything else than ICMP errors, whose verdict is [`ERROR`].
 #[inline(always)]
 pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
@@ -38,6 +50,9 @@ pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
         }
         return I::arrive(ctx);
     }
+    if head.kind == Kind::Error {
+        return ERROR;
+    }
     PASS
 }
 
@@ -51,7 +66,7 @@ pub fn arrive<I: Call>(ctx: *mut __sk_buff) -> i32 {
                 && twice::is_answer(work.half.rewrite, work.state)
         })
     {
-        I::note();
+        twice::note::<I>();
         if let Err(verdict) = translate::as_known::<I>(&Skb::new(ctx)) {
             return code(Err(verdict));
         }

@@ -19,7 +19,7 @@ use crate::{
         flow, hold, learn,
         masquerade::{self, Way},
         parse::PARSED,
-        translate,
+        translate, twice,
     },
     verdict::{NEXT, PASS, Step, Verdict, code},
 };
@@ -85,7 +85,7 @@ fn known_of_pod<I: Call>(
     } else if half.action != action::WIRE && learn::agrees(skb, head, skb.ingress_ifindex(), pod) {
         I::leave_by_wire(skb.ifindex());
     }
-    I::note();
+    twice::note::<I>();
     if half.rewrite & rewrite::SRC != 0 {
         translate::as_known::<I>(skb)?;
     }

@@ -38,6 +38,8 @@ pub trait Net: Ip {
     fn narrow(addr: Addr) -> Self::Addr;
     /// The address of the loopback device that every host has.
     fn loopback() -> Self::Addr;
+    /// Whether the address means the host itself on every host: never that of a packet on a wire.
+    fn is_loopback(addr: Self::Addr) -> bool;
     /// The neighbour that has an address.
     fn neighbour(next_hop: &mut bpf_redir_neigh, addr: Self::Addr);
     /// The address that packets are masqueraded with on an uplink, or of a pod, if it has one.
@@ -99,6 +101,11 @@ impl Net for V4 {
     #[inline(always)]
     fn loopback() -> Addr4 {
         Addr4(u32::from_ne_bytes([127, 0, 0, 1]))
+    }
+
+    #[inline(always)]
+    fn is_loopback(addr: Addr4) -> bool {
+        addr.0.to_ne_bytes()[0] == 127
     }
 
     #[inline(always)]
@@ -182,6 +189,11 @@ impl Net for V6 {
     #[inline(always)]
     fn loopback() -> Addr6 {
         Addr6(0, 1u64.to_be())
+    }
+
+    #[inline(always)]
+    fn is_loopback(addr: Addr6) -> bool {
+        addr == Self::loopback()
     }
 
     #[inline(always)]

@@ -5,17 +5,20 @@
 //! kept where it is free, because applications notice when it is not.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_NOEXIST},
+    bindings::{__sk_buff, BPF_NOEXIST, bpf_sock},
     helpers::generated::{
         bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp,
     },
 };
-use underpass_abi::{counter::Counter, flow::protocol};
+use underpass_abi::{
+    counter::Counter,
+    flow::{Flow, protocol},
+};
 use underpass_ebpf::ip::Ip;
 
 use super::{
     entries::{Opener, Request, write_outer},
-    flow::{find, is_alive, outgoing, remove_one},
+    flow::{find, has_target, is_alive, outgoing, remove_one},
     port,
 };
 use crate::{
@@ -33,6 +36,8 @@ const ROUNDS: u32 = 3;
 /// First port of the range that all others are tried from.
 const UNPRIVILEGED: u32 = 1024;
 const BPF_F_CURRENT_NETNS: u64 = u64::MAX;
+/// State of a connected socket, of UDP as well.
+const BPF_TCP_ESTABLISHED: u32 = 1;
 
 /// The request was granted.
 pub const CLAIMED: u32 = 0;
@@ -125,11 +130,21 @@ pub fn probe<I: Net>(attempt: u32) -> u32 {
         return USED;
     };
     request.outer.sport = candidate(request.inner.protocol, attempt);
+    if port::is_mapped::<I>(&request.outer) {
+        return USED;
+    }
     partner_place.set(&request.outer);
     match find::<I>(&partner_place.key) {
-        Some((flow, _)) if is_alive(flow, tick()) => USED,
+        Some((flow, _)) if is_in_use::<I>(flow) => USED,
         _ => FREE,
     }
+}
+
+/// Whether an outer entry keeps others off its tuple: not when it was idle for too long, nor when the
+/// pod that it leads to is gone.
+#[inline(always)]
+fn is_in_use<I: Net>(flow: &Flow<I::Addr>) -> bool {
+    is_alive(flow, tick()) && flow.halves.iter().all(has_target::<I>)
 }
 
 #[inline(always)]
@@ -166,19 +181,20 @@ pub fn insert<I: Net>() -> u32 {
     };
     place.set(&request.outer);
     if let Some((expired, _)) = find::<I>(&place.key) {
-        if is_alive(expired, tick()) {
+        if is_in_use::<I>(expired) {
             return NO_PORT;
         }
         count(Counter::Expired);
-        remove_one::<I>(&place.key);
         let translating = if expired.halves[0].rewrite != 0 {
             &expired.halves[0]
         } else {
             &expired.halves[1]
         };
+        // The inner entry first: the memory of one that was removed may be another's at once.
         place.set(&outgoing::<I>(translating, request.outer.protocol));
         remove_one::<I>(&place.key);
         place.set(&request.outer);
+        remove_one::<I>(&place.key);
     }
     write_outer::<I>(flow, request, place.end);
     if I::opening()
@@ -198,6 +214,9 @@ pub fn insert<I: Net>() -> u32 {
 
 /// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`]: a
 /// connection, or a listener that one may yet be made to; or a host port.
+///
+/// Of a flow to a host port ([`Opener::Other`]) a UDP socket counts only if it is connected, to the
+/// sender: one that serves the same port steps back, as it does where netfilter translates.
 #[inline(always)]
 pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work {
@@ -214,10 +233,9 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
         return FREE;
     }
     let mut tuple = I::socket_tuple(&outer.reversed());
-    let lookup = if outer.protocol == protocol::TCP {
-        // SAFETY: the context is valid, the tuple has the size that is passed; the reference is
-        // released below.
-        unsafe {
+    if outer.protocol == protocol::TCP {
+        // SAFETY: the context is valid, the tuple has the size that is passed.
+        let socket = unsafe {
             bpf_skc_lookup_tcp(
                 ctx.cast(),
                 &raw mut tuple,
@@ -225,23 +243,34 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
                 BPF_F_CURRENT_NETNS,
                 0,
             )
+        };
+        if socket.is_null() {
+            return FREE;
         }
-    } else {
-        // SAFETY: as above.
-        unsafe {
-            bpf_sk_lookup_udp(
-                ctx.cast(),
-                &raw mut tuple,
-                I::SOCKET_TUPLE,
-                BPF_F_CURRENT_NETNS,
-                0,
-            )
-        }
+        // SAFETY: a reference that the lookup took, released once.
+        unsafe { bpf_sk_release(socket.cast()) };
+        return USED;
+    }
+    // SAFETY: as above.
+    let socket = unsafe {
+        bpf_sk_lookup_udp(
+            ctx.cast(),
+            &raw mut tuple,
+            I::SOCKET_TUPLE,
+            BPF_F_CURRENT_NETNS,
+            0,
+        )
     };
-    if lookup.is_null() {
+    if socket.is_null() {
         return FREE;
     }
-    // SAFETY: a reference that the lookup took, released once.
-    unsafe { bpf_sk_release(lookup.cast()) };
-    USED
+    // SAFETY: a socket, until it is released.
+    let is_connected = unsafe { (*socket).state } == BPF_TCP_ESTABLISHED;
+    // SAFETY: as above.
+    unsafe { bpf_sk_release(socket.cast()) };
+    if is_connected || *opener != Opener::Other {
+        USED
+    } else {
+        FREE
+    }
 }

@@ -1,5 +1,6 @@
 //! ICMP errors about translated flows, in both directions. They are few: the stack forwards them,
-//! we only rewrite.
+//! we only rewrite. But those about flows with a bypass go past it as well: it may have forgotten such a
+//! flow long ago, and connection tracking would call them invalid.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
@@ -18,8 +19,9 @@ use super::{
     twice::{self, TWICE},
 };
 use crate::{
+    ETHERNET,
     call::Call,
-    maps::{Net, Work, device, endpoint},
+    maps::{Net, Work, device, endpoint, stamp},
     skb::Skb,
     verdict::{NEXT, Step, Verdict, code},
 };
@@ -51,12 +53,70 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let Some((flow, _)) = find::<I>(&partner_place.key) else {
         return Ok(Verdict::Stack);
     };
+    let is_fresh = flow.halves.iter().any(|half| is_recent(half.stamp));
     let half = half(flow, partner_place.end);
-    if half.rewrite & rewrite::DST == 0 || !flow::is_owned::<I>(half, inner.tuple.dst) {
+    if !flow::is_owned::<I>(half, inner.tuple.dst) {
+        return Ok(Verdict::Stack);
+    }
+    if half.rewrite & rewrite::DST != 0 {
+        *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
+        let (src, dst) = (head.tuple.src, quote.src);
+        rewrite(skb, head, inner, quote, src, dst)?;
+    }
+    if half.action != action::PEER || !is_fresh || head.l3 != ETHERNET {
+        return Ok(Verdict::Stack);
+    }
+    skb.store(0, &half.eth)
+        .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
+    Ok(skb.redirect_peer(half.out_ifindex))
+}
+
+/// Whether a direction had a packet since the last change on the node, and not long ago.
+#[inline(always)]
+fn is_recent(half_stamp: u64) -> bool {
+    /// Ticks in which a router's answer comes.
+    const SOON: u64 = 8;
+    stamp().wrapping_sub(half_stamp) <= SOON
+}
+
+/// An error that the stack delivers to a pod, about what the pod sent to a host port of another: it
+/// quotes what that one got.
+#[inline(always)]
+pub fn to_pod<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
+    code(delivered::<I>(&mut Skb::new(ctx), quoted == PARSED))
+}
+
+#[inline(always)]
+fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+    const FROM_PORT: u8 = rewrite::EARLY | rewrite::SRC;
+    let Some(Work {
+        head,
+        inner,
+        partner: quote,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return Ok(Verdict::Stack);
+    };
+    if !is_quoted || inner.kind != Kind::Flow {
+        return Ok(Verdict::Stack);
+    }
+    partner_place.set(&inner.tuple.reversed());
+    let Some((flow, _)) = find::<I>(&partner_place.key) else {
+        return Ok(Verdict::Stack);
+    };
+    let half = half(flow, partner_place.end);
+    if half.rewrite != FROM_PORT {
         return Ok(Verdict::Stack);
     }
     *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
-    let (src, dst) = (head.tuple.src, quote.src);
+    let src = if head.tuple.src == inner.tuple.dst {
+        quote.dst
+    } else {
+        head.tuple.src
+    };
+    let dst = head.tuple.dst;
     rewrite(skb, head, inner, quote, src, dst)
 }
 

@@ -100,12 +100,21 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
         // of unanswered flows.
         return before | state::RST;
     }
+    // An end that ignored the RST goes on; one that did not would send another.
+    let before = before & !state::RST;
+    if flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
+        // Nor is an offer: a flood of connections to open ports must not either. The opener has to
+        // take it up.
+        return before & !state::FINISHED | state::OFFERED;
+    }
     let mut after = before | end.heard();
+    if flags & tcp::SYN != 0 {
+        after &= !(state::FINISHED | state::OFFERED);
+    } else if before & state::OFFERED != 0 {
+        after |= state::ANSWERED;
+    }
     if flags & tcp::FIN != 0 {
         after |= end.fin();
-    }
-    if flags & tcp::SYN != 0 {
-        after &= !(state::FINISHED | state::RST);
     }
     after
 }
@@ -161,9 +170,12 @@ pub fn copy_live<I: Net>() -> u32 {
 /// addresses may belong to others by now, or to nobody, and then lead out of the node again.
 #[inline(always)]
 pub fn is_owned<I: Net>(half: &Half<I::Addr>, src: I::Addr) -> bool {
-    if half.in_ifindex != 0 && !owns::<I>(half.in_ifindex, src) {
-        return false;
-    }
+    (half.in_ifindex == 0 || owns::<I>(half.in_ifindex, src)) && has_target::<I>(half)
+}
+
+/// Whether the pod that a direction leads to, if it leads to one, is still there.
+#[inline(always)]
+pub fn has_target<I: Net>(half: &Half<I::Addr>) -> bool {
     let to_pod = half.action == action::PEER
         || half.rewrite & rewrite::DST != 0 && half.action != action::WIRE;
     !to_pod || half.out_ifindex == 0 || owns::<I>(half.out_ifindex, half.dst)
@@ -209,6 +221,14 @@ pub fn note<I: Net>() -> u32 {
     let Some((other, other_table)) = find::<I>(&partner_place.key) else {
         return ABSENT;
     };
+    if !leads_to::<I>(
+        self::half(other, partner_place.end.other()),
+        &head.tuple,
+    ) {
+        // It was evicted, and somebody else has the tuple now.
+        remove_one::<I>(key);
+        return PRESENT;
+    }
     other.state = after(other.state, partner_place.end, head.tcp_flags);
     if is_answered(flow, other) {
         flow.state |= state::ANSWERED;
@@ -219,6 +239,15 @@ pub fn note<I: Net>() -> u32 {
     settle_in::<I>(key, flow, table);
     settle_in::<I>(&partner_place.key, other, other_table);
     PRESENT
+}
+
+/// Whether packets of this half, which are answers, leave to where `tuple` comes from.
+#[inline(always)]
+fn leads_to<I: Net>(half: &Half<I::Addr>, tuple: &Tuple<I::Addr>) -> bool {
+    half.dst == tuple.src
+        && half.dport == tuple.sport
+        && half.src == tuple.dst
+        && half.sport == tuple.dport
 }
 
 /// Whether either entry of a translated flow heard both ends.

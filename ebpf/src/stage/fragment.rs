@@ -28,6 +28,7 @@ fn store<I: Net>(head: &Head<I>, refused: u32) {
     let ports = FragmentPorts {
         sport: head.tuple.sport,
         dport: head.tuple.dport,
+        protocol: u32::from(head.tuple.protocol),
         seen: tick() & !REFUSED | refused,
     };
     let _ = I::fragments().insert(head.fragment_key(), &ports, u64::from(BPF_ANY));
@@ -57,6 +58,7 @@ pub fn complete<I: Net>(head: &mut Head<I>) {
     }
     head.tuple.sport = ports.sport;
     head.tuple.dport = ports.dport;
+    head.tuple.protocol = ports.protocol.to_le_bytes()[0];
     head.kind = Kind::Flow;
 }
 

@@ -179,7 +179,7 @@ fn key<I: Net>(ctx: *mut __sk_buff) -> Option<HeldKey> {
         src: head.tuple.src.wide(),
         dst: head.tuple.dst.wide(),
         identification: head.identification,
-        protocol: u32::from(head.tuple.protocol),
+        protocol: head.fragment_key().protocol,
         ifindex: Skb::new(ctx).ifindex(),
         turn: 0,
     })

@@ -41,8 +41,10 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
     // routing table says, that one's address counts.
     let is_routed = way == Way::Bypass
         || constant!(features) & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
-    let addr = device(owner)
-        .and_then(I::masquerade_address)
+    // The host's own flow has its address already.
+    let addr = (owner == 0)
+        .then_some(head.tuple.src)
+        .or_else(|| device(owner).and_then(I::masquerade_address))
         .or_else(|| route.source.filter(|_| is_routed))
         .or_else(|| device(uplink).and_then(I::masquerade_address))
         .ok_or(Verdict::Drop(Counter::DropNoAddress))?;

@@ -73,7 +73,8 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
         return ABSENT;
     }
     if I::insert() != CLAIMED {
-        return ABSENT;
+        // Another CPU may have been faster with the same flow.
+        return I::copy_live();
     }
     // The container's entry is under its own tuple, not under that of the packet.
     I::aim(INNER);
@@ -156,16 +157,18 @@ pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_sta
     true
 }
 
-/// Whether the destination is an address of this host now, and not one of a Service.
+/// Whether the destination is an address of this host now, and not one of a Service, nor one that
+/// only the host itself may use.
 ///
-/// The routing table tells: a local address is not forwarded. Neither is one without a route, but
-/// such a packet would not be for us by its Ethernet destination.
+/// The routing table tells: a local address is not forwarded. Neither is one without a route; the
+/// kernel's answer is the same.
 #[inline(always)]
 pub fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
     let Some(Work { head, .. }) = I::work() else {
         return false;
     };
-    if is_service(head) {
+    let dst = head.tuple.dst;
+    if is_service(head) || I::is_loopback(dst) || endpoint(dst.wide()).is_some() {
         return false;
     }
     let skb = Skb::new(ctx);
@@ -179,10 +182,12 @@ pub fn is_service<I: Net>(head: &Head<I>) -> bool {
 }
 
 /// Whether the packet is in the middle of a connection of the host's own, made before the port was
-/// mapped.
+/// mapped, or an answer to a socket of the host that is connected to its sender.
 #[inline(always)]
 pub fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
-    head.tuple.protocol == protocol::TCP
-        && head.tcp_flags & tcp::SYN == 0
-        && I::host_uses(ctx) != FREE
+    let may_be = match head.tuple.protocol {
+        protocol::TCP => head.tcp_flags & tcp::SYN == 0,
+        protocol => protocol == protocol::UDP,
+    };
+    may_be && I::host_uses(ctx) != FREE
 }

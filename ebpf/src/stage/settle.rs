@@ -65,6 +65,9 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         }
         half.mtu = pod.mtu;
         learn::shape(half, pod);
+        if !learn::is_reachable(half, pod) {
+            return STALE;
+        }
         let [destination, source] = &mut half.eth;
         memory::copy(destination, &pod.peer_mac);
         memory::copy(source, &pod.mac);

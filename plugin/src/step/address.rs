@@ -12,6 +12,7 @@ use underpass_cni::IpConfig;
 
 use super::{link::Pair, sysctl};
 use crate::{
+    conf::MacCheck,
     error::Error,
     netlink::{
         Netlink,
@@ -80,6 +81,7 @@ pub(crate) fn verify(
     pod: &Netlink,
     here: &Link,
     there: &Link,
+    mac_check: MacCheck,
     ips: &[&IpConfig],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
@@ -94,6 +96,13 @@ pub(crate) fn verify(
             ));
         }
         let Some(gateway) = ip.gateway else { continue };
+        let is_known = neighbours.iter().any(|neighbour| neighbour.addr == gateway);
+        if mac_check == MacCheck::On && !is_known {
+            wrong.push(format!(
+                "the container has no permanent neighbour {gateway} at {} on {}",
+                here.mac, there.name
+            ));
+        }
         // The kernel forgets neighbours when the interface's MAC changes, and then asks; only a
         // wrong one leads nowhere.
         let astray = neighbours

@@ -30,6 +30,15 @@ fn ipam(conf: &NetConf) -> Result<Ipam, Error> {
     })
 }
 
+/// It asks on the interface, which does not exist yet, in a broadcast domain, which a routed interface
+/// never has.
+fn no_dhcp() -> CniError {
+    CniError::unsupported("ipam.type", DHCP).with_details(
+        "a routed interface has no broadcast domain in which a DHCP server could be found: \
+         use host-local, or static with runtimeConfig.ips",
+    )
+}
+
 /// Takes addresses.
 pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Given, Error> {
     let given = match ipam(&request.conf)? {
@@ -43,15 +52,7 @@ pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Giv
                 dns: allocation.dns,
             }
         }
-        // It asks on the interface, which does not exist yet, in a broadcast domain, which a routed
-        // interface never has.
-        Ipam::Delegate(name) if name == DHCP => {
-            let details = "a routed interface has no broadcast domain in which a DHCP server could be found: \
-                           use host-local, or static with runtimeConfig.ips";
-            return Err(CniError::unsupported("ipam.type", name)
-                .with_details(details)
-                .into());
-        }
+        Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
         Ipam::Delegate(name) => {
             let result = request.delegation.add(&name)?;
             undo.push("lease", move || Ok(request.delegation.del(&name)?));
@@ -103,6 +104,7 @@ pub(crate) fn status(request: &NetworkRequest) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
         Ipam::None => return Ok(()),
         Ipam::BuiltIn => underpass_ipam::status(request),
+        Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
         Ipam::Delegate(name) => request.delegation.status(&name),
     };
     Ok(answer?)

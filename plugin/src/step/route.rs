@@ -11,7 +11,7 @@ use crate::{
         Mode, Netlink,
         addr::Scope,
         link::Link,
-        route::{MAIN, Route, SCOPE_LINK},
+        route::{Installed, MAIN, Route, SCOPE_LINK},
     },
     plan::Plan,
 };
@@ -68,10 +68,21 @@ pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(),
 pub(crate) fn verify_pod(
     pod: &Netlink,
     there: &Link,
+    ips: &[&IpConfig],
     routes: &[CniRoute],
     wrong: &mut Vec<String>,
 ) -> Result<(), Error> {
     let installed = pod.routes_by(ANY_TABLE, there.index)?;
+    for gateway in ips.iter().filter_map(|ip| ip.gateway) {
+        let is_on_link =
+            |one: &Installed| one.route.gateway.is_none() && one.route.dst.contains(&gateway);
+        if !installed.iter().any(is_on_link) {
+            wrong.push(format!(
+                "the container does not find its gateway {gateway} on {}: the route is gone",
+                there.name
+            ));
+        }
+    }
     for route in routes {
         let found = installed.iter().any(|one| {
             one.index == there.index

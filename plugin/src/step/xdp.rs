@@ -78,9 +78,10 @@ pub(crate) fn apply_pod(
     Ok(())
 }
 
-/// Not a container on a netkit, nor one whose queue shapes what it gets.
+/// Not a container on a netkit, nor one whose queue shapes what it gets, nor one that may change its
+/// MAC: a frame has the one that it began with.
 const fn takes_frames(flags: u32) -> bool {
-    flags & (device::NETKIT | device::SHAPED) == 0
+    flags & (device::NETKIT | device::SHAPED | device::CHECK_MAC) == device::CHECK_MAC
 }
 
 /// The container against the map.

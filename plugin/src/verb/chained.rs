@@ -49,7 +49,8 @@ impl Plugin for Portmap {
     }
 
     fn status(&self, request: &NetworkRequest) -> Result<(), CniError> {
-        status::ready(&Chained::of_network(&request.conf, Name::Portmap)?.bpf_root)
+        let bpf_root = Chained::of_network(&request.conf, Name::Portmap)?.bpf_root;
+        status::ready(&bpf_root, &request.conf.name)
     }
 }
 

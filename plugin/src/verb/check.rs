@@ -46,8 +46,8 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
     )?;
     if let Some((here, there)) = ends {
         let ips = &container.ips;
-        address::verify(&pod, &here, &there, ips, &mut wrong)?;
-        route::verify_pod(&pod, &there, &remembered.routes, &mut wrong)?;
+        address::verify(&pod, &here, &there, conf.mac_check, ips, &mut wrong)?;
+        route::verify_pod(&pod, &there, ips, &remembered.routes, &mut wrong)?;
         route::verify_host(&node, &here, &there, conf.mac_check, ips, &mut wrong)?;
         match del::open(&Pins::at(&conf.bpf_root))? {
             None => wrong.push(format!(

@@ -12,7 +12,7 @@ use crate::{
     datapath::{Maps, Pins, lock::Lock},
     error::Error,
     identity::{Alias, Identity, network_id},
-    netlink::{Netlink, link::Link},
+    netlink::Netlink,
     step::{lease, port, program},
 };
 
@@ -61,7 +61,13 @@ fn collect(
     let network = network_id(&request.conf.name);
     let node = Netlink::open()?;
     let links = node.links()?;
-    let mut maps = del::open(&Pins::at(&Conf::bpf_root(&request.conf)?))?;
+    // Without them the devices go all the same.
+    let opened =
+        Conf::bpf_root(&request.conf).map_err(Error::from).and_then(|root| del::open(&Pins::at(&root)));
+    let mut maps = opened.unwrap_or_else(|error| {
+        errors.push(error);
+        None
+    });
 
     let mut dead: BTreeSet<Owner> = links
         .iter()
@@ -83,7 +89,7 @@ fn collect(
         }
     }
     if let Some(maps) = &mut maps {
-        forget_devices(maps, network, &links)?;
+        forget_devices(maps, network, &node)?;
         let conf = Conf::of_network(&request.conf)?;
         let outward = program::outward(&node, maps, conf.uplinks.as_deref())?;
         program::repair_uplinks(&node, maps, &outward.uplinks)?;
@@ -94,14 +100,16 @@ fn collect(
 
 /// Forgets devices of this network, and uplinks, that do not exist any more and belong to no
 /// attachment.
-fn forget_devices(maps: &mut Maps, network: u32, links: &[Link]) -> Result<(), Error> {
+fn forget_devices(maps: &mut Maps, network: u32, node: &Netlink) -> Result<(), Error> {
+    // Devices before attachments: what an ADD makes meanwhile is in one of the lists.
+    let devices = maps.devices()?;
     let known: BTreeSet<u32> = maps
         .attachments()?
         .into_iter()
-        .map(|(_, attachment)| attachment.ifindex)
+        .flat_map(|(_, attachment)| [attachment.ifindex, attachment.via])
         .collect();
-    let gone: Vec<u32> = maps
-        .devices()?
+    let links = node.links()?;
+    let gone: Vec<u32> = devices
         .into_iter()
         .filter(|(_, entry)| {
             entry.network == network

@@ -8,42 +8,67 @@ use underpass_cni::{Error as CniError, NetworkRequest};
 use super::del;
 use crate::{
     conf::Conf,
-    datapath::{Pins, attach},
+    datapath::{Pins, attach, feature},
     error::Error,
+    identity::{Alias, network_id},
     netlink::{Netlink, link::By},
     step::{lease, link, program},
 };
 
+/// The first kernel whose verifier takes the programs.
+const OLDEST: (u32, u32) = (5, 10);
+
 /// Says whether the network is able to serve.
 pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     let conf = Conf::of_network(&request.conf)?;
+    if feature::version() < OLDEST {
+        return Err(CniError::not_available(format!(
+            "Linux {} is too old: it takes {}.{}",
+            feature::release(),
+            OLDEST.0,
+            OLDEST.1
+        )));
+    }
     link::driver(conf.device).map_err(|error| CniError::not_available(error.to_string()))?;
-    ready(&conf.bpf_root)?;
+    ready(&conf.bpf_root, &request.conf.name)?;
     Ok(lease::status(request)?)
 }
 
 /// As [`status`], apart from addresses.
-pub(super) fn ready(bpf_root: &Path) -> Result<(), CniError> {
+pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
     let pins = Pins::at(bpf_root);
     pins.require_bpffs()
         .map_err(|error| CniError::not_available(error.to_string()))?;
-    let wrong = existing(&pins).map_err(|error| CniError::not_available(error.to_string()))?;
+    let wrong = existing(&pins, network_id(network)).map_err(|error| CniError::not_available(error.to_string()))?;
     if !wrong.is_empty() {
         return Err(CniError::limited_connectivity(wrong.join("; ")));
     }
     Ok(())
 }
 
-/// What is wrong with the programs of existing containers.
-fn existing(pins: &Pins) -> Result<Vec<String>, Error> {
-    // Nothing loaded is how every boot begins: the first ADD does it.
+fn without_maps(device: &str, pins: &Pins) -> String {
+    format!(
+        "{device} leads to a container, but nothing is pinned at {}: its programs were unloaded, or the bpffs was mounted anew; recreate the container",
+        pins.root().display()
+    )
+}
+
+/// What is wrong with the programs of existing containers; if nothing is loaded, with those of the
+/// network.
+fn existing(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
+    let node = Netlink::open()?;
+    // Nothing loaded is how every boot begins: the first ADD does it. But then there are no containers.
     let Some(maps) = del::open(pins)? else {
-        return Ok(Vec::new());
+        let left = node.links()?.into_iter().filter(|link| {
+            let alias = link.alias.as_deref();
+            let alias = alias.and_then(Alias::parse);
+            alias.is_some_and(|alias| alias.network == network)
+        });
+        return Ok(left.map(|link| without_maps(&link.name, pins)).collect());
     };
     if !maps.has_attachments()? {
         return Ok(Vec::new());
     }
-    let node = Netlink::open()?;
     // Uplinks that are new or have changed are the next ADD's business: a network that is not ready
     // for them would never see that ADD.
     let devices: Vec<_> = maps
