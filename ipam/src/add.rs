@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use thiserror::Error;
 use underpass_cni::{Code, Dns, Error as CniError, IpConfig, Request, Route};
 
@@ -25,6 +26,8 @@ pub struct Allocation {
     pub routes: Vec<Route>,
     /// Resolver settings, from `resolvConf`.
     pub dns: Dns,
+    /// All subnets that the network's containers can have addresses of.
+    pub subnets: Vec<IpNet>,
     /// For giving the addresses back, should the attachment fail.
     pub lease: Lease,
 }
@@ -117,6 +120,7 @@ pub fn add(request: &Request) -> Result<Allocation, CniError> {
                 ips,
                 routes,
                 dns,
+                subnets: pools.iter().flat_map(Pool::subnets).collect(),
                 lease: Lease {
                     store,
                     owner,

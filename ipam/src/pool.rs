@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use ipnet::IpNet;
 use thiserror::Error;
 
 use crate::range::{Bounds, Range, RangeError};
@@ -87,6 +88,11 @@ impl Pool {
         self.ranges
             .iter()
             .any(|range| other.ranges.iter().any(|other| range.overlaps(other)))
+    }
+
+    /// The subnets of its ranges.
+    pub fn subnets(&self) -> impl Iterator<Item = IpNet> {
+        self.ranges.iter().map(Range::subnet)
     }
 
     /// How many addresses can be leased; saturates.

@@ -100,6 +100,12 @@ impl Range {
         self.start.is_ipv4()
     }
 
+    /// The subnet that it is a part of.
+    #[must_use]
+    pub fn subnet(&self) -> IpNet {
+        self.subnet.trunc()
+    }
+
     /// `ip` with the subnet's prefix length.
     #[must_use]
     pub fn address(&self, ip: IpAddr) -> IpNet {

@@ -1,6 +1,9 @@
 //! The plugin's own keys of the network config, decoded into types that can't hold a wrong value.
 
-use std::{net::IpAddr, path::{Path, PathBuf}};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use ipnet::IpNet;
 use serde::Deserialize;

@@ -34,6 +34,8 @@ pub(crate) struct Given {
     pub(crate) ips: Vec<IpConfig>,
     pub(crate) routes: Vec<CniRoute>,
     pub(crate) dns: Dns,
+    /// Where the network's other containers may have addresses, as far as that is known.
+    pub(crate) subnets: Vec<IpNet>,
 }
 
 /// One end of the pair.
@@ -90,6 +92,7 @@ impl Plan {
             mut ips,
             mut routes,
             dns,
+            subnets,
         } = given;
         if ips.len() > MAX_ADDRESSES {
             return Err(Error::config(format!(
@@ -130,7 +133,7 @@ impl Plan {
             routes: pod_routes(&ips, &routes),
             dad: conf.dad,
             flags: flags(conf, driver),
-            no_masquerade: no_masquerade(conf, &addresses),
+            no_masquerade: no_masquerade(conf, &addresses, subnets),
             masquerade_addresses: conf.masquerade_addresses.clone(),
             half_open_limit: conf.half_open_limit,
             ports: host_ports(conf, &addresses),
@@ -174,10 +177,12 @@ fn mtu(conf: &Conf, uplink_mtu: Option<u32>, has_v6: bool) -> Result<u32, Error>
 /// An interface's limits are those of its routes.
 fn check_mtu(route: &CniRoute) -> Result<(), Error> {
     match route.mtu {
-        Some(mtu) if mtu != 0 && !(MTU_MIN..=MTU_MAX).contains(&mtu) => Err(Error::config(format!(
-            "invalid mtu {mtu} of the route to {}: it must be 0 (as the interface) or {MTU_MIN} to {MTU_MAX}",
-            route.dst
-        ))),
+        Some(mtu) if mtu != 0 && !(MTU_MIN..=MTU_MAX).contains(&mtu) => {
+            Err(Error::config(format!(
+                "invalid mtu {mtu} of the route to {}: it must be 0 (as the interface) or {MTU_MIN} to {MTU_MAX}",
+                route.dst
+            )))
+        }
         _ => Ok(()),
     }
 }
@@ -267,25 +272,25 @@ fn asked_route(ips: &[IpConfig], route: &CniRoute) -> Route {
     // As in Go, zero is what was not said.
     let said = |value: Option<u32>| value.filter(|value| *value != 0);
     let gateway = route.gw.or_else(|| {
-            ips.iter()
-                .filter_map(|ip| ip.gateway)
-                .find(|gateway| same_family(*gateway, route.dst.addr()))
-        });
-        // Without a next hop the destination is on the link.
-        let scope = if gateway.is_none() && route.dst.addr().is_ipv4() {
-            SCOPE_LINK
-        } else {
-            0
-        };
-        Route {
-            dst: route.dst.trunc(),
-            gateway,
-            source: None,
-            mtu: said(route.mtu),
-            advmss: said(route.advmss),
-            priority: said(route.priority),
-            table: said(route.table).unwrap_or(MAIN),
-            scope: route.scope.unwrap_or(scope),
+        ips.iter()
+            .filter_map(|ip| ip.gateway)
+            .find(|gateway| same_family(*gateway, route.dst.addr()))
+    });
+    // Without a next hop the destination is on the link.
+    let scope = if gateway.is_none() && route.dst.addr().is_ipv4() {
+        SCOPE_LINK
+    } else {
+        0
+    };
+    Route {
+        dst: route.dst.trunc(),
+        gateway,
+        source: None,
+        mtu: said(route.mtu),
+        advmss: said(route.advmss),
+        priority: said(route.priority),
+        table: said(route.table).unwrap_or(MAIN),
+        scope: route.scope.unwrap_or(scope),
     }
 }
 
@@ -323,15 +328,13 @@ fn host_ports(conf: &Conf, addresses: &[IpNet]) -> Vec<Binding> {
 }
 
 /// Multicast and link-local destinations are never masqueraded; else what the config says, else the
-/// container's own networks.
-fn no_masquerade(conf: &Conf, addresses: &[IpNet]) -> Vec<IpNet> {
+/// network's own: those of the container's addresses, and all `subnets` of the IPAM.
+fn no_masquerade(conf: &Conf, addresses: &[IpNet], subnets: Vec<IpNet>) -> Vec<IpNet> {
     if conf.masquerade == Masquerade::Off {
         return Vec::new();
     }
-    let mut nets = match &conf.non_masquerade {
-        Some(nets) => nets.clone(),
-        None => addresses.iter().map(IpNet::trunc).collect(),
-    };
+    let own = addresses.iter().map(IpNet::trunc).chain(subnets);
+    let mut nets = conf.non_masquerade.clone().unwrap_or_else(|| own.collect());
     nets.extend([
         IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
         IpNet::V6(Ipv6Net::new_assert(

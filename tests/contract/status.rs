@@ -193,3 +193,34 @@ fn ours_says_so_too_where_it_stands_alone() -> Result<()> {
     );
     Ok(())
 }
+
+#[test]
+fn ranges_that_the_runtime_names_are_not_missed() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let ipam = json!({ "type": "host-local", "dataDir": lab.node.data_dir() });
+    let conf = lab.conf().with("ipam", ipam);
+    let error = refused(&lab, &conf)?;
+    ensure!(error.code == 7, "{error}");
+    let conf = conf.with("capabilities", json!({ "ipRanges": true }));
+    Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()
+}
+
+#[test]
+fn containers_without_programs_are_51() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    lab.node.underpass(&["unload", "--force"])?;
+    let error = refused(&lab, &lab.conf())?;
+    ensure!(error.code == 51, "{error}");
+    ensure!(error.msg.contains(pod.host_veth()), "{error}");
+    // They are no business of other networks.
+    let other = lab.conf().with("name", "othernet");
+    Call::new("STATUS").conf(&other).run(&lab.node)?.silence()?;
+    pod.del()?;
+    Call::new("STATUS")
+        .conf(&lab.conf())
+        .run(&lab.node)?
+        .silence()
+}

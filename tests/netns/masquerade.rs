@@ -342,7 +342,10 @@ fn an_address_that_the_node_does_not_have_is_refused() -> Result<()> {
 }
 
 #[rstest]
-fn a_flood_of_one_pod_leaves_the_others_alone(#[values(V4, V6)] family: Family) -> Result<()> {
+fn a_flood_of_one_pod_leaves_the_others_alone(
+    #[values(V4, V6)] family: Family,
+    #[values("closed", "open")] ports: &str,
+) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let conf = lab.conf().with("maxHalfOpenFlows", 500);
@@ -360,7 +363,13 @@ fn a_flood_of_one_pod_leaves_the_others_alone(#[values(V4, V6)] family: Family) 
     );
     for round in 0..4u16 {
         for port in 0..1500 {
-            link.send(&near.syn(2000 + round * 1500 + port, PORT + 1 + port % 7))?;
+            // A port that is open offers a connection, which nobody takes up.
+            let at = if ports == "open" {
+                PORT
+            } else {
+                PORT + 1 + port % 7
+            };
+            link.send(&near.syn(2000 + round * 1500 + port, at))?;
             link.send(&far.udp(2000 + port, 1000 + round * 1500 + port, b"flood"))?;
         }
         established.chat(3)?;

@@ -10,6 +10,7 @@ use underpass_tests::{
     Lab, Pod,
     capture::Capture,
     frame, needs_root,
+    netfilter::Netfilter,
     netns::Netns,
     traffic::{PATIENCE, raw::RawLink, tcp},
 };
@@ -107,5 +108,32 @@ fn routers_on_the_way_are_seen(#[values(V4, V6)] family: Family) -> Result<()> {
                 .with_context(|| format!("{}: no router at hop {hops}", pod.name()))?;
         }
     }
+    Ok(())
+}
+
+/// Connection tracking has long forgotten a flow that takes the bypass, and calls an error about it invalid.
+#[rstest]
+fn a_firewall_against_what_it_does_not_know_stops_no_error_about_a_bypass(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let far = far(&lab)?;
+    lab.world.route_pods()?;
+    let [_, host] = beyond(family);
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masquerade))?;
+    let server = SocketAddr::new(host, PORT);
+    let _server = tcp::Server::start(&far, server)?;
+    let netfilter = Netfilter::new(&lab.node)?;
+    netfilter.drop_forwarded("ct state invalid")?;
+    let mut client = tcp::Client::connect(pod.netns(), server)?;
+    client.chat(20)?;
+    netfilter.flush_connections()?;
+    // A segment in the middle of a connection is taken for a new one, unless this is off.
+    lab.node
+        .netns()
+        .set_sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
+    client.exchange(500_000, 1000)?;
     Ok(())
 }

@@ -10,7 +10,7 @@ use underpass_tests::{
     counter::Meter,
     frame::Ends,
     needs_root,
-    traffic::{SILENCE, ping, raw::RawLink},
+    traffic::{SILENCE, ping, raw::RawLink, udp},
 };
 
 const FOREIGN_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
@@ -142,6 +142,27 @@ fn an_answer_of_a_dhcp_server(#[values(V4, V6)] family: Family) -> Result<()> {
         Counter::DropDhcpServer,
         &ends,
     )
+}
+
+/// What asks is let through, but never learned: the answer would take the bypass.
+#[rstest]
+fn an_answer_of_a_dhcp_server_that_was_asked(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let (server, client) = match family {
+        V4 => (67, 68),
+        V6 => (547, 546),
+    };
+    let asking = udp::Client::open_at(scene.neighbour.netns(), family, client)?;
+    for _ in 0..3 {
+        asking.send(scene.pod.at(family, server), b"who is there?")?;
+    }
+    let ends = scene.pod.ends(scene.neighbour.ip(family))?;
+    let frames = [
+        ends.udp(server, client, &[2; 240]),
+        ends.udp(server, client, &[2; 240]),
+    ];
+    scene.expect_dropped(&frames, Counter::DropDhcpServer, &ends)
 }
 
 #[test]

@@ -103,6 +103,35 @@ fn masquerade_and_host_ports_work(
     }
 }
 
+/// A VLAN of a device that leads to the world itself: the packets of one are seen at the other as well.
+#[rstest]
+fn a_vlan_on_an_uplink_is_an_uplink_of_its_own(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    if Wire::Vlan.is_missing()? {
+        return Ok(());
+    }
+    let lab = Lab::over(Wire::Vlan, MTU)?;
+    let (below, dad) = match family {
+        V4 => (["203.0.113.1/24", "203.0.113.2/24"], ""),
+        V6 => (["2001:db8:3::1/64", "2001:db8:3::2/64"], "nodad"),
+    };
+    for (end, address) in [lab.node.netns(), lab.world.netns()].iter().zip(below) {
+        end.ip(&[format!("address add {address} dev {} {dad}", Wire::BELOW)])?;
+    }
+    let scene = set(family, lab)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.tcp(family, 500_000)?;
+    scene.udp(family, &[1, 100, 1000, LARGE, 100])?;
+    meter.expect(Counter::BypassWire, 10)?;
+    meter.expect(Counter::BypassPeer, 10)?;
+    ensure!(
+        meter.read()?.get(Counter::HostPortMoved) == 0,
+        "{:?}",
+        meter.read()?
+    );
+    Ok(())
+}
+
 /// Puts a queue on an end of the uplink.
 fn queue(lab: &Lab, ends: &[End], queue: &str) -> Result<()> {
     for end in ends {

@@ -20,8 +20,6 @@ pub enum Wire {
     Vrf,
 }
 
-/// The veth below a device.
-const BELOW: &str = "below";
 const VLAN: u16 = 7;
 /// The routing table of a VRF.
 const TABLE: u32 = 100;
@@ -35,6 +33,9 @@ const LISTENS: u16 = 51_820;
 const OUTSIDE: [&str; 2] = ["203.0.113.2", "203.0.113.1"];
 
 impl Wire {
+    /// The veth below a device.
+    pub const BELOW: &str = "below";
+
     /// True if this kernel lacks it; that is printed.
     pub fn is_missing(self) -> Result<bool> {
         match self {
@@ -50,15 +51,16 @@ impl Wire {
         match self {
             Self::Ethernet => cable(ends, names, mtu)?,
             Self::Vlan => {
-                cable(ends, [BELOW; 2], mtu)?;
+                cable(ends, [Self::BELOW; 2], mtu)?;
                 for (end, name) in ends.iter().zip(names) {
                     end.ip(&[format!(
-                        "link add link {BELOW} name {name} mtu {mtu} type vlan id {VLAN}"
+                        "link add link {} name {name} mtu {mtu} type vlan id {VLAN}",
+                        Self::BELOW
                     )])?;
                 }
             }
             Self::WireGuard => {
-                cable(ends, [BELOW; 2], mtu + OVERHEAD)?;
+                cable(ends, [Self::BELOW; 2], mtu + OVERHEAD)?;
                 tunnel(ends, names, mtu)?;
             }
             Self::Vrf => {
@@ -98,7 +100,7 @@ fn cable(ends: [&Netns; 2], [here, there]: [&str; 2], mtu: u32) -> Result<()> {
 fn tunnel(ends: [&Netns; 2], names: [&str; 2], mtu: u32) -> Result<()> {
     let mut keys = Vec::new();
     for (end, own) in ends.iter().zip(OUTSIDE) {
-        end.ip(&[format!("address add {own}/24 dev {BELOW}")])?;
+        end.ip(&[format!("address add {own}/24 dev {}", Wire::BELOW)])?;
         let private = end.expect(Command::new("wg").arg("genkey"), &[])?;
         let public = end.expect(Command::new("wg").arg("pubkey"), private.as_bytes())?;
         keys.push((private, public));

@@ -221,10 +221,12 @@ pub fn note<I: Net>() -> u32 {
     let Some((other, other_table)) = find::<I>(&partner_place.key) else {
         return ABSENT;
     };
-    if !leads_to::<I>(
-        self::half(other, partner_place.end.other()),
-        &head.tuple,
-    ) {
+    // Not the packet's own tuple: on its way to a process of the host it has another for a while.
+    let sent = match end {
+        End::A => key.0,
+        End::B => key.0.reversed(),
+    };
+    if !leads_to::<I>(self::half(other, partner_place.end.other()), &sent) {
         // It was evicted, and somebody else has the tuple now.
         remove_one::<I>(key);
         return PRESENT;

@@ -214,11 +214,7 @@ pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
     memory::copy(source, &pod.mac);
     half.mtu = pod.mtu;
     shape(half, pod);
-    half.stamp = if is_reachable(half, pod) {
-        stamp()
-    } else {
-        0
-    };
+    half.stamp = if is_reachable(half, pod) { stamp() } else { 0 };
 }
 
 /// Whether the bypass can reach a pod: what its host device sends is for the MAC that the pod had at

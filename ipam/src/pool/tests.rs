@@ -142,7 +142,7 @@ proptest! {
         let bounds: Vec<_> = ranges
             .iter()
             .map(|(start, end, gateway)| Bounds {
-                subnet: ipnet::IpNet::new(v4(start & !31), 27).ok(),
+                subnet: IpNet::new(v4(start & !31), 27).ok(),
                 start: Some(v4(*start)),
                 end: Some(v4(*end)),
                 gateway: Some(v4(*gateway)),

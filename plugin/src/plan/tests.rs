@@ -32,6 +32,7 @@ fn given(ips: &[(&str, &str)], routes: Vec<CniRoute>) -> Given {
             .collect(),
         routes,
         dns: Dns::default(),
+        subnets: Vec::new(),
     }
 }
 
@@ -257,4 +258,39 @@ fn more_addresses_than_the_maps_hold_are_refused() {
         "",
     );
     assert!(answer.is_err_and(|error| error.to_string().contains("9 addresses")));
+}
+
+#[test]
+fn what_was_asked_for_comes_before_what_goes_without_saying() {
+    let route = |dst: &str, gateway: &str, set: fn(&mut CniRoute)| {
+        let mut route = CniRoute::new(dst.parse().expect("a prefix"), gateway.parse().ok());
+        set(&mut route);
+        route
+    };
+    let asked = vec![
+        route("10.1.2.0/24", "10.1.2.1", |route| route.mtu = Some(1300)),
+        route("0.0.0.0/0", "10.1.2.1", |route| route.priority = Some(10)),
+        route("0.0.0.0/0", "10.1.2.1", |route| route.priority = Some(20)),
+        // In Go, zero is what was not said.
+        route("0.0.0.0/0", "10.1.2.1", |route| {
+            (route.mtu, route.advmss, route.priority) = (Some(0), Some(0), Some(0));
+        }),
+        route("0.0.0.0/0", "10.1.2.1", |_| {}),
+    ];
+    let plan = plan(
+        &conf(r#""ipMasq":true"#),
+        given(&[("10.1.2.5/24", "10.1.2.1")], asked),
+    );
+    let text = text(&plan);
+    let routes: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("route"))
+        .collect();
+    insta::assert_snapshot!(routes.join("\n"), @r"
+    route 10.1.2.1/32 scope 253 src 10.1.2.5
+    route 10.1.2.0/24 via 10.1.2.1 mtu 1300
+    route 0.0.0.0/0 via 10.1.2.1 priority 10
+    route 0.0.0.0/0 via 10.1.2.1 priority 20
+    route 0.0.0.0/0 via 10.1.2.1
+    ");
 }

@@ -50,6 +50,7 @@ pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Giv
                 ips: allocation.ips,
                 routes: allocation.routes,
                 dns: allocation.dns,
+                subnets: allocation.subnets,
             }
         }
         Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
@@ -60,6 +61,7 @@ pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Giv
                 ips: result.ips,
                 routes: result.routes,
                 dns: result.dns,
+                subnets: Vec::new(),
             }
         }
     };

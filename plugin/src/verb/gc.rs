@@ -62,8 +62,9 @@ fn collect(
     let node = Netlink::open()?;
     let links = node.links()?;
     // Without them the devices go all the same.
-    let opened =
-        Conf::bpf_root(&request.conf).map_err(Error::from).and_then(|root| del::open(&Pins::at(&root)));
+    let opened = Conf::bpf_root(&request.conf)
+        .map_err(Error::from)
+        .and_then(|root| del::open(&Pins::at(&root)));
     let mut maps = opened.unwrap_or_else(|error| {
         errors.push(error);
         None

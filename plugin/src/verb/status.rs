@@ -39,7 +39,8 @@ pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
     let pins = Pins::at(bpf_root);
     pins.require_bpffs()
         .map_err(|error| CniError::not_available(error.to_string()))?;
-    let wrong = existing(&pins, network_id(network)).map_err(|error| CniError::not_available(error.to_string()))?;
+    let wrong = existing(&pins, network_id(network))
+        .map_err(|error| CniError::not_available(error.to_string()))?;
     if !wrong.is_empty() {
         return Err(CniError::limited_connectivity(wrong.join("; ")));
     }

@@ -90,3 +90,22 @@ fn one_socket_asks_two_addresses_of_the_node(
     }
     Ok(())
 }
+
+/// The refusal comes from a container that the client does not know.
+#[rstest]
+fn a_closed_port_of_another_container_refuses(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _mapped = lab.pod_with("mapped", &mapped(&lab, &both()))?;
+    let client = lab.pod("client")?;
+    for ip in [family.node(), family.pod_gateway()] {
+        let at = SocketAddr::new(ip, HOST);
+        for from in [lab.world.netns(), client.netns()] {
+            if from.name() == client.netns().name() || ip == family.node() {
+                tcp::is_refused(from, at)?;
+                udp::Client::open(from, family)?.is_refused(at)?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -9,7 +9,8 @@ use serde_json::json;
 use underpass_abi::{addr::Addr, map};
 use underpass_tests::{
     Family::{self, V4, V6},
-    Lab, counter, needs_root,
+    Lab, Node, counter, needs_root,
+    test_run::{Bench, UNSPEC},
     traffic::{tcp, udp},
 };
 
@@ -231,5 +232,54 @@ fn addresses_of_dummy_devices_are_those_of_services() -> Result<()> {
         .run(&lab.node)?
         .silence()?;
     ensure!(services()?.is_empty(), "GC forgets what is gone");
+    Ok(())
+}
+
+/// What the host sends from a port that is mapped is answered to the host.
+#[rstest]
+fn answers_to_connected_sockets_of_the_host_are_its_own(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    // Nobody listens in the container: what goes there is refused.
+    let _mapped = lab.pod_with("mapped", &mapped(&lab, &both()))?;
+    let host = lab.node.netns();
+    let far = family.remote_at(INSIDE);
+    let near = SocketAddr::new(family.loopback(), INSIDE);
+    for (server, at, own) in [
+        (lab.world.netns(), far, family.node()),
+        (host, near, family.loopback()),
+    ] {
+        let _server = udp::Server::start(server, at)?;
+        let mut client = udp::Client::open_bound(host, SocketAddr::new(own, HOST))?;
+        client.connect(at)?;
+        client.chat(at, 3).with_context(|| format!("from {at}"))?;
+    }
+    Ok(())
+}
+
+/// The kernel takes no packet to a loopback address from a device: nor do we.
+#[rstest]
+fn loopback_addresses_are_for_the_host_alone(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    let (lab, client) = (&scene.lab, scene.lab.pod("client")?);
+    let loopback = family.loopback();
+    for (program, device, ends) in [
+        (
+            map::FROM_WIRE,
+            Node::UPLINK,
+            lab.ends_from_world(family.remote(), loopback)?,
+        ),
+        (map::FROM_POD, client.host_veth(), client.ends(loopback)?),
+    ] {
+        let bench = Bench::open(&lab.node, program, device)?;
+        for frame in [ends.udp(1234, HOST, b"hello"), ends.syn(1234, HOST)] {
+            let verdict = bench.run(&frame)?;
+            ensure!(verdict.action == UNSPEC, "{program}: {verdict:?}");
+            ensure!(verdict.frame == frame, "{program} changed the packet");
+        }
+    }
     Ok(())
 }
