@@ -1,17 +1,23 @@
 //! ADD, DEL, CHECK, GC and STATUS, as a runtime calls them.
 
-use std::{collections::BTreeSet, fs, process::Command, thread};
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Pod,
     leak::Traces,
-    needs_root,
+    needs_root, patience,
     runtime::{Call, Conf},
-    traffic::ping,
+    traffic::{PATIENCE, ping},
 };
 
 #[test]
@@ -53,13 +59,41 @@ fn the_result_has_the_shape_of_ptp() -> Result<()> {
     Ok(())
 }
 
+/// Adds a container to a namespace where the kernel looks for duplicates of every address that does not ask it not to, as it does wherever
+/// nobody told it otherwise.
+fn pod_where_duplicates_matter(lab: &Lab, conf: &Conf) -> Result<Pod> {
+    let netns = lab.node.netns().sibling("a")?;
+    for netns in [&netns, lab.node.netns()] {
+        for device in ["all", "default"] {
+            netns.set_sysctl(&format!("net/ipv6/conf/{device}/accept_dad"), "1")?;
+        }
+    }
+    Pod::add_to(&lab.node, netns, conf)
+}
+
 #[rstest]
 fn a_pod_is_configured_without_waiting(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let pod = lab.pod("a")?;
-    let addresses = pod.netns().ip_json(&["address", "show", "dev", "eth0"])?;
-    ensure!(!addresses.to_string().contains("tentative"), "{addresses}");
+    let pod = pod_where_duplicates_matter(&lab, &lab.conf())?;
+    for (netns, device) in [
+        (pod.netns(), Pod::IFNAME),
+        (lab.node.netns(), pod.host_veth()),
+    ] {
+        let listed = netns.ip_json(&["address", "show", "dev", device])?;
+        let addresses: Vec<_> = listed[0]["addr_info"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .collect();
+        // Of IPv6 one of each scope, which the kernel must not look for duplicates of.
+        let at_once = addresses.iter().filter(|address| address["nodad"] == true);
+        ensure!(at_once.count() == 2, "{device}: {listed}");
+        ensure!(
+            !listed.to_string().contains("tentative"),
+            "{device}: {listed}"
+        );
+    }
     let version = match family {
         V4 => "-4",
         V6 => "-6",
@@ -79,6 +113,54 @@ fn a_pod_is_configured_without_waiting(#[values(V4, V6)] family: Family) -> Resu
         "the gateway's neighbour entry is permanent: {permanent}"
     );
     Ok(())
+}
+
+/// What the IPAM gave is used at once. Of an address that the container adds itself the kernel looks for duplicates, if it may.
+#[rstest]
+fn duplicates_are_looked_for_where_that_is_enabled(
+    #[values(true, false)] enabled: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let netns = lab.node.netns().sibling("a")?;
+    // As the kernel has it for every device, before somebody changes it.
+    netns.set_sysctl("net/ipv6/conf/default/accept_dad", "1")?;
+    // So long that no machine is too slow to see it.
+    netns.set_sysctl("net/ipv6/conf/default/dad_transmits", "100")?;
+    let pod = Pod::add_to(&lab.node, netns, &lab.conf().with("enabledad", enabled))?;
+    let kept = pod.netns().sysctl("net/ipv6/conf/eth0/accept_dad")?;
+    ensure!(kept == if enabled { "1" } else { "0" }, "accept_dad {kept}");
+    let given = pod.ip(V6).to_string();
+    let address = address_of(&pod, &given)?;
+    ensure!(address["nodad"] == true, "{address}");
+    ensure!(address.get("tentative").is_none(), "{address}");
+    ping::Ping::new(pod.netns(), V6.remote())?.echo(56)?;
+
+    let own = "2001:db8:5::5";
+    pod.netns()
+        .ip(&[format!("address add {own}/128 dev {}", Pod::IFNAME)])?;
+    let end = Instant::now() + patience::here(PATIENCE);
+    loop {
+        // Every new address is tentative for a moment.
+        let address = address_of(&pod, own)?;
+        if (address["tentative"] == true) == enabled {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "{address}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// An address of a container's interface, as `ip` describes it.
+fn address_of(pod: &Pod, address: &str) -> Result<Value> {
+    let listed = pod
+        .netns()
+        .ip_json(&["address", "show", "dev", Pod::IFNAME])?;
+    let addresses = listed[0]["addr_info"].as_array().into_iter().flatten();
+    let found = addresses.into_iter().find(|one| one["local"] == address);
+    found
+        .cloned()
+        .with_context(|| format!("no {address} in {listed}"))
 }
 
 /// Something that goes wrong with an attachment.
@@ -314,7 +396,7 @@ fn the_command_line_shows_the_endpoints() -> Result<()> {
         lab.node.underpass(&["status"])?,
         lab.node.underpass(&["status", "--json"])?,
     );
-    let json: serde_json::Value = serde_json::from_str(&json)?;
+    let json: Value = serde_json::from_str(&json)?;
     for address in pod.addresses() {
         ensure!(text.contains(&address.to_string()), "{text}");
         ensure!(json.to_string().contains(&address.to_string()), "{json:#}");
