@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -161,61 +160,6 @@ fn address_of(pod: &Pod, address: &str) -> Result<Value> {
     found
         .cloned()
         .with_context(|| format!("no {address} in {listed}"))
-}
-
-/// Something that goes wrong with an attachment.
-type Tamper = fn(&Lab, &Pod) -> Result<()>;
-
-#[test]
-fn check_finds_what_was_tampered_with() -> Result<()> {
-    needs_root!();
-    let tampers: [(&str, Tamper); 6] = [
-        ("address", |_, pod| {
-            let v4 = pod.result()["ips"][0]["address"]
-                .as_str()
-                .unwrap_or_default();
-            pod.netns().ip(&[format!("address del {v4} dev eth0")])
-        }),
-        ("default route", |_, pod| {
-            pod.netns().ip(&["route del ::/0".to_owned()])
-        }),
-        ("link", |_, pod| {
-            pod.netns().ip(&["link set eth0 down".to_owned()])
-        }),
-        ("host route", |lab, pod| {
-            lab.node.netns().ip(&[format!("route del {}", pod.ip(V4))])
-        }),
-        ("filter", |lab, pod| {
-            lab.node.netns().expect(
-                Command::new("tc").args(["filter", "del", "dev", pod.host_veth(), "ingress"]),
-                &[],
-            )?;
-            Ok(())
-        }),
-        ("lease", |lab, pod| {
-            let lease = lab.node.data_dir().join("lab").join(pod.ip(V4).to_string());
-            lab.node
-                .netns()
-                .run(|| fs::remove_file(&lease))
-                .with_context(|| format!("remove {}", lease.display()))
-        }),
-    ];
-    let lab = Lab::new()?;
-    for (at, (what, tamper)) in tampers.into_iter().enumerate() {
-        let pod = lab.pod(&format!("pod{at}"))?;
-        pod.call_with_result("CHECK")
-            .run(&lab.node)?
-            .silence()
-            .with_context(|| format!("CHECK before the {what} is tampered with"))?;
-        tamper(&lab, &pod)?;
-        let error = pod
-            .call_with_result("CHECK")
-            .run(&lab.node)?
-            .error()
-            .with_context(|| format!("CHECK without {what}"))?;
-        ensure!(!error.msg.is_empty(), "{error}");
-    }
-    Ok(())
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of the plugin and its packets on throwaway nodes; they need root.
 
 mod bandwidth;
+mod check;
 mod demo;
 mod eager;
 mod firewall;

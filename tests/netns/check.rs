@@ -1,0 +1,193 @@
+//! CHECK says what is wrong with an attachment, not only that something is.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::{HashMap, Map};
+use rstest::rstest;
+use underpass_abi::{
+    addr::Addr,
+    endpoint::{Attachment, Device, Endpoint, Owner},
+    map,
+};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Pod,
+    counter::open,
+    needs_root,
+};
+
+/// Something that goes wrong with an attachment.
+type Tamper = fn(&Lab, &Pod, Family) -> Result<()>;
+
+/// What is tampered with, what CHECK must say then (of the container's address `{ip}` and its device `{host}`), and how it is done.
+const TAMPERS: &[(&str, &str, Tamper)] = &[
+    (
+        "address",
+        "eth0 does not have the address {ip}/",
+        |_, pod, family| {
+            let (ip, bits) = (pod.ip(family), prefix_len(family));
+            pod.netns()
+                .ip(&[format!("address del {ip}/{bits} dev eth0")])
+        },
+    ),
+    (
+        "default route",
+        "the container has no route to {everywhere} by eth0",
+        |_, pod, family| {
+            pod.netns()
+                .ip(&[format!("route del {}", family.everywhere())])
+        },
+    ),
+    (
+        "container's neighbour",
+        "the container has the permanent neighbour {gateway} at 02:00:00:00:00:77",
+        |_, pod, family| {
+            let gateway = family.pod_gateway();
+            pod.netns().ip(&[format!(
+                "neighbour replace {gateway} lladdr 02:00:00:00:00:77 dev eth0 nud permanent"
+            )])
+        },
+    ),
+    ("link", "eth0 is down", |_, pod, _| {
+        pod.netns().ip(&["link set eth0 down".to_owned()])
+    }),
+    (
+        "pair",
+        "device {host} of the host is missing",
+        |lab, pod, _| {
+            lab.node
+                .netns()
+                .ip(&[format!("link del {}", pod.host_veth())])
+        },
+    ),
+    (
+        "host route",
+        "the host has no route to {ip} by {host}",
+        |lab, pod, family| {
+            lab.node
+                .netns()
+                .ip(&[format!("route del {}", pod.ip(family))])
+        },
+    ),
+    (
+        "host's neighbour",
+        "the host has no permanent neighbour {ip} at ",
+        |lab, pod, family| {
+            let (ip, host) = (pod.ip(family), pod.host_veth());
+            lab.node
+                .netns()
+                .ip(&[format!("neighbour del {ip} dev {host}")])
+        },
+    ),
+    (
+        "ingress filter",
+        "program from_pod is not attached to the ingress of {host}",
+        |lab, pod, _| without_filter(lab, pod, "ingress"),
+    ),
+    (
+        "egress filter",
+        "program to_pod is not attached to the egress of {host}",
+        |lab, pod, _| without_filter(lab, pod, "egress"),
+    ),
+    (
+        "endpoint",
+        "the map ENDPOINTS does not send {ip} to {host}",
+        |lab, pod, family| {
+            let mut endpoints: HashMap<_, Addr, Endpoint> =
+                Map::HashMap(open(&lab.node, map::ENDPOINTS)?).try_into()?;
+            Ok(endpoints.remove(&pod.ip(family).into())?)
+        },
+    ),
+    (
+        "device",
+        "the map DEVICES has no entry for {host}",
+        |lab, pod, _| {
+            let mut devices: HashMap<_, u32, Device> =
+                Map::HashMap(open(&lab.node, map::DEVICES)?).try_into()?;
+            Ok(devices.remove(&ifindex(lab, pod)?)?)
+        },
+    ),
+    (
+        "owner",
+        "the map OWNERS has no entry for the attachment",
+        |lab, pod, _| {
+            let mut owners: HashMap<_, Owner, Attachment> =
+                Map::HashMap(open(&lab.node, map::OWNERS)?).try_into()?;
+            let index = ifindex(lab, pod)?;
+            let owner = owners
+                .iter()
+                .filter_map(Result::ok)
+                .find_map(|(owner, attachment)| (attachment.ifindex == index).then_some(owner))
+                .context("no owner has the device")?;
+            Ok(owners.remove(&owner)?)
+        },
+    ),
+    (
+        "lease",
+        "Failed to find address added by container",
+        |lab, pod, family| {
+            let leases = lab.node.data_dir().join("lab");
+            let lease = leases.join(pod.ip(family).to_string());
+            lab.node
+                .netns()
+                .run(|| fs::remove_file(&lease))
+                .with_context(|| format!("remove {}", lease.display()))
+        },
+    ),
+];
+
+fn prefix_len(family: Family) -> u8 {
+    match family {
+        V4 => 24,
+        V6 => 64,
+    }
+}
+
+fn without_filter(lab: &Lab, pod: &Pod, direction: &str) -> Result<()> {
+    let mut delete = Command::new("tc");
+    delete.args(["filter", "del", "dev", pod.host_veth(), direction]);
+    lab.node.netns().expect(&mut delete, &[])?;
+    Ok(())
+}
+
+fn ifindex(lab: &Lab, pod: &Pod) -> Result<u32> {
+    let links = lab
+        .node
+        .netns()
+        .ip_json(&["link", "show", "dev", pod.host_veth()])?;
+    let index = links[0]["ifindex"]
+        .as_u64()
+        .context("a device has a number")?;
+    Ok(u32::try_from(index)?)
+}
+
+#[rstest]
+fn what_was_tampered_with_is_named(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let bystander = lab.pod("bystander")?;
+    for (at, (what, says, tamper)) in TAMPERS.iter().enumerate() {
+        let pod = lab.pod(&format!("pod{at}"))?;
+        let check = pod.call_with_result("CHECK");
+        check
+            .run(&lab.node)?
+            .silence()
+            .with_context(|| format!("CHECK before the {what} is tampered with"))?;
+        tamper(&lab, &pod, family).with_context(|| format!("tamper with the {what}"))?;
+        let error = check
+            .run(&lab.node)?
+            .error()
+            .with_context(|| format!("CHECK after the {what} was tampered with"))?;
+        let sentence = says
+            .replace("{ip}", &pod.ip(family).to_string())
+            .replace("{gateway}", &family.pod_gateway().to_string())
+            .replace("{everywhere}", family.everywhere())
+            .replace("{host}", pod.host_veth());
+        ensure!(error.msg.contains(&sentence), "{what}: {error}");
+    }
+    bystander
+        .call_with_result("CHECK")
+        .run(&lab.node)?
+        .silence()
+}
