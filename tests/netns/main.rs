@@ -26,6 +26,7 @@ mod sctp;
 mod service;
 mod soak;
 mod spoofing;
+mod trace;
 mod uplinks;
 mod world_to_pod;
 mod xdp;

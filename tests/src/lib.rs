@@ -29,6 +29,7 @@ pub mod privilege;
 pub mod program;
 pub mod runtime;
 pub mod test_run;
+pub mod trace;
 pub mod traffic;
 pub mod wire;
 pub mod world;
