@@ -4,6 +4,7 @@ mod bandwidth;
 mod check;
 mod demo;
 mod eager;
+mod expiry;
 mod firewall;
 mod fixtures;
 mod fragments;

@@ -1,0 +1,205 @@
+//! Flows that were idle for longer than their timeout: gone for all that comes after, whether anybody removed them or not.
+
+use std::{net::SocketAddr, sync::Arc, thread};
+
+use anyhow::{Result, ensure};
+use aya::maps::{HashMap, Map};
+use rstest::rstest;
+use underpass_abi::{
+    addr::{self, Addr4, Addr6},
+    counter::Counter,
+    flow::{Flow, Key, protocol, state},
+    map,
+};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node, Pod,
+    capture::Capture,
+    counter::{Meter, open},
+    frame, needs_root,
+    traffic::{PATIENCE, SILENCE, raw::RawLink, udp},
+};
+
+const PORT: u16 = 443;
+const SOURCE: u16 = 45_678;
+
+/// Ticks that no timeout has, and half of the numbers that a tick can be.
+const LONG_AGO: u32 = 1 << 30;
+
+/// Which of the two entries of a masqueraded flow have expired.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Entries {
+    Both,
+    Inner,
+    Outer,
+}
+
+impl Entries {
+    fn has(self, state: u32) -> bool {
+        match self {
+            Self::Both => true,
+            Self::Inner => state & state::OUTER == 0,
+            Self::Outer => state & state::OUTER != 0,
+        }
+    }
+}
+
+/// Has the UDP flows of a node be as if they were idle since long ago.
+fn expire(node: &Node, family: Family, entries: Entries) -> Result<()> {
+    let changed = match family {
+        V4 => expire_in::<Addr4>(node, map::FLOWS4, entries)?,
+        V6 => expire_in::<Addr6>(node, map::FLOWS6, entries)?,
+    };
+    let expected = if entries == Entries::Both { 2 } else { 1 };
+    ensure!(changed == expected, "{changed} entries of {entries:?}");
+    Ok(())
+}
+
+fn expire_in<A: addr::Family>(node: &Node, name: &str, which: Entries) -> Result<usize> {
+    let mut flows: HashMap<_, Key<A>, Flow<A>> = Map::LruHashMap(open(node, name)?).try_into()?;
+    let entries = flows.iter().collect::<Result<Vec<_>, _>>()?;
+    let mut changed = 0;
+    for (key, mut flow) in entries {
+        if key.0.protocol != protocol::UDP || !which.has(flow.state) {
+            continue;
+        }
+        flow.expires = flow.expires.wrapping_sub(LONG_AGO);
+        for half in &mut flow.halves {
+            // No packet was looked at in this tick.
+            half.stamp = 0;
+        }
+        flows.insert(key, flow, 0)?;
+        changed += 1;
+    }
+    Ok(changed)
+}
+
+/// A container that talks to a server in the world past the stack.
+struct Scene {
+    _server: udp::Server,
+    client: udp::Client,
+    pod: Pod,
+    lab: Lab,
+    remote: SocketAddr,
+}
+
+impl Scene {
+    fn set(family: Family) -> Result<Self> {
+        let lab = Lab::new()?;
+        let pod = lab.pod("a")?;
+        let remote = family.remote_at(PORT);
+        let mut scene = Self {
+            _server: udp::Server::start(lab.world.netns(), remote)?,
+            client: udp::Client::open_at(pod.netns(), family, SOURCE)?,
+            pod,
+            lab,
+            remote,
+        };
+        scene.chat(SOURCE)?;
+        Ok(scene)
+    }
+
+    /// The flow goes past the stack, and the world sees that port.
+    fn chat(&mut self, port: u16) -> Result<()> {
+        let meter = Meter::start(&self.lab.node)?;
+        let seen = self.client.chat(self.remote, 5)?.seen;
+        let family = Family::of(self.remote.ip());
+        ensure!(seen == SocketAddr::new(family.node(), port), "seen {seen}");
+        meter.expect(Counter::BypassWire, 3)?;
+        meter.expect(Counter::BypassPeer, 3)
+    }
+}
+
+#[rstest]
+fn an_expired_flow_begins_anew(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let mut scene = Scene::set(family)?;
+    let node = Arc::clone(&scene.lab.node);
+    let meter = Meter::start(&node)?;
+    scene.chat(SOURCE)?;
+    meter.expect_none(Counter::Expired)?;
+    meter.expect_none(Counter::Masqueraded)?;
+    expire(&node, family, Entries::Both)?;
+    scene.chat(SOURCE)?;
+    meter.expect(Counter::Expired, 1)?;
+    meter.expect(Counter::Masqueraded, 1)?;
+    let counted = meter.read()?;
+    ensure!(
+        counted.get(Counter::Masqueraded) == 1 && counted.dropped() == 0,
+        "{counted:?}"
+    );
+    Ok(())
+}
+
+/// A long download without acknowledgements prolongs one entry alone.
+#[rstest]
+fn one_entry_keeps_the_other_alive(
+    #[values(V4, V6)] family: Family,
+    #[values(Entries::Inner, Entries::Outer)] entries: Entries,
+) -> Result<()> {
+    needs_root!();
+    let mut scene = Scene::set(family)?;
+    let node = Arc::clone(&scene.lab.node);
+    let meter = Meter::start(&node)?;
+    expire(&node, family, entries)?;
+    scene.chat(SOURCE)?;
+    meter.expect_none(Counter::Expired)?;
+    meter.expect_none(Counter::Masqueraded)
+}
+
+#[rstest]
+fn what_comes_too_late_does_not_reach_the_pod(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let mut scene = Scene::set(family)?;
+    let node = Arc::clone(&scene.lab.node);
+    let capture = Capture::start(scene.pod.netns(), Pod::IFNAME)?;
+    let ends = scene.lab.ends_from_world(family.remote(), family.node())?;
+    let world = RawLink::open(scene.lab.world.netns(), "eth0")?;
+    let late = || world.send(&ends.udp(PORT, SOURCE, b"late"));
+    let has_come = |bytes: &[u8]| {
+        frame::read(bytes).is_some_and(|packet| packet.ports == Some((PORT, SOURCE)))
+    };
+    late()?;
+    let came = capture.wait_for(PATIENCE, has_come);
+    ensure!(came.is_some(), "a flow that lives is answered");
+    let before = capture.frames().len();
+    let meter = Meter::start(&node)?;
+    expire(&node, family, Entries::Both)?;
+    late()?;
+    meter.expect(Counter::Expired, 1)?;
+    thread::sleep(SILENCE / 4);
+    let later = capture.frames().split_off(before);
+    ensure!(!later.iter().any(|bytes| has_come(bytes)), "{later:02x?}");
+    scene.chat(SOURCE)
+}
+
+#[rstest]
+fn the_port_of_an_expired_flow_is_free(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let mut scene = Scene::set(family)?;
+    let node = Arc::clone(&scene.lab.node);
+    let another = scene.lab.pod("b")?;
+    expire(&node, family, Entries::Both)?;
+    let meter = Meter::start(&node)?;
+    let mut client = udp::Client::open_at(another.netns(), family, SOURCE)?;
+    let seen = client.chat(scene.remote, 3)?.seen;
+    ensure!(
+        seen == SocketAddr::new(family.node(), SOURCE),
+        "seen {seen}"
+    );
+    meter.expect(Counter::Expired, 1)?;
+    meter.expect_none(Counter::PortChanged)?;
+    // Who was idle for too long is the second now.
+    let seen = scene.client.chat(scene.remote, 3)?.seen;
+    ensure!(
+        seen.ip() == family.node() && seen.port() != SOURCE,
+        "seen {seen}"
+    );
+    scene.chat(seen.port())?;
+    let seen = client.chat(scene.remote, 3)?.seen;
+    ensure!(
+        seen == SocketAddr::new(family.node(), SOURCE),
+        "seen {seen}"
+    );
+    meter.expect_none(Counter::DropNoPort)
+}
