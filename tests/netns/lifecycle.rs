@@ -10,14 +10,18 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
+use underpass_abi::counter::Counter;
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Pod,
+    counter::{Meter, Registry},
     leak::Traces,
     needs_root, patience,
     runtime::{Call, Conf},
-    traffic::{PATIENCE, ping},
+    traffic::{PATIENCE, ping, udp},
 };
+
+const PORT: u16 = 443;
 
 #[test]
 fn the_result_has_the_shape_of_ptp() -> Result<()> {
@@ -277,6 +281,72 @@ fn nodes_of_one_machine_are_told_apart() -> Result<()> {
         ping::ping(pod.netns(), family.remote())?;
     }
     Ok(())
+}
+
+/// The same container, network and address on two nodes whose folders are next to each other: `bpfRoot` and `ipam.dataDir` are all that
+/// tells one node's state from the other's.
+#[rstest]
+fn folders_alone_tell_nodes_apart(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let labs = [lab.beside()?, lab];
+    let [near, far] = &labs;
+    let [ours, theirs] = add_at_once(&labs)?;
+    ensure!(ours.addresses() == theirs.addresses());
+    ensure!(ours.host_veth() == theirs.host_veth());
+    let _servers = [near, far]
+        .map(|lab| udp::Server::start(lab.world.netns(), family.remote_at(PORT)))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    for (lab, pod, other) in [(near, &ours, far), (far, &theirs, near)] {
+        let meters = [Meter::start(&lab.node)?, Meter::start(&other.node)?];
+        talk(pod, family)?;
+        meters[0].expect(Counter::Masqueraded, 1)?;
+        meters[0].expect(Counter::BypassWire, 3)?;
+        for counter in [Counter::Masqueraded, Counter::BypassWire, Counter::Learned] {
+            meters[1].expect_none(counter)?;
+        }
+        pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    }
+
+    let before = Traces::of(&far.node)?;
+    ensure!(
+        !before.leases.is_empty() && before.registry.owners.len() == 1,
+        "{before:#?}"
+    );
+    ours.del()?;
+    before.expect_same(&far.node)?;
+    let again = near.pod("b")?;
+    again.abandon();
+    let nobody = near.conf().with("cni.dev/valid-attachments", json!([]));
+    Call::new("GC").conf(&nobody).run(&near.node)?.silence()?;
+    before.expect_same(&far.node)?;
+    let after = Traces::of(&near.node)?;
+    ensure!(
+        after.leases.is_empty() && after.registry == Registry::default(),
+        "{after:#?}"
+    );
+    ensure!(after.pins.is_disjoint(&before.pins), "{after:#?}");
+    theirs.call_with_result("CHECK").run(&far.node)?.silence()?;
+    talk(&theirs, family)?;
+    theirs.del()
+}
+
+fn talk(pod: &Pod, family: Family) -> Result<()> {
+    let seen = udp::Client::open(pod.netns(), family)?
+        .chat(family.remote_at(PORT), 5)?
+        .seen;
+    ensure!(seen.ip() == family.node(), "seen {seen}");
+    ping::ping(pod.netns(), family.remote())
+}
+
+/// A container of the same name on each of two nodes.
+fn add_at_once(labs: &[Lab; 2]) -> Result<[Pod; 2]> {
+    thread::scope(|scope| {
+        let threads = labs.each_ref().map(|lab| scope.spawn(|| lab.pod("a")));
+        let [one, other] = threads.map(|thread| thread.join().expect("an ADD does not panic"));
+        Ok([one?, other?])
+    })
 }
 
 #[rstest]

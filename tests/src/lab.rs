@@ -36,6 +36,11 @@ impl Lab {
         Self::around(Node::unloaded()?, Wire::Ethernet, 1500)
     }
 
+    /// Another ordinary lab, whose node has the same mounts as this one's.
+    pub fn beside(&self) -> Result<Self> {
+        Self::around(self.node.beside()?, Wire::Ethernet, 1500)
+    }
+
     fn around(node: Node, wire: Wire, mtu: u32) -> Result<Self> {
         let world = World::beyond(&node, wire, mtu)?;
         Ok(Self {

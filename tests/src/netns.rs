@@ -35,6 +35,9 @@ const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug)]
 pub struct Netns {
     name: String,
+    /// Where the files of its siblings are.
+    folder: PathBuf,
+    path: PathBuf,
     net: Arc<OwnedFd>,
     mounts: Arc<OwnedFd>,
 }
@@ -71,6 +74,8 @@ impl Netns {
         .unwrap_or_else(|panic| resume_unwind(panic))?;
         let netns = Self {
             name: name.to_owned(),
+            folder: PathBuf::from(FOLDER),
+            path: Path::new(FOLDER).join(name),
             net: Arc::new(net),
             mounts: Arc::new(mounts),
         };
@@ -80,8 +85,8 @@ impl Netns {
 
     /// Another network namespace on the same node, with a file at [`Self::path`].
     pub fn sibling(&self, name: &str) -> Result<Self> {
+        let path = self.folder.join(name);
         let net = self.run(|| {
-            let path = Path::new(FOLDER).join(name);
             File::create_new(&path).with_context(|| format!("make {}", path.display()))?;
             unshare(CloneFlags::CLONE_NEWNET).context("make a network namespace")?;
             let none: Option<&str> = None;
@@ -97,11 +102,22 @@ impl Netns {
         })?;
         let netns = Self {
             name: name.to_owned(),
+            folder: self.folder.clone(),
+            path,
             net: Arc::new(net),
             mounts: Arc::clone(&self.mounts),
         };
         netns.prepare()?;
         Ok(netns)
+    }
+
+    /// Another network namespace with the same mounts, whose siblings may have the names that ours have.
+    pub fn beside(&self, name: &str) -> Result<Self> {
+        let folder = self.folder.join(format!("beside-{name}"));
+        self.run(|| fs::create_dir(&folder))
+            .with_context(|| format!("make {}", folder.display()))?;
+        let netns = self.sibling(name)?;
+        Ok(Self { folder, ..netns })
     }
 
     /// The name it was made with.
@@ -113,7 +129,7 @@ impl Netns {
     /// Its file, valid in the mount namespace of the node.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        Path::new(FOLDER).join(&self.name)
+        self.path.clone()
     }
 
     /// Removes its file, so that the path leads nowhere: what a runtime sees after a container died.

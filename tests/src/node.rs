@@ -36,13 +36,23 @@ impl Node {
     /// A node with nothing but loopback, for tests about what is loaded and when.
     pub fn unloaded() -> Result<Self> {
         let netns = Netns::isolated("node")?;
-        let data_dir = PathBuf::from("/run/cni/networks");
+        Self::of(netns, "/sys/fs/bpf/underpass", "/run/cni/networks")
+    }
+
+    /// Another node with the same mounts: nothing but its folders tells it apart.
+    pub fn beside(&self) -> Result<Self> {
+        let netns = self.netns.beside("other")?;
+        Self::of(netns, "/sys/fs/bpf/other", "/run/cni/other")
+    }
+
+    fn of(netns: Netns, bpf_root: &str, data_dir: &str) -> Result<Self> {
+        let data_dir = PathBuf::from(data_dir);
         netns
             .run(|| fs::create_dir_all(&data_dir))
             .context("make the folder of leases")?;
         Ok(Self {
             netns,
-            bpf_root: PathBuf::from("/sys/fs/bpf/underpass"),
+            bpf_root: PathBuf::from(bpf_root),
             data_dir,
         })
     }

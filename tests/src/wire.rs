@@ -90,7 +90,7 @@ fn cable(ends: [&Netns; 2], [here, there]: [&str; 2], mtu: u32) -> Result<()> {
     node.ip(&[
         format!(
             "link add {here} mtu {mtu} type veth peer name {there} mtu {mtu} netns {}",
-            world.name()
+            world.path().display()
         ),
         format!("link set {here} up"),
     ])?;
