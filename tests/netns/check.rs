@@ -49,6 +49,23 @@ const TAMPERS: &[(&str, &str, Tamper)] = &[
             )])
         },
     ),
+    (
+        "container's lost neighbour",
+        "the container has no permanent neighbour {gateway} at ",
+        |_, pod, family| {
+            let gateway = family.pod_gateway();
+            pod.netns()
+                .ip(&[format!("neighbour del {gateway} dev eth0")])
+        },
+    ),
+    (
+        "way to the gateway",
+        "the container does not find its gateway {gateway} on eth0",
+        |_, pod, family| {
+            let gateway = family.pod_gateway();
+            pod.netns().ip(&[format!("route del {gateway} dev eth0")])
+        },
+    ),
     ("link", "eth0 is down", |_, pod, _| {
         pod.netns().ip(&["link set eth0 down".to_owned()])
     }),
