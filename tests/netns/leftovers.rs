@@ -16,7 +16,10 @@ use underpass_tests::{
 
 /// A node on which everything that is loaded once is loaded.
 fn warm() -> Result<(Lab, Traces)> {
-    let lab = Lab::new()?;
+    warmed(Lab::new()?)
+}
+
+fn warmed(lab: Lab) -> Result<(Lab, Traces)> {
     lab.pod("first")?.del()?;
     let traces = Traces::of(&lab.node)?;
     ensure!(traces.leases.is_empty(), "{traces:#?}");
@@ -133,7 +136,7 @@ fn a_kill_in_the_middle_of_an_add() -> Result<()> {
 #[test]
 fn a_kill_in_the_middle_of_the_first_load() -> Result<()> {
     needs_root!();
-    let (_, clean) = warm()?;
+    let (_, clean) = warmed(Lab::unloaded()?)?;
     for delay in [3, 10, 20, 40, 80] {
         let lab = Lab::unloaded()?;
         let netns = lab.node.netns().sibling("a")?;
