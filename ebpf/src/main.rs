@@ -38,7 +38,7 @@ use underpass_ebpf::{
     packet::Load as _,
 };
 
-use crate::{call::Call, skb::Skb, verdict::PASS, xdp::Frame};
+use crate::{skb::Skb, verdict::PASS, xdp::Frame};
 
 mod call;
 mod hook {

@@ -5,7 +5,7 @@
 //! kept where it is free, because applications notice when it is not.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_NOEXIST, bpf_sock},
+    bindings::{__sk_buff, BPF_NOEXIST},
     helpers::generated::{
         bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp,
     },
