@@ -95,6 +95,9 @@ pub trait Ip: Copy + 'static {
     /// Source and destination.
     fn addresses(header: &Self::Header) -> (Self::Addr, Self::Addr);
 
+    /// What the protocol of a datagram adds to what its pieces are known by, see [`FragmentKey::protocol`].
+    fn protocol_of_pieces(protocol: u8) -> u32;
+
     /// TTL, or hop limit.
     fn ttl(header: &Self::Header) -> u8;
 
@@ -164,11 +167,7 @@ impl<I: Ip> Head<I> {
             src: self.tuple.src,
             dst: self.tuple.dst,
             identification: self.identification,
-            protocol: if I::PSEUDO == Covers::Pseudo6 {
-                0
-            } else {
-                u32::from(self.tuple.protocol)
-            },
+            protocol: I::protocol_of_pieces(self.tuple.protocol),
         }
     }
 

@@ -12,6 +12,9 @@ pub const PASS: i32 = -1;
 /// What a stage returns that leaves the packet to the next one; no return code of tc.
 pub const NEXT: i32 = -2;
 
+/// What a stage returns for an ICMP error, which is another stage's; no return code of tc.
+pub const ERROR: i32 = -4;
+
 /// What a stage returns for a packet of a flow that needs both its ends translated, see
 /// [`twice`](crate::stage::twice); no return code of tc.
 pub const CROWDED: i32 = -7;

@@ -7,7 +7,7 @@
 use sha2::{Digest as _, Sha256};
 use underpass_abi::endpoint::Owner;
 
-use crate::netlink::link::Mac;
+use crate::netlink::link::{Link, Mac};
 
 /// Longest text that the kernel takes as an alias of a device, in bytes.
 const ALIAS_MAX: usize = 255;
@@ -113,6 +113,11 @@ impl Identity {
 }
 
 impl Alias {
+    /// The alias of a device; `None` if the device is not ours.
+    pub(crate) fn of(link: &Link) -> Option<Self> {
+        Self::parse(link.alias.as_deref()?)
+    }
+
     /// Reads the alias of a device; `None` if the device is not ours.
     pub(crate) fn parse(alias: &str) -> Option<Self> {
         let mut parts = alias.strip_prefix(ALIAS_PREFIX)?.split(':');

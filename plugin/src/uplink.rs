@@ -141,7 +141,7 @@ impl Surroundings<'_> {
 
 /// Whether a device is neither the loopback device nor an end of ours.
 pub(crate) fn is_foreign(link: &Link) -> bool {
-    let ours = link.alias.as_deref().and_then(Alias::parse).is_some();
+    let ours = Alias::of(link).is_some();
     !link.loopback && !ours
 }
 

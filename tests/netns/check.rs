@@ -122,7 +122,7 @@ const TAMPERS: &[(&str, &str, Tamper)] = &[
         |lab, pod, _| {
             let mut devices: HashMap<_, u32, Device> =
                 Map::HashMap(open(&lab.node, map::DEVICES)?).try_into()?;
-            Ok(devices.remove(&ifindex(lab, pod)?)?)
+            Ok(devices.remove(&lab.node.netns().ifindex(pod.host_veth())?)?)
         },
     ),
     (
@@ -131,7 +131,7 @@ const TAMPERS: &[(&str, &str, Tamper)] = &[
         |lab, pod, _| {
             let mut owners: HashMap<_, Owner, Attachment> =
                 Map::HashMap(open(&lab.node, map::OWNERS)?).try_into()?;
-            let index = ifindex(lab, pod)?;
+            let index = lab.node.netns().ifindex(pod.host_veth())?;
             let owner = owners
                 .iter()
                 .filter_map(Result::ok)
@@ -166,17 +166,6 @@ fn without_filter(lab: &Lab, pod: &Pod, direction: &str) -> Result<()> {
     delete.args(["filter", "del", "dev", pod.host_veth(), direction]);
     lab.node.netns().expect(&mut delete, &[])?;
     Ok(())
-}
-
-fn ifindex(lab: &Lab, pod: &Pod) -> Result<u32> {
-    let links = lab
-        .node
-        .netns()
-        .ip_json(&["link", "show", "dev", pod.host_veth()])?;
-    let index = links[0]["ifindex"]
-        .as_u64()
-        .context("a device has a number")?;
-    Ok(u32::try_from(index)?)
 }
 
 #[rstest]

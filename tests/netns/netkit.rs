@@ -203,15 +203,11 @@ fn check_and_status_notice_a_program_that_is_gone() -> Result<()> {
     pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
     let status = Call::new("STATUS").conf(&conf(&lab, "netkit"));
     status.run(&lab.node)?.silence()?;
-    let links = lab
-        .node
-        .netns()
-        .ip_json(&["link", "show", "dev", pod.host_veth()])?;
-    let index = links[0]["ifindex"].as_u64().context("no number")?;
+    let index = lab.node.netns().ifindex(pod.host_veth())?;
     let program = pins(&lab.node).join("programs/from_pod");
     lab.node
         .netns()
-        .run(|| detach_from_netkit(u32::try_from(index)?, &program))?;
+        .run(|| detach_from_netkit(index, &program))?;
     let words = format!(
         "program from_pod is not attached to the peer of {}",
         pod.host_veth()

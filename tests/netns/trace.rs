@@ -42,7 +42,7 @@ fn flows_are_logged_and_single_drops_are_not(#[values(V4, V6)] family: Family) -
         "learned protocol 17 ",
         &format!("port {} ", SOURCE + 1),
         &format!("port {PORT} "),
-        &format!("at device {}", ifindex(&lab, &b)?),
+        &format!("at device {}", lab.node.netns().ifindex(b.host_veth())?),
     ])?;
 
     let meter = Meter::start(&lab.node)?;
@@ -62,15 +62,6 @@ fn flows_are_logged_and_single_drops_are_not(#[values(V4, V6)] family: Family) -
         ensure!(line.starts_with("DEBUG "), "{lines:#?}");
     }
     Ok(())
-}
-
-fn ifindex(lab: &Lab, pod: &Pod) -> Result<u32> {
-    let links = lab
-        .node
-        .netns()
-        .ip_json(&["link", "show", "dev", pod.host_veth()])?;
-    let index = links[0]["ifindex"].as_u64();
-    Ok(u32::try_from(index.context("a device has a number")?)?)
 }
 
 #[rstest]

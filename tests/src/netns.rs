@@ -168,17 +168,10 @@ impl Netns {
     pub fn output(&self, command: &mut Command, stdin: &[u8]) -> Result<Output> {
         let text = format!("{command:?}");
         self.run(|| {
-            command
+            die_together(command)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
-            // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
-            unsafe {
-                command.pre_exec(|| {
-                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                    Ok(())
-                });
-            }
             let mut child = command.spawn().with_context(|| format!("run {text}"))?;
             let id = Pid::from_raw(child.id().cast_signed());
             // A command that does not read its input closes the pipe: its exit status says what happened.
@@ -265,6 +258,12 @@ impl Netns {
         frame::mac(links[0]["address"].as_str().unwrap_or_default())
     }
 
+    /// The number of a device.
+    pub fn ifindex(&self, device: &str) -> Result<u32> {
+        self.run(|| nix::net::if_::if_nametoindex(device))
+            .with_context(|| format!("find the device {device} in {}", self.name))
+    }
+
     /// Sets `/proc/sys/<key>` of this namespace; `key` uses slashes.
     pub fn set_sysctl(&self, key: &str, value: &str) -> Result<()> {
         self.run(|| fs::write(Path::new("/proc/sys").join(key), value))
@@ -292,4 +291,15 @@ fn own(kind: &str) -> Result<OwnedFd> {
     Ok(File::open(&path)
         .with_context(|| format!("open {path}"))?
         .into())
+}
+
+/// Has the process of a command killed when the thread that starts it dies.
+pub(crate) fn die_together(command: &mut Command) -> &mut Command {
+    // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        })
+    }
 }

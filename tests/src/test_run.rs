@@ -46,17 +46,14 @@ impl<'a> Bench<'a> {
 
     /// Opens any pin of a program in the node's own mounts.
     pub fn of(node: &'a Node, path: &Path, device: &str) -> Result<Self> {
-        let (program, ifindex) = node.netns().run(|| {
-            let program = SchedClassifier::from_pin(path)
-                .with_context(|| format!("open the pinned program {}", path.display()))?;
-            let ifindex = nix::net::if_::if_nametoindex(device)
-                .with_context(|| format!("find the device {device}"))?;
-            anyhow::Ok((program, ifindex))
-        })?;
+        let program = node
+            .netns()
+            .run(|| SchedClassifier::from_pin(path))
+            .with_context(|| format!("open the pinned program {}", path.display()))?;
         Ok(Self {
             node,
             program,
-            ifindex,
+            ifindex: node.netns().ifindex(device)?,
         })
     }
 

@@ -2,7 +2,6 @@
 
 use std::{
     io::{BufRead as _, BufReader, Read as _},
-    os::unix::process::CommandExt as _,
     process::{Command, ExitStatus, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -20,7 +19,7 @@ use nix::{
 };
 use underpass_abi::{map, node::State};
 
-use crate::{Node, counter::open, node::plugin, patience, traffic::PATIENCE};
+use crate::{Node, counter::open, netns::die_together, node::plugin, patience, traffic::PATIENCE};
 
 /// How the command ended, and what it said on standard error.
 type End = Result<(ExitStatus, String)>;
@@ -101,17 +100,10 @@ impl Drop for Trace {
 
 /// Runs the command to its end.
 fn collect(mut command: Command, started: &Sender<Pid>, lines: &Mutex<Vec<String>>) -> End {
-    command
+    die_together(&mut command)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            Ok(())
-        });
-    }
     let mut child = command.spawn().context("run underpass trace")?;
     let output = child.stdout.take().context("a pipe")?;
     let mut errors = child.stderr.take().context("a pipe")?;

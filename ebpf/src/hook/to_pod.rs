@@ -2,7 +2,6 @@
 //! learned for its tuple is forgotten.
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::flow::rewrite;
 use underpass_ebpf::l4::Kind;
 
 use crate::{
@@ -10,12 +9,9 @@ use crate::{
     call::Call,
     maps::Work,
     skb::Skb,
-    stage::{flow, learn, parse::PARSED, translate, twice},
-    verdict::{PASS, code},
+    stage::{flow, learn, parse::PARSED, port, translate, twice},
+    verdict::{ERROR, PASS, code},
 };
-
-/// What [`deliver`] returns for an ICMP error; no return code of tc.
-const ERROR: i32 = -4;
 
 /// IPv4 and IPv6.
 #[inline(always)]
@@ -62,7 +58,7 @@ pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
 pub fn arrive<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if I::copy_live() == flow::PRESENT
         && I::work().is_some_and(|work| {
-            work.half.rewrite & FROM_PORT == FROM_PORT
+            work.half.rewrite & port::FROM_PORT == port::FROM_PORT
                 && twice::is_answer(work.half.rewrite, work.state)
         })
     {
@@ -73,6 +69,3 @@ pub fn arrive<I: Call>(ctx: *mut __sk_buff) -> i32 {
     }
     PASS
 }
-
-/// To a pod, from a host port that another pod serves.
-const FROM_PORT: u8 = rewrite::EARLY | rewrite::SRC;

@@ -21,11 +21,9 @@ use crate::{
         parse::PARSED,
         translate, twice,
     },
-    verdict::{NEXT, PASS, Step, Verdict, code},
+    verdict::{ERROR, NEXT, PASS, Step, Verdict, code},
 };
 
-/// What [`known`] returns for an ICMP error; no return code of tc.
-const ERROR: i32 = -4;
 /// What [`known`] returns for a packet of no flow that is known; no return code of tc.
 const UNKNOWN: i32 = -5;
 

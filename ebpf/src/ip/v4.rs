@@ -58,6 +58,11 @@ impl Ip for V4 {
     }
 
     #[inline(always)]
+    fn protocol_of_pieces(protocol: u8) -> u32 {
+        u32::from(protocol)
+    }
+
+    #[inline(always)]
     fn ttl(header: &Header4) -> u8 {
         header[2].to_ne_bytes()[0]
     }

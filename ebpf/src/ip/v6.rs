@@ -55,6 +55,11 @@ impl Ip for V6 {
     }
 
     #[inline(always)]
+    fn protocol_of_pieces(_: u8) -> u32 {
+        0
+    }
+
+    #[inline(always)]
     fn ttl(header: &Header6) -> u8 {
         header[0].to_ne_bytes()[7]
     }

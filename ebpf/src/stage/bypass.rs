@@ -24,7 +24,7 @@ use crate::{
     maps::{Net, count, device, stamp},
     memory::mac_words,
     skb::Skb,
-    verdict::{NEXT, Verdict, code},
+    verdict::{NEXT, Step, Verdict, code},
 };
 
 /// Where a packet comes from.
@@ -134,14 +134,17 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
     }))
 }
 
-/// Into the pod behind a host device, from the hook where the packet is.
+/// Into the pod that the half leads to, from the hook where the packet is.
 #[inline(always)]
-pub fn into_pod(skb: &mut Skb, ifindex: u32) -> Verdict {
-    if device(skb.ifindex()).is_some_and(|here| here.flags & flags::NETKIT != 0) {
-        skb.redirect(ifindex)
+pub fn deliver<A>(skb: &mut Skb, half: &Half<A>) -> Step<Verdict> {
+    skb.store(0, &half.eth)
+        .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
+    let is_sent = device(skb.ifindex()).is_some_and(|here| here.flags & flags::NETKIT != 0);
+    Ok(if is_sent {
+        skb.redirect(half.out_ifindex)
     } else {
-        skb.redirect_peer(ifindex)
-    }
+        skb.redirect_peer(half.out_ifindex)
+    })
 }
 
 /// Whether nothing about the packet calls for the stack.

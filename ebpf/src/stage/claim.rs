@@ -14,7 +14,6 @@ use underpass_abi::{
     counter::Counter,
     flow::{Flow, protocol},
 };
-use underpass_ebpf::ip::Ip;
 
 use super::{
     entries::{Opener, Request, write_outer},
@@ -82,15 +81,15 @@ pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
     result
 }
 
-/// Whether the source port is tried as it is.
+/// Whether the source port is tried as it is: not if it is a host port.
 ///
-/// Not for a client that comes to have an address of the host: its ephemeral port is as likely as
+/// Nor for a client that comes to have an address of the host: its ephemeral port is as likely as
 /// any other to be that of a later connection of the host itself, straight to the container.
 #[inline(always)]
-fn may_keep<I: Ip>(request: &Request<I>) -> bool {
-    request.opener != Opener::Client
-        || u32::from(u16::from_be(request.inner.sport))
-            < constant!(port_first) + constant!(port_count)
+fn may_keep<I: Net>(request: &Request<I>) -> bool {
+    let is_low = u32::from(u16::from_be(request.inner.sport))
+        < constant!(port_first) + constant!(port_count);
+    (is_low || request.opener != Opener::Client) && !port::is_mapped::<I>(&request.outer)
 }
 
 #[inline(always)]
@@ -212,23 +211,21 @@ pub fn insert<I: Net>() -> u32 {
     CLAIMED
 }
 
-/// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`]: a
-/// connection, or a listener that one may yet be made to; or a host port.
-///
-/// Of a flow to a host port ([`Opener::Other`]) a UDP socket counts only if it is connected, to the
-/// sender: one that serves the same port steps back, as it does where netfilter translates.
+/// What [`host_uses`] found: a UDP socket that is connected to nobody. It keeps its port for itself,
+/// but where the port is mapped it steps back, as it does where netfilter translates.
+pub const SERVED: u32 = 2;
+
+/// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`], a
+/// connection or a listener that one may yet be made to: [`FREE`], [`USED`] or [`SERVED`].
 #[inline(always)]
 pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work {
-        request: Request { outer, opener, .. },
+        request: Request { outer, .. },
         ..
     }) = I::work()
     else {
         return USED;
     };
-    if *opener != Opener::Other && port::is_mapped::<I>(outer) {
-        return USED;
-    }
     if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
         return FREE;
     }
@@ -268,9 +265,5 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
     let is_connected = unsafe { (*socket).state } == BPF_TCP_ESTABLISHED;
     // SAFETY: as above.
     unsafe { bpf_sk_release(socket.cast()) };
-    if is_connected || *opener != Opener::Other {
-        USED
-    } else {
-        FREE
-    }
+    if is_connected { USED } else { SERVED }
 }

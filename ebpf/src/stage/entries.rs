@@ -11,7 +11,7 @@ use underpass_ebpf::ip::Ip;
 
 use super::{
     claim::{CLAIMED, NO_ROOM},
-    flow::{find, half, is_alive, outgoing, prolong, remove_one, set_outgoing},
+    flow::{find, half, is_alive, leaves_as, outgoing, prolong, remove_one, set_outgoing},
     learn::{enter, leave_to_pod, leave_to_wire},
     twice,
 };
@@ -122,16 +122,6 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
     out.action = request.out;
 }
 
-/// Whether packets of this half leave with that tuple, whose protocol is theirs.
-#[inline(always)]
-fn leaves_as<I: Net>(half: &Half<I::Addr>, tuple: &Tuple<I::Addr>) -> bool {
-    half.rewrite & rewrite::SRC != 0
-        && half.src == tuple.src
-        && half.dst == tuple.dst
-        && half.sport == tuple.sport
-        && half.dport == tuple.dport
-}
-
 /// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If
 /// another CPU was faster with the same flow, its choice stands and ours is given back.
 #[inline(always)]
@@ -178,6 +168,7 @@ pub fn commit<I: Net>() -> u32 {
     let winner = find::<I>(key).map(|(flow, _)| half(flow, end));
     if let Some(winner) = &winner
         && request.opener == Opener::Other
+        && winner.rewrite & rewrite::SRC != 0
         && leaves_as::<I>(winner, &request.outer)
     {
         // The same flow, of which the outer entry was evicted: it is there again.

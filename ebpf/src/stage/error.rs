@@ -7,7 +7,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::LOOPBACK,
-    flow::{Tuple, action, rewrite},
+    flow::{Flow, Tuple, action, rewrite},
 };
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
@@ -16,12 +16,13 @@ use super::{
     flow::{self, find, half},
     masquerade,
     parse::PARSED,
+    port,
     twice::{self, TWICE},
 };
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Net, Work, device, endpoint, stamp},
+    maps::{Net, Place, Work, device, endpoint, stamp},
     skb::Skb,
     verdict::{NEXT, Step, Verdict, code},
 };
@@ -45,12 +46,7 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     else {
         return Ok(Verdict::Stack);
     };
-    if !is_quoted || inner.kind != Kind::Flow {
-        return Ok(Verdict::Stack);
-    }
-    // The error travels against the packet that it quotes.
-    partner_place.set(&inner.tuple.reversed());
-    let Some((flow, _)) = find::<I>(&partner_place.key) else {
+    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(Verdict::Stack);
     };
     let is_fresh = flow.halves.iter().any(|half| is_recent(half.stamp));
@@ -66,9 +62,7 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     if half.action != action::PEER || !is_fresh || head.l3 != ETHERNET {
         return Ok(Verdict::Stack);
     }
-    skb.store(0, &half.eth)
-        .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
-    Ok(skb.redirect_peer(half.out_ifindex))
+    bypass::deliver(skb, half)
 }
 
 /// Whether a direction had a packet since the last change on the node, and not long ago.
@@ -88,7 +82,6 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
 
 #[inline(always)]
 fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    const FROM_PORT: u8 = rewrite::EARLY | rewrite::SRC;
     let Some(Work {
         head,
         inner,
@@ -99,24 +92,15 @@ fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     else {
         return Ok(Verdict::Stack);
     };
-    if !is_quoted || inner.kind != Kind::Flow {
-        return Ok(Verdict::Stack);
-    }
-    partner_place.set(&inner.tuple.reversed());
-    let Some((flow, _)) = find::<I>(&partner_place.key) else {
+    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(Verdict::Stack);
     };
     let half = half(flow, partner_place.end);
-    if half.rewrite != FROM_PORT {
+    if half.rewrite != port::FROM_PORT {
         return Ok(Verdict::Stack);
     }
     *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
-    let src = if head.tuple.src == inner.tuple.dst {
-        quote.dst
-    } else {
-        head.tuple.src
-    };
-    let dst = head.tuple.dst;
+    let (src, dst) = (source(head, inner, quote), head.tuple.dst);
     rewrite(skb, head, inner, quote, src, dst)
 }
 
@@ -151,11 +135,7 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     } else {
         Verdict::Stack
     };
-    if !is_quoted || inner.kind != Kind::Flow {
-        return Ok(refused);
-    }
-    partner_place.set(&inner.tuple.reversed());
-    let Some((flow, _)) = find::<I>(&partner_place.key) else {
+    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(refused);
     };
     let half = half(flow, partner_place.end);
@@ -195,11 +175,7 @@ fn backward<I: Call>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         partner_place,
         ..
     } = I::work().ok_or(unknown)?;
-    if !is_quoted || inner.kind != Kind::Flow {
-        return Err(unknown);
-    }
-    partner_place.set(&inner.tuple.reversed());
-    let (flow, _) = find::<I>(&partner_place.key).ok_or(unknown)?;
+    let flow = subject::<I>(inner, partner_place, is_quoted).ok_or(unknown)?;
     let half = half(flow, partner_place.end);
     if half.rewrite & TWICE != TWICE || !flow::is_owned::<I>(half, inner.tuple.dst) {
         return Err(unknown);
@@ -216,19 +192,39 @@ fn backward<I: Call>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         }
     }
     *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
-    let src = if head.tuple.src == inner.tuple.dst {
-        quote.dst
-    } else {
-        head.tuple.src
-    };
-    let dst = quote.src;
+    let (src, dst) = (source(head, inner, quote), quote.src);
     rewrite(skb, head, inner, quote, src, dst)?;
     if is_finishing {
         return Ok(Verdict::Stack);
     }
-    skb.store(0, &half.eth)
-        .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
-    Ok(bypass::into_pod(skb, half.out_ifindex))
+    bypass::deliver(skb, half)
+}
+
+/// The flow of the packet that an error quotes; [`Place::end`] sends what goes the other way, as the
+/// error does.
+#[inline(always)]
+fn subject<I: Net>(
+    inner: &Head<I>,
+    place: &mut Place<I>,
+    is_quoted: bool,
+) -> Option<&'static mut Flow<I::Addr>> {
+    if !is_quoted || inner.kind != Kind::Flow {
+        return None;
+    }
+    place.set(&inner.tuple.reversed());
+    let (flow, _) = find::<I>(&place.key)?;
+    Some(flow)
+}
+
+/// Who an error comes from: where the quoted packet was for the sender itself, that has another
+/// address in the new quote. A router keeps its own.
+#[inline(always)]
+fn source<I: Net>(head: &Head<I>, inner: &Head<I>, quote: &Tuple<I::Addr>) -> I::Addr {
+    if head.tuple.src == inner.tuple.dst {
+        quote.dst
+    } else {
+        head.tuple.src
+    }
 }
 
 #[inline(always)]

@@ -58,6 +58,15 @@ pub fn outgoing<I: Net>(half: &Half<I::Addr>, protocol: u8) -> Tuple<I::Addr> {
     Tuple::new(protocol, half.src, half.sport, half.dst, half.dport)
 }
 
+/// Whether packets of this half leave with that tuple, whose protocol is theirs.
+#[inline(always)]
+pub fn leaves_as<I: Net>(half: &Half<I::Addr>, tuple: &Tuple<I::Addr>) -> bool {
+    half.src == tuple.src
+        && half.dst == tuple.dst
+        && half.sport == tuple.sport
+        && half.dport == tuple.dport
+}
+
 /// Makes packets of this half leave with `tuple`.
 #[inline(always)]
 pub fn set_outgoing<I: Net>(half: &mut Half<I::Addr>, tuple: &Tuple<I::Addr>) {
@@ -221,12 +230,13 @@ pub fn note<I: Net>() -> u32 {
     let Some((other, other_table)) = find::<I>(&partner_place.key) else {
         return ABSENT;
     };
-    // Not the packet's own tuple: on its way to a process of the host it has another for a while.
-    let sent = match end {
-        End::A => key.0,
-        End::B => key.0.reversed(),
+    // Of the packet's key, not of its own tuple: on its way to a process of the host it has another for a
+    // while.
+    let answer = match end {
+        End::A => key.0.reversed(),
+        End::B => key.0,
     };
-    if !leads_to::<I>(self::half(other, partner_place.end.other()), &sent) {
+    if !leaves_as::<I>(self::half(other, partner_place.end.other()), &answer) {
         // It was evicted, and somebody else has the tuple now.
         remove_one::<I>(key);
         return PRESENT;
@@ -241,15 +251,6 @@ pub fn note<I: Net>() -> u32 {
     settle_in::<I>(key, flow, table);
     settle_in::<I>(&partner_place.key, other, other_table);
     PRESENT
-}
-
-/// Whether packets of this half, which are answers, leave to where `tuple` comes from.
-#[inline(always)]
-fn leads_to<I: Net>(half: &Half<I::Addr>, tuple: &Tuple<I::Addr>) -> bool {
-    half.dst == tuple.src
-        && half.dport == tuple.sport
-        && half.src == tuple.dst
-        && half.sport == tuple.dport
 }
 
 /// Whether either entry of a translated flow heard both ends.

@@ -10,6 +10,7 @@ use underpass_abi::{
     addr::{Addr, Family as _},
     counter::Counter,
     endpoint::{Device, device as flags},
+    flow::FragmentKey,
 };
 use underpass_ebpf::{ip::Piece, l4::Kind};
 
@@ -174,12 +175,17 @@ pub fn release<I: Net>(ctx: *mut __sk_buff, way: u32) -> i32 {
 
 #[inline(always)]
 fn key<I: Net>(ctx: *mut __sk_buff) -> Option<HeldKey> {
-    let Work { head, .. } = I::work()?;
+    let FragmentKey {
+        src,
+        dst,
+        identification,
+        protocol,
+    } = I::work()?.head.fragment_key();
     Some(HeldKey {
-        src: head.tuple.src.wide(),
-        dst: head.tuple.dst.wide(),
-        identification: head.identification,
-        protocol: head.fragment_key().protocol,
+        src: src.wide(),
+        dst: dst.wide(),
+        identification,
+        protocol,
         ifindex: Skb::new(ctx).ifindex(),
         turn: 0,
     })

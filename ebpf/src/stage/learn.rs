@@ -70,9 +70,8 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
     if endpoint(tuple.dst.wide()).is_none_or(|endpoint| endpoint.ifindex != to_ifindex) {
         return IGNORED;
     }
-    let is_queued = from.flags & flags::NETKIT | to.flags & flags::SHAPED != 0;
     let bypass = to.flags & flags::BYPASS != 0
-        && (!is_queued || to.flags & flags::CHECK_MAC != 0)
+        && is_reachable(queue(from.flags, to), to)
         && !is_dhcp(tuple.protocol, tuple.dport)
         && if from_pod {
             from.flags & flags::BYPASS != 0
@@ -214,21 +213,31 @@ pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
     memory::copy(source, &pod.mac);
     half.mtu = pod.mtu;
     shape(half, pod);
-    half.stamp = if is_reachable(half, pod) { stamp() } else { 0 };
+    half.stamp = if is_reachable(half.queue, pod) {
+        stamp()
+    } else {
+        0
+    };
 }
 
 /// Whether the bypass can reach a pod: what its host device sends is for the MAC that the pod had at
 /// first, which it may have changed where that is not checked. (What is put past the device arrives
 /// whatever its MAC.)
 #[inline(always)]
-pub fn is_reachable<A>(half: &Half<A>, pod: &Device) -> bool {
-    half.queue == 0 || pod.flags & flags::CHECK_MAC != 0
+pub fn is_reachable(queue: u32, pod: &Device) -> bool {
+    queue == 0 || pod.flags & flags::CHECK_MAC != 0
+}
+
+/// [`Half::queue`] of packets to a pod from a device with these flags.
+#[inline(always)]
+fn queue(from: u32, pod: &Device) -> u32 {
+    from & flags::NETKIT | pod.flags & flags::SHAPED
 }
 
 /// Has packets to a pod pass the queue of its host device, if that shapes them.
 #[inline(always)]
 pub fn shape<A>(half: &mut Half<A>, pod: &Device) {
-    half.queue = half.queue & flags::NETKIT | pod.flags & flags::SHAPED;
+    half.queue = queue(half.queue, pod);
 }
 
 /// The uplink that packets of this half go to. The next packet asks for the next hop and the MTU.

@@ -36,18 +36,13 @@ pub enum Way {
 /// the table when this returns, and the tuple to leave with is in [`Work::partner`].
 #[inline(always)]
 pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
-    let Work { request, route, .. } = I::work().ok_or(Verdict::Stack)?;
-    // The bypass has just asked for the route. Where the stack chose another uplink than the
-    // routing table says, that one's address counts.
-    let is_routed = way == Way::Bypass
-        || constant!(features) & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
     // The host's own flow has its address already.
-    let addr = (owner == 0)
-        .then_some(head.tuple.src)
-        .or_else(|| device(owner).and_then(I::masquerade_address))
-        .or_else(|| route.source.filter(|_| is_routed))
-        .or_else(|| device(uplink).and_then(I::masquerade_address))
-        .ok_or(Verdict::Drop(Counter::DropNoAddress))?;
+    let addr = if owner == 0 {
+        head.tuple.src
+    } else {
+        address::<I>(skb, owner, uplink, way)?
+    };
+    let Work { request, .. } = I::work().ok_or(Verdict::Stack)?;
     if owner != 0 && charge(owner) == FULL {
         return Err(Verdict::Drop(Counter::DropFlowQuota));
     }
@@ -83,6 +78,21 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
         NO_PORT => Err(Verdict::Drop(Counter::DropNoPort)),
         _ => Err(Verdict::Drop(Counter::DropMapFull)),
     }
+}
+
+/// The address for a pod's flows by an uplink: the network's, else that of the route, else the uplink's.
+#[inline(always)]
+fn address<I: Call>(skb: &Skb, owner: u32, uplink: u32, way: Way) -> Step<I::Addr> {
+    let Work { route, .. } = I::work().ok_or(Verdict::Stack)?;
+    // The bypass has just asked for the route. Where the stack chose another uplink than the
+    // routing table says, that one's address counts.
+    let is_routed = way == Way::Bypass
+        || constant!(features) & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
+    device(owner)
+        .and_then(I::masquerade_address)
+        .or_else(|| route.source.filter(|_| is_routed))
+        .or_else(|| device(uplink).and_then(I::masquerade_address))
+        .ok_or(Verdict::Drop(Counter::DropNoAddress))
 }
 
 /// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it

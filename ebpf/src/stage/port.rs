@@ -17,7 +17,7 @@ use underpass_ebpf::{
 };
 
 use super::{
-    claim::{CLAIMED, FREE},
+    claim::{CLAIMED, USED},
     entries::Opener,
     flow::ABSENT,
     masquerade::may_open,
@@ -115,6 +115,9 @@ pub fn aim<I: Net>(at: u32) -> u32 {
     at
 }
 
+/// What [`Half::rewrite`] says of packets to a pod, from a host port that another pod serves.
+pub const FROM_PORT: u8 = rewrite::EARLY | rewrite::SRC;
+
 /// Who serves the destination of a packet: the entry of the address itself counts before that of
 /// every address.
 #[inline(always)]
@@ -189,5 +192,5 @@ pub fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
         protocol::TCP => head.tcp_flags & tcp::SYN == 0,
         protocol => protocol == protocol::UDP,
     };
-    may_be && I::host_uses(ctx) != FREE
+    may_be && I::host_uses(ctx) == USED
 }

@@ -65,7 +65,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         }
         half.mtu = pod.mtu;
         learn::shape(half, pod);
-        if !learn::is_reachable(half, pod) {
+        if !learn::is_reachable(half.queue, pod) {
             return STALE;
         }
         let [destination, source] = &mut half.eth;

@@ -14,7 +14,7 @@ use underpass_abi::{
     endpoint::LOOPBACK,
     flow::{Tuple, action, rewrite, state},
 };
-use underpass_ebpf::{ip::Head, l4::Kind, packet::Packet};
+use underpass_ebpf::{ip::Head, l4::Kind};
 
 use super::{
     bypass,
@@ -114,7 +114,6 @@ fn is_for_port<I: Call>(ctx: *mut __sk_buff, client: u32) -> bool {
         port::is_local::<I>(ctx)
     };
     request.outer = head.tuple.reversed();
-    request.opener = Opener::Other;
     is_ours && !port::belongs_to_host::<I>(ctx, head)
 }
 
@@ -207,9 +206,7 @@ fn turn_around<I: Call>(skb: &mut Skb) -> Step<Verdict> {
     let Some(Work { half, .. }) = I::work() else {
         return Ok(Verdict::Stack);
     };
-    skb.store(0, &half.eth)
-        .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
-    Ok(bypass::into_pod(skb, half.out_ifindex))
+    bypass::deliver(skb, half)
 }
 
 /// Towards a process of this host, in two steps: here the destination becomes 127.0.0.1 or `::1`, so

@@ -191,10 +191,10 @@ fn is_of(link: &Link, owner: Owner) -> bool {
     if !link.is_paired() {
         return false;
     }
-    match &link.alias {
-        Some(alias) => Alias::parse(alias).is_some_and(|alias| alias.owner == owner),
-        None => link.name == identity::host_name(owner),
+    if link.alias.is_none() {
+        return link.name == identity::host_name(owner);
     }
+    Alias::of(link).is_some_and(|alias| alias.owner == owner)
 }
 
 fn end(end: &plan::End) -> End<'_> {

@@ -72,7 +72,7 @@ fn collect(
 
     let mut dead: BTreeSet<Owner> = links
         .iter()
-        .filter_map(|link| Alias::parse(link.alias.as_deref()?))
+        .filter_map(Alias::of)
         .filter(|alias| alias.network == network)
         .map(|alias| alias.owner)
         .collect();

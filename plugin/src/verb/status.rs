@@ -54,22 +54,26 @@ fn without_maps(device: &str, pins: &Pins) -> String {
     )
 }
 
+/// Containers of the network that are there although nothing is loaded.
+fn left_behind(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
+    let links = Netlink::open()?.links()?;
+    let left = links
+        .iter()
+        .filter(|link| Alias::of(link).is_some_and(|alias| alias.network == network));
+    Ok(left.map(|link| without_maps(&link.name, pins)).collect())
+}
+
 /// What is wrong with the programs of existing containers; if nothing is loaded, with those of the
 /// network.
 fn existing(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
-    let node = Netlink::open()?;
     // Nothing loaded is how every boot begins: the first ADD does it. But then there are no containers.
     let Some(maps) = del::open(pins)? else {
-        let left = node.links()?.into_iter().filter(|link| {
-            let alias = link.alias.as_deref();
-            let alias = alias.and_then(Alias::parse);
-            alias.is_some_and(|alias| alias.network == network)
-        });
-        return Ok(left.map(|link| without_maps(&link.name, pins)).collect());
+        return left_behind(pins, network);
     };
     if !maps.has_attachments()? {
         return Ok(Vec::new());
     }
+    let node = Netlink::open()?;
     // Uplinks that are new or have changed are the next ADD's business: a network that is not ready
     // for them would never see that ADD.
     let devices: Vec<_> = maps
