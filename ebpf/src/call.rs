@@ -78,7 +78,7 @@ functions! {
     leave_by_wire(uplink: u32) -> u32 = flow::leave_by_wire;
     learn_pod(ctx: *mut __sk_buff, from: u32, to: u32) -> u32 = learn::to_pod;
     learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;
-    route(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::lookup;
+    route(ctx: *mut __sk_buff, in_ifindex: u32, asked: u32) -> u32 = route::lookup;
     is_local(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::is_local;
     host_port(ctx: *mut __sk_buff, client: u32) -> u32 = port::open;
     serve_host(ctx: *mut __sk_buff) -> i32 = from_host::serve;

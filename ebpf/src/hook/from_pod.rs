@@ -224,11 +224,12 @@ fn learn_eagerly<I: Call>(
             Eager::Unknown
         });
     }
-    let uplink = learn::uplink_of::<I>(skb);
+    let is_masqueraded = masquerade::is_wanted::<I>(pod, head.tuple.dst);
+    let uplink = learn::uplink_of::<I>(skb, masquerade::asks::<I>(pod, is_masqueraded));
     if uplink == route::NONE {
         return Ok(Eager::Unknown);
     }
-    if !masquerade::is_wanted::<I>(pod, head.tuple.dst) {
+    if !is_masqueraded {
         I::learn_wire(skb.raw(), skb.ifindex(), uplink);
         return Ok(Eager::Learned);
     }

@@ -19,7 +19,7 @@ use crate::{
         flow, hold, learn,
         masquerade::{self, Way},
         parse::PARSED,
-        translate, twice,
+        route, translate, twice,
     },
     verdict::{ERROR, NEXT, PASS, Step, Verdict, code},
 };
@@ -80,7 +80,9 @@ fn known_of_pod<I: Call>(
     }
     if !is_unchanged(skb, head) {
         I::forget();
-    } else if half.action != action::WIRE && learn::agrees(skb, head, skb.ingress_ifindex(), pod) {
+    } else if half.action != action::WIRE
+        && learn::agrees(skb, head, skb.ingress_ifindex(), pod, route::WAY)
+    {
         I::leave_by_wire(skb.ifindex());
     }
     twice::note::<I>();
@@ -121,11 +123,13 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
     let Some(pod) = device(owner) else {
         return Ok(Verdict::Stack);
     };
+    let is_masqueraded = masquerade::is_wanted::<I>(pod, head.tuple.dst);
+    let asked = masquerade::asks::<I>(pod, is_masqueraded);
     let may_learn = head.kind == Kind::Flow
         && skb.ingress_ifindex() == owner
         && is_unchanged(skb, head)
-        && learn::agrees(skb, head, owner, pod);
-    if !masquerade::is_wanted::<I>(pod, head.tuple.dst) {
+        && learn::agrees(skb, head, owner, pod, asked);
+    if !is_masqueraded {
         if may_learn {
             I::learn_wire(skb.raw(), owner, skb.ifindex());
         }

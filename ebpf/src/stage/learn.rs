@@ -161,7 +161,13 @@ pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u3
 /// Not where the routing table, asked the simple way, gives another answer than the stack gave:
 /// then there is more to the decision (marks, policy) than we could repeat.
 #[inline(always)]
-pub fn agrees<I: Call>(skb: &Skb, head: &Head<I>, pod_ifindex: u32, pod: &Device) -> bool {
+pub fn agrees<I: Call>(
+    skb: &Skb,
+    head: &Head<I>,
+    pod_ifindex: u32,
+    pod: &Device,
+    asked: u32,
+) -> bool {
     if pod.flags & flags::BYPASS == 0
         || head.kind != Kind::Flow
         || !is_ethernet_uplink(skb.ifindex())
@@ -171,14 +177,14 @@ pub fn agrees<I: Call>(skb: &Skb, head: &Head<I>, pod_ifindex: u32, pod: &Device
     let Ok(destination) = skb.load::<[u16; 3]>(0) else {
         return false;
     };
-    I::route(skb.raw(), pod_ifindex) == skb.ifindex()
+    I::route(skb.raw(), pod_ifindex, asked) == skb.ifindex()
         && I::work().is_some_and(|work| same_mac(destination, work.route.eth[0]))
 }
 
 /// The uplink that the routing table gives for a packet that a pod just sent; 0 if there is none.
 #[inline(always)]
-pub fn uplink_of<I: Call>(skb: &Skb) -> u32 {
-    let ifindex = I::route(skb.raw(), skb.ifindex());
+pub fn uplink_of<I: Call>(skb: &Skb, asked: u32) -> u32 {
+    let ifindex = I::route(skb.raw(), skb.ifindex(), asked);
     if is_ethernet_uplink(ifindex) {
         ifindex
     } else {

@@ -15,6 +15,7 @@ use super::{
     entries::Opener,
     quota::FULL,
     record,
+    route::{SOURCE, WAY},
 };
 use crate::{
     call::{Call, charge},
@@ -84,15 +85,27 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
 #[inline(always)]
 fn address<I: Call>(skb: &Skb, owner: u32, uplink: u32, way: Way) -> Step<I::Addr> {
     let Work { route, .. } = I::work().ok_or(Verdict::Stack)?;
+    let fixed = device(owner).and_then(I::masquerade_address);
     // The bypass has just asked for the route. Where the stack chose another uplink than the
     // routing table says, that one's address counts.
     let is_routed = way == Way::Bypass
-        || constant!(features) & feature::FIB_SRC != 0 && I::route(skb.raw(), owner) == uplink;
-    device(owner)
-        .and_then(I::masquerade_address)
+        || fixed.is_none()
+            && constant!(features) & feature::FIB_SRC != 0
+            && I::route(skb.raw(), owner, SOURCE) == uplink;
+    fixed
         .or_else(|| route.source.filter(|_| is_routed))
         .or_else(|| device(uplink).and_then(I::masquerade_address))
         .ok_or(Verdict::Drop(Counter::DropNoAddress))
+}
+
+/// What a new flow of the pod must ask of the routing table, if it is masqueraded or not.
+#[inline(always)]
+pub fn asks<I: Net>(pod: &Device, is_wanted: bool) -> u32 {
+    if is_wanted && I::masquerade_address(pod).is_none() {
+        SOURCE
+    } else {
+        WAY
+    }
 }
 
 /// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it

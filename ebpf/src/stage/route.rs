@@ -82,7 +82,7 @@ fn ask<I: Net>(tuple: &Tuple<I::Addr>, in_ifindex: u32) -> bpf_fib_lookup {
 #[derive(Clone, Copy)]
 pub struct Route<A> {
     /// Address that the kernel would give to a packet of its own on this route; nothing before
-    /// 6.7.
+    /// 6.7, nor where only the [`WAY`] was asked for.
     pub source: Option<A>,
     /// MTU of the route in bytes, path MTU discovery included; of the device before 5.12, which
     /// does not tell.
@@ -94,6 +94,12 @@ pub struct Route<A> {
 /// No route: see [`lookup`].
 pub const NONE: u32 = 0;
 
+/// What [`lookup`] is to find out: all but [`Route::source`].
+pub const WAY: u32 = 0;
+/// What [`lookup`] is to find out: all of it. For IPv6 the kernel compares the addresses of every device of
+/// the node, so this takes the longer the more containers there are.
+pub const SOURCE: u32 = 1;
+
 /// Looks up the route of the packet in [`Work::head`] as if it came in by `in_ifindex`; the device
 /// to leave by, the rest is in [`Work::route`] and [`Work::next_hop`]. [`NONE`] if the kernel does
 /// not forward it, or not simply (blackhole, tunnel, policy).
@@ -102,7 +108,7 @@ pub const NONE: u32 = 0;
 /// are wrong for GSO packets and for devices without Ethernet headers; with it `mtu_result` is
 /// filled since 5.12.
 #[inline(always)]
-pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
+pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32, asked: u32) -> u32 {
     let Some(Work {
         head,
         route,
@@ -113,7 +119,7 @@ pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 {
         return NONE;
     };
     let mut params = ask::<I>(&head.tuple, in_ifindex);
-    let tells_source = constant!(features) & feature::FIB_SRC != 0;
+    let tells_source = asked == SOURCE && constant!(features) & feature::FIB_SRC != 0;
     // A kernel that does not know the flag refuses the whole lookup.
     let flags = if tells_source { BPF_FIB_LOOKUP_SRC } else { 0 };
     // SAFETY: the context is valid, the arguments have the size that is passed.

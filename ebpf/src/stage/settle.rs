@@ -9,6 +9,7 @@ use super::{
     flow::{ABSENT, find, half},
     learn,
     parse::PARSED,
+    route,
 };
 use crate::{
     ETHERNET,
@@ -72,7 +73,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         memory::copy(destination, &pod.peer_mac);
         memory::copy(source, &pod.mac);
     } else if half.action == action::WIRE {
-        let uplink = I::route(ctx, half.in_ifindex);
+        let uplink = I::route(ctx, half.in_ifindex, route::WAY);
         if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
             return STALE;
         }
