@@ -15,6 +15,7 @@ use underpass_tests::{
     Lab, Pod,
     counter::open,
     needs_root,
+    runtime::Conf,
 };
 
 /// Something that goes wrong with an attachment.
@@ -98,16 +99,6 @@ const TAMPERS: &[(&str, &str, Tamper)] = &[
         },
     ),
     (
-        "ingress filter",
-        "program from_pod is not attached to the ingress of {host}",
-        |lab, pod, _| without_filter(lab, pod, "ingress"),
-    ),
-    (
-        "egress filter",
-        "program to_pod is not attached to the egress of {host}",
-        |lab, pod, _| without_filter(lab, pod, "egress"),
-    ),
-    (
         "endpoint",
         "the map ENDPOINTS does not send {ip} to {host}",
         |lab, pod, family| {
@@ -154,6 +145,20 @@ const TAMPERS: &[(&str, &str, Tamper)] = &[
     ),
 ];
 
+/// As [`TAMPERS`], for veths. What takes the place of these filters on a netkit is tampered with in `netkit.rs`.
+const FILTERS: &[(&str, &str, Tamper)] = &[
+    (
+        "ingress filter",
+        "program from_pod is not attached to the ingress of {host}",
+        |lab, pod, _| without_filter(lab, pod, "ingress"),
+    ),
+    (
+        "egress filter",
+        "program to_pod is not attached to the egress of {host}",
+        |lab, pod, _| without_filter(lab, pod, "egress"),
+    ),
+];
+
 fn prefix_len(family: Family) -> u8 {
     match family {
         V4 => 24,
@@ -172,15 +177,27 @@ fn without_filter(lab: &Lab, pod: &Pod, direction: &str) -> Result<()> {
 fn what_was_tampered_with_is_named(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let bystander = lab.pod("bystander")?;
-    for (at, (what, says, tamper)) in TAMPERS.iter().enumerate() {
-        let pod = lab.pod(&format!("pod{at}"))?;
+    notices(&lab, &lab.conf(), TAMPERS, family)
+}
+
+#[test]
+fn a_filter_that_is_gone_is_named() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    notices(&lab, &lab.conf().with("device", "veth"), FILTERS, V4)
+}
+
+/// Containers of the network that are tampered with fail CHECK, one that is not passes.
+fn notices(lab: &Lab, conf: &Conf, tampers: &[(&str, &str, Tamper)], family: Family) -> Result<()> {
+    let bystander = lab.pod_with("bystander", conf)?;
+    for (at, (what, says, tamper)) in tampers.iter().enumerate() {
+        let pod = lab.pod_with(&format!("pod{at}"), conf)?;
         let check = pod.call_with_result("CHECK");
         check
             .run(&lab.node)?
             .silence()
             .with_context(|| format!("CHECK before the {what} is tampered with"))?;
-        tamper(&lab, &pod, family).with_context(|| format!("tamper with the {what}"))?;
+        tamper(lab, &pod, family).with_context(|| format!("tamper with the {what}"))?;
         let error = check
             .run(&lab.node)?
             .error()
