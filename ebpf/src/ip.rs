@@ -69,6 +69,26 @@ pub struct Next {
     pub identification: u32,
 }
 
+impl Next {
+    /// What follows a header without options that has a whole datagram behind it.
+    #[inline(always)]
+    const fn plain(protocol: u8, l4: u32) -> Self {
+        Self {
+            protocol,
+            l4,
+            piece: Piece::Whole,
+            plain: true,
+            identification: 0,
+        }
+    }
+}
+
+const _: () = assert!(has_length_of_header::<V4>() && has_length_of_header::<V6>());
+
+const fn has_length_of_header<I: Ip>() -> bool {
+    size_of::<I::Header>() == I::HEADER_LENGTH as usize
+}
+
 /// One IP family.
 pub trait Ip: Copy + 'static {
     /// Its addresses.

@@ -339,9 +339,7 @@ fn check_says_what_is_missing() -> Result<()> {
         .as_str()
         .context("bridge names its veth second")?;
     for device in [veth, "br0", Node::UPLINK] {
-        let mut tc = std::process::Command::new("tc");
-        tc.args(["filter", "del", "dev", device, "ingress"]);
-        lab.node.netns().expect(&mut tc, &[])?;
+        lab.node.netns().take_filters_off(device, "ingress")?;
         let error = server
             .chain
             .check(&server.netns, &server.result)

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 use underpass_tests::{
     Family::V4,
-    Lab,
+    Lab, Node,
     leak::Traces,
     needs_root,
     runtime::{Call, CniError, Conf},
@@ -125,13 +125,8 @@ fn detached_programs_are_51_and_named() -> Result<()> {
     let lab = Lab::new()?;
     let conf = lab.conf();
     let pod = lab.pod("a")?;
-    let tc = |arguments: &[&str]| {
-        lab.node
-            .netns()
-            .expect(Command::new("tc").args(arguments), &[])
-            .map(drop)
-    };
-    tc(&["filter", "del", "dev", pod.host_veth(), "ingress"])?;
+    let node = lab.node.netns();
+    node.take_filters_off(pod.host_veth(), "ingress")?;
     let error = refused(&lab, &conf)?;
     ensure!(
         error.code == 51 && error.to_string().contains(pod.host_veth()),
@@ -141,13 +136,9 @@ fn detached_programs_are_51_and_named() -> Result<()> {
     Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()?;
     // An uplink that lost all of its filters; the next ADD puts it right.
     let _pod = lab.pod("b")?;
-    tc(&[
-        "qdisc",
-        "del",
-        "dev",
-        underpass_tests::Node::UPLINK,
-        "clsact",
-    ])?;
+    let mut delete = Command::new("tc");
+    delete.args(["qdisc", "del", "dev", Node::UPLINK, "clsact"]);
+    node.expect(&mut delete, &[])?;
     let error = refused(&lab, &conf)?;
     ensure!(
         error.code == 51 && error.to_string().contains("of eth0"),

@@ -1,6 +1,6 @@
 //! CHECK says what is wrong with an attachment, not only that something is.
 
-use std::{fs, process::Command};
+use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map};
@@ -150,12 +150,16 @@ const FILTERS: &[(&str, &str, Tamper)] = &[
     (
         "ingress filter",
         "program from_pod is not attached to the ingress of {host}",
-        |lab, pod, _| without_filter(lab, pod, "ingress"),
+        |lab, pod, _| {
+            lab.node
+                .netns()
+                .take_filters_off(pod.host_veth(), "ingress")
+        },
     ),
     (
         "egress filter",
         "program to_pod is not attached to the egress of {host}",
-        |lab, pod, _| without_filter(lab, pod, "egress"),
+        |lab, pod, _| lab.node.netns().take_filters_off(pod.host_veth(), "egress"),
     ),
 ];
 
@@ -164,13 +168,6 @@ fn prefix_len(family: Family) -> u8 {
         V4 => 24,
         V6 => 64,
     }
-}
-
-fn without_filter(lab: &Lab, pod: &Pod, direction: &str) -> Result<()> {
-    let mut delete = Command::new("tc");
-    delete.args(["filter", "del", "dev", pod.host_veth(), direction]);
-    lab.node.netns().expect(&mut delete, &[])?;
-    Ok(())
 }
 
 #[rstest]

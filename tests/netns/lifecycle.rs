@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -246,9 +245,7 @@ fn status_names_every_device_without_its_program() -> Result<()> {
     status.run(&lab.node)?.silence()?;
     let directions = ["ingress", "egress"].into_iter().cycle();
     for (pod, direction) in pods.iter().step_by(3).zip(directions) {
-        let mut delete = Command::new("tc");
-        delete.args(["filter", "del", "dev", pod.host_veth(), direction]);
-        node.expect(&mut delete, &[])?;
+        node.take_filters_off(pod.host_veth(), direction)?;
     }
     let error = status.run(&lab.node)?.error()?;
     ensure!(error.code == 51, "{error}");

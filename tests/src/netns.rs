@@ -258,6 +258,13 @@ impl Netns {
         frame::mac(links[0]["address"].as_str().unwrap_or_default())
     }
 
+    /// Takes the filters off one direction of a device, `ingress` or `egress`.
+    pub fn take_filters_off(&self, device: &str, direction: &str) -> Result<()> {
+        let mut delete = Command::new("tc");
+        delete.args(["filter", "del", "dev", device, direction]);
+        self.expect(&mut delete, &[]).map(drop)
+    }
+
     /// The number of a device.
     pub fn ifindex(&self, device: &str) -> Result<u32> {
         self.run(|| nix::net::if_::if_nametoindex(device))

@@ -1,6 +1,6 @@
 //! IPv4 (RFC 791).
 
-use underpass_abi::{Plain, addr::Addr4, flow::protocol};
+use underpass_abi::{addr::Addr4, flow::protocol};
 
 use super::{Ip, Next, Piece};
 use crate::{
@@ -16,9 +16,6 @@ pub struct V4;
 pub type Header4 = [u32; 5];
 
 // The header as words: 0 version, length, TOS, total length; 1 identification, flags and offset; 2 TTL, protocol, checksum.
-const _: () = assert!(size_of::<Header4>() == 20);
-const fn assert_plain<T: Plain>() {}
-const _: () = assert_plain::<Header4>();
 
 const OFFSET_MASK: u16 = 0x1fff;
 const MORE_FRAGMENTS: u16 = 0x2000;
@@ -105,13 +102,10 @@ impl Ip for V4 {
         {
             return None;
         }
-        Some(Next {
-            protocol: header[2].to_ne_bytes()[1],
-            l4: l3 + Self::HEADER_LENGTH,
-            piece: Piece::Whole,
-            plain: true,
-            identification: 0,
-        })
+        Some(Next::plain(
+            header[2].to_ne_bytes()[1],
+            l3 + Self::HEADER_LENGTH,
+        ))
     }
 
     #[inline(always)]

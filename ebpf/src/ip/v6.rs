@@ -1,6 +1,6 @@
 //! IPv6 (RFC 8200).
 
-use underpass_abi::{Plain, addr::Addr6, flow::protocol};
+use underpass_abi::{addr::Addr6, flow::protocol};
 
 use super::{Ip, Next, Piece};
 use crate::{
@@ -16,9 +16,6 @@ pub struct V6;
 pub type Header6 = [u64; 5];
 
 // The header as words: 0 version, class, flow label, payload length, next header, hop limit; 1 and 2 source; 3 and 4 destination.
-const _: () = assert!(size_of::<Header6>() == 40);
-const fn assert_plain<T: Plain>() {}
-const _: () = assert_plain::<Header6>();
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -79,13 +76,7 @@ impl Ip for V6 {
         if first[0] >> 4 != 6 {
             return Err(Short);
         }
-        let mut next = Next {
-            protocol: first[6],
-            l4: l3 + Self::HEADER_LENGTH,
-            piece: Piece::Whole,
-            plain: true,
-            identification: 0,
-        };
+        let mut next = Next::plain(first[6], l3 + Self::HEADER_LENGTH);
         for _ in 0..MAX_EXTENSIONS {
             match next.protocol {
                 HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => {
@@ -125,13 +116,7 @@ impl Ip for V6 {
     fn next_plain(header: &Header6, l3: u32) -> Option<Next> {
         let first = header[0].to_ne_bytes();
         // A protocol that is an extension header has no ports, hence no flow: nobody asks for more.
-        (first[0] >> 4 == 6).then_some(Next {
-            protocol: first[6],
-            l4: l3 + Self::HEADER_LENGTH,
-            piece: Piece::Whole,
-            plain: true,
-            identification: 0,
-        })
+        (first[0] >> 4 == 6).then_some(Next::plain(first[6], l3 + Self::HEADER_LENGTH))
     }
 
     #[inline(always)]

@@ -30,9 +30,7 @@ fn filters(node: &Node) -> Result<String> {
 }
 
 fn take_off(node: &Node) -> Result<()> {
-    let mut delete = Command::new("tc");
-    delete.args(["filter", "del", "dev", "lo", "egress"]);
-    node.netns().expect(&mut delete, &[]).map(drop)
+    node.netns().take_filters_off("lo", "egress")
 }
 
 #[test]
