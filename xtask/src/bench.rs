@@ -53,7 +53,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
 
     let bench = workspace.target.join("debug").join(name);
     let mut command = Command::new(&bench);
-    test::name_plugins(&mut command, workspace);
+    test::name_programs(&mut command, workspace);
     if name == "underpass-bench" {
         command.args(["--revision", &revision(workspace)]);
     }

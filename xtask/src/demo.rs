@@ -21,7 +21,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         "demo",
         "the demonstration makes network namespaces and loads eBPF programs",
     )?;
-    setup::ensure(workspace, Need::Run)?;
+    setup::ensure(workspace, Need::Demo)?;
     build::plugins(workspace)?;
     // Unoptimised: it drives the plugins, which are not, and is built in a fraction of the time.
     process::run(workspace.cargo().args([
@@ -35,7 +35,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
 
     let demo = workspace.target.join("debug").join("demo");
     let mut command = Command::new(&demo);
-    test::name_plugins(&mut command, workspace);
+    test::name_programs(&mut command, workspace);
     // From here on the demonstration is this process: signals and the exit code are its own.
     let error = command.args(&arguments.arguments).exec();
     Err(error).with_context(|| format!("cannot start {}", demo.display()))

@@ -9,6 +9,7 @@ mod build;
 mod demo;
 mod dist;
 mod elf;
+mod emulator;
 mod fuzz;
 mod lint;
 mod process;

@@ -1,6 +1,7 @@
 //! Child processes that fail with a sentence.
 
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -43,13 +44,22 @@ pub(crate) fn run_within(command: &mut Command, limit: Duration) -> anyhow::Resu
     }
 }
 
-/// Whether `PATH` has the program.
+/// Whether the program is where commands are looked for.
 pub(crate) fn on_path(program: &str) -> bool {
+    env::split_paths(&path()).any(|folder| folder.join(program).is_file())
+}
+
+/// `PATH`, and the folders of administrators' tools, which a user's `PATH` may leave out.
+pub(crate) fn path() -> OsString {
     let path = env::var_os("PATH").unwrap_or_default();
-    // Administrators' tools are there, even when a user's PATH leaves the folders out.
-    let system = [Path::new("/usr/sbin"), Path::new("/sbin")];
-    env::split_paths(&path).any(|folder| folder.join(program).is_file())
-        || system.iter().any(|folder| folder.join(program).is_file())
+    with_system(&path)
+}
+
+fn with_system(path: &OsStr) -> OsString {
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let folders = env::split_paths(path).chain(system);
+    // What was split at colons has none that would prevent joining.
+    env::join_paths(folders).unwrap_or_else(|_| path.to_owned())
 }
 
 fn succeed(command: &Command, status: ExitStatus) -> anyhow::Result<()> {
@@ -86,6 +96,12 @@ mod tests {
         let error =
             run(Command::new("/bin/sh").args(["-c", "exit 3"])).expect_err("exit 3 is a failure");
         assert_eq!(error.to_string(), "`sh -c exit 3` failed (exit status: 3)");
+    }
+
+    #[test]
+    fn tools_of_administrators_are_looked_for_last() {
+        let path = with_system(OsStr::new("/t/bin:/usr/bin"));
+        assert_eq!(path, "/t/bin:/usr/bin:/usr/sbin:/sbin");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::workspace::Workspace;
 
 mod bpffs;
 mod ebpf;
+mod emulator;
 mod packages;
 
 /// How much of the machine a command needs. Each includes the ones before it.
@@ -15,8 +16,8 @@ mod packages;
 pub(crate) enum Need {
     /// Compilers and linkers.
     Build,
-    /// A kernel with a bpffs to pin to.
-    Run,
+    /// A bpffs to pin to, and the programs that the demonstration runs.
+    Demo,
     /// The programs that tests compare with.
     Test,
     /// The emulator that runs the tests on other kernels.
@@ -48,8 +49,11 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
 pub(crate) fn ensure(workspace: &Workspace, need: Need) -> anyhow::Result<()> {
     packages::ensure(need)?;
     ebpf::ensure(workspace)?;
-    if need >= Need::Run {
+    if need >= Need::Demo {
         bpffs::ensure()?;
+    }
+    if need >= Need::Vm {
+        emulator::ensure(&workspace.tools())?;
     }
     Ok(())
 }
@@ -68,6 +72,6 @@ mod tests {
 
     #[test]
     fn a_need_includes_the_lesser_ones() {
-        assert!(Need::Build < Need::Run && Need::Run < Need::Test && Need::Test < Need::Vm);
+        assert!(Need::Build < Need::Demo && Need::Demo < Need::Test && Need::Test < Need::Vm);
     }
 }

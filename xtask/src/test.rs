@@ -60,7 +60,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
             .args(&arguments.filter);
         tests.env("RUST_TEST_THREADS", "2");
     }
-    name_plugins(&mut tests, workspace);
+    name_programs(&mut tests, workspace);
     process::run(&mut tests)?;
 
     if arguments.filter.is_empty() {
@@ -76,9 +76,10 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     Ok(())
 }
 
-/// Tells tests and demonstration which executables to drive.
-pub(crate) fn name_plugins(command: &mut Command, workspace: &Workspace) {
+/// Tells tests and demonstration which plugins to drive, and where set-up has found the commands that they run.
+pub(crate) fn name_programs(command: &mut Command, workspace: &Workspace) {
     command
         .env("UNDERPASS_BIN", workspace.released("underpass"))
-        .env("UNDERPASS_IPAM_BIN", workspace.released("underpass-ipam"));
+        .env("UNDERPASS_IPAM_BIN", workspace.released("underpass-ipam"))
+        .env("PATH", process::path());
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 
 use crate::build;
+use crate::emulator::Emulator;
 use crate::report;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
@@ -118,6 +119,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     }
     setup::require_root("test vm", "a guest reads all of this machine's root")?;
     setup::ensure(workspace, Need::Vm)?;
+    let emulator =
+        Emulator::find(Emulator::folder(&workspace.tools())).context("set-up left no emulator")?;
     build::plugins(workspace)?;
     let executables = Executables::build(workspace)?;
     let kernels = kernels(workspace, arguments)?;
@@ -136,7 +139,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         for _ in 0..arguments.guests {
             scope.spawn(|| {
                 while let Some(kernel) = next() {
-                    if let Err(error) = one(kernel, &folder, &executables, arguments) {
+                    if let Err(error) = one(kernel, &emulator, &folder, &executables, arguments) {
                         let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
                         faults.push(format!("kernel {}: {error:#}", kernel.version));
                     }
@@ -204,6 +207,7 @@ fn results_of(folder: &Path, kernel: &Kernel) -> PathBuf {
 /// Runs everything on one kernel.
 fn one(
     kernel: &Kernel,
+    emulator: &Emulator,
     folder: &Path,
     executables: &Executables,
     arguments: &Arguments,
@@ -236,6 +240,7 @@ fn one(
 
     report::step("booting", &format!("kernel {}", kernel.version));
     let guest = Guest {
+        emulator,
         kernel,
         limit: tests + AROUND,
         folder: folder.clone(),

@@ -1,7 +1,8 @@
 //! Packages of the distribution.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
@@ -27,7 +28,7 @@ struct Package {
     evidence: Evidence,
 }
 
-const PACKAGES: [Package; 14] = [
+const PACKAGES: [Package; 12] = [
     Package {
         name: "gcc",
         why: "links the executables",
@@ -41,16 +42,28 @@ const PACKAGES: [Package; 14] = [
         evidence: Evidence::StaticLibc,
     },
     Package {
+        name: "iproute2",
+        why: "makes and shows devices, addresses and routes",
+        need: Need::Demo,
+        evidence: Evidence::Program("ip"),
+    },
+    Package {
+        name: "nftables",
+        why: "counts, filters and translates beside the programs",
+        need: Need::Demo,
+        evidence: Evidence::Program("nft"),
+    },
+    Package {
+        name: "conntrack",
+        why: "lists and flushes the stack's connections",
+        need: Need::Demo,
+        evidence: Evidence::Program("conntrack"),
+    },
+    Package {
         name: "g++",
         why: "compiles the fuzzer",
         need: Need::Test,
         evidence: Evidence::Program("c++"),
-    },
-    Package {
-        name: "iproute2",
-        why: "shows tests the kernel's view",
-        need: Need::Test,
-        evidence: Evidence::Program("ip"),
     },
     Package {
         name: "iputils-ping",
@@ -59,22 +72,10 @@ const PACKAGES: [Package; 14] = [
         evidence: Evidence::Program("ping"),
     },
     Package {
-        name: "nftables",
-        why: "filters and translates in tests",
-        need: Need::Test,
-        evidence: Evidence::Program("nft"),
-    },
-    Package {
         name: "iptables",
-        why: "the same, for those who still use it",
+        why: "filters and translates in tests, for those who still use it",
         need: Need::Test,
         evidence: Evidence::Program("iptables"),
-    },
-    Package {
-        name: "conntrack",
-        why: "lists and flushes connections in tests",
-        need: Need::Test,
-        evidence: Evidence::Program("conntrack"),
     },
     Package {
         name: "wireguard-tools",
@@ -89,26 +90,14 @@ const PACKAGES: [Package; 14] = [
         evidence: Evidence::File("/usr/lib/cni/host-local"),
     },
     Package {
-        name: "qemu-system-x86",
-        why: "emulates machines for other kernels",
-        need: Need::Vm,
-        evidence: Evidence::Program("qemu-system-x86_64"),
-    },
-    Package {
-        name: "busybox-static",
-        why: "starts them",
-        need: Need::Vm,
-        evidence: Evidence::File("/bin/busybox"),
-    },
-    Package {
         name: "kmod",
-        why: "finds and loads the modules of those kernels",
+        why: "finds and loads the modules of other kernels",
         need: Need::Vm,
         evidence: Evidence::Program("depmod"),
     },
     Package {
         name: "xz-utils",
-        why: "unpacks them",
+        why: "unpacks these modules",
         need: Need::Vm,
         evidence: Evidence::Program("xz"),
     },
@@ -118,9 +107,8 @@ const PACKAGES: [Package; 14] = [
 pub(super) const DEBIAN_COMPILER: [&str; 3] = ["rustc-web", "cargo-web", "libstd-rust-web-dev-bpf"];
 
 pub(super) fn ensure(need: Need) -> anyhow::Result<()> {
-    let missing: Vec<&Package> = PACKAGES
-        .iter()
-        .filter(|package| package.need <= need && !package.evidence.is_there())
+    let missing: Vec<&Package> = all_for(need)
+        .filter(|package| !package.evidence.is_there())
         .collect();
     if missing.is_empty() {
         return Ok(());
@@ -139,6 +127,10 @@ pub(super) fn ensure(need: Need) -> anyhow::Result<()> {
     install(&names)
 }
 
+fn all_for(need: Need) -> impl Iterator<Item = &'static Package> {
+    PACKAGES.iter().filter(move |package| package.need <= need)
+}
+
 /// Whether this process may install packages with apt.
 pub(super) fn can_install() -> bool {
     geteuid().is_root() && process::on_path("apt-get")
@@ -152,9 +144,62 @@ pub(super) fn by_hand(names: &[&str]) -> String {
     )
 }
 
-/// Installs packages; reads the archive's index first only where the one at hand does not have them.
+/// Installs packages.
 pub(super) fn install(names: &[&str]) -> anyhow::Result<()> {
-    let attempt = apt("install", names)
+    with_index(|| apt("install", names)).with_context(|| {
+        format!(
+            "the distribution's archive did not give {}: run `{}`",
+            names.join(", "),
+            by_hand(names)
+        )
+    })
+}
+
+/// Downloads packages and all that they need into a folder, as for a machine that has none yet. Installs nothing, and needs no root.
+pub(super) fn download(names: &[&str], folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    // The list of what is installed: nothing. It lies in a folder of our own because apt makes its lock beside it.
+    let status = folder.join("status");
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&status, []))
+        .with_context(|| format!("cannot write to {}", folder.display()))?;
+    with_index(|| {
+        let mut command = apt("install", names);
+        command.arg("--download-only");
+        for option in [
+            format!("Dir::State::Status={}", status.display()),
+            format!("Dir::Cache={}", folder.display()),
+            // The user that apt would download as may not write here.
+            "APT::Sandbox::User=root".to_owned(),
+        ] {
+            command.args(["--option", &option]);
+        }
+        command
+    })
+    .with_context(|| {
+        format!(
+            "the distribution's archive did not give {}: run `sudo apt-get update`",
+            names.join(", ")
+        )
+    })?;
+
+    let archives = folder.join("archives");
+    let mut files = Vec::new();
+    for entry in
+        fs::read_dir(&archives).with_context(|| format!("cannot list {}", archives.display()))?
+    {
+        let path = entry
+            .with_context(|| format!("cannot list {}", archives.display()))?
+            .path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Runs an apt-get that installs; reads the archive's index first only where the one at hand does not have what it asks for.
+fn with_index(command: impl Fn() -> Command) -> anyhow::Result<()> {
+    let attempt = command()
         .stderr(Stdio::null())
         .status()
         .context("cannot start apt-get")?;
@@ -166,13 +211,7 @@ pub(super) fn install(names: &[&str]) -> anyhow::Result<()> {
     if let Err(error) = process::run(&mut apt("update", &[])) {
         report::warn(&format!("{error:#}"));
     }
-    process::run(&mut apt("install", names)).with_context(|| {
-        format!(
-            "the distribution's archive did not give {}: run `{}`",
-            names.join(", "),
-            by_hand(names)
-        )
-    })
+    process::run(&mut command())
 }
 
 fn apt(verb: &str, names: &[&str]) -> Command {
@@ -224,10 +263,10 @@ mod tests {
     fn what_is_missing_is_named_with_its_purpose() {
         let one = sentence(&[&PACKAGES[0]]);
         assert_eq!(one, "gcc (links the executables) is not installed");
-        let two = sentence(&[&PACKAGES[0], &PACKAGES[5]]);
+        let two = sentence(&[&PACKAGES[0], &PACKAGES[4]]);
         assert_eq!(
             two,
-            "gcc (links the executables), nftables (filters and translates in tests) are not installed"
+            "gcc (links the executables), conntrack (lists and flushes the stack's connections) are not installed"
         );
     }
 
@@ -239,14 +278,20 @@ mod tests {
         assert!(!Evidence::File("/proc/self/no-such-file").is_there());
     }
 
+    fn names_for(need: Need) -> Vec<&'static str> {
+        all_for(need).map(|package| package.name).collect()
+    }
+
     #[test]
     fn a_build_asks_for_no_test_tools() {
-        let build = PACKAGES
-            .iter()
-            .filter(|package| package.need == Need::Build);
+        assert_eq!(names_for(Need::Build), ["gcc", "libc6-dev"]);
+    }
+
+    #[test]
+    fn the_demonstration_asks_for_what_it_runs_and_no_more() {
         assert_eq!(
-            build.map(|package| package.name).collect::<Vec<_>>(),
-            ["gcc", "libc6-dev"]
+            names_for(Need::Demo),
+            ["gcc", "libc6-dev", "iproute2", "nftables", "conntrack"]
         );
     }
 }

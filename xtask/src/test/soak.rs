@@ -28,6 +28,6 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     test.args(["test", "--locked", "--package", "underpass-tests"])
         .args(["--test", "netns", "--", "--exact", NAME, "--nocapture"])
         .env(SECONDS, (arguments.minutes * 60).to_string());
-    super::name_plugins(&mut test, workspace);
+    super::name_programs(&mut test, workspace);
     process::run(&mut test)
 }

@@ -10,8 +10,8 @@ use anyhow::{Context as _, bail};
 
 use super::initramfs;
 use super::kernel::Kernel;
+use crate::emulator::Emulator;
 
-const EMULATOR: &str = "qemu-system-x86_64";
 const BOOT: &str = include_str!("boot.sh");
 
 /// Memory of a guest, in MiB: what it writes to "disk" is in there too.
@@ -19,6 +19,7 @@ const MEMORY: &str = "3072";
 
 /// A guest that is to run a job. It sees `folder` as `/guest`, the one place where it writes to the host.
 pub(super) struct Guest<'a> {
+    pub(super) emulator: &'a Emulator,
     pub(super) kernel: &'a Kernel,
     pub(super) folder: PathBuf,
     /// After that it is ended, whatever it does.
@@ -39,7 +40,10 @@ impl Guest<'_> {
         };
         write("boot.sh", BOOT.as_bytes())?;
         write("job.sh", job.as_bytes())?;
-        write("initramfs.cpio", &initramfs::build(self.kernel)?)?;
+        write(
+            "initramfs.cpio",
+            &initramfs::build(self.kernel, self.emulator.busybox())?,
+        )?;
 
         let console = File::create(self.console()).context("cannot create the console's log")?;
         let mut machine = Machine(
@@ -52,14 +56,14 @@ impl Guest<'_> {
                 )
                 .stdout(console)
                 .spawn()
-                .with_context(|| format!("cannot start {EMULATOR}"))?,
+                .context("cannot start the emulator")?,
         );
         let start = Instant::now();
         loop {
             let ended = machine
                 .0
                 .try_wait()
-                .with_context(|| format!("cannot wait for {EMULATOR}"))?;
+                .context("cannot wait for the emulator")?;
             watch();
             if ended.is_some() {
                 break;
@@ -85,7 +89,8 @@ impl Guest<'_> {
     fn command(&self) -> Command {
         // A guest ends with who started it, however that ends.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "nice", "-n", "10", EMULATOR]);
+        command.args(["--pdeathsig", "KILL", "nice", "-n", "10"]);
+        self.emulator.append_to(&mut command);
         command.args([
             "-nodefaults",
             "-no-reboot",

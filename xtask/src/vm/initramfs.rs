@@ -1,19 +1,19 @@
 //! What a guest's kernel unpacks into memory: busybox, the modules that reach the host's root, and a script.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context as _, bail};
 
 use super::kernel::Kernel;
 
-const BUSYBOX: &str = "/bin/busybox";
 const INIT: &str = include_str!("init.sh");
 
 /// What it takes to mount the host's root. Newer kernels have some of it built in.
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 
 /// The archive, in cpio's "new ASCII" format, as the kernel's documentation describes it.
-pub(super) fn build(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
+pub(super) fn build(kernel: &Kernel, busybox: &Path) -> anyhow::Result<Vec<u8>> {
     let folder = kernel.modules();
     let table = folder.join("modules.dep");
     let table =
@@ -31,7 +31,7 @@ pub(super) fn build(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
         archive.add(name, DIRECTORY | 0o755, &[]);
     }
     let busybox =
-        fs::read(BUSYBOX).with_context(|| format!("cannot read {BUSYBOX} (busybox-static)"))?;
+        fs::read(busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
     archive.add("bin/busybox", FILE | 0o755, &busybox);
     archive.add("init", FILE | 0o755, INIT.as_bytes());
     let mut names = String::new();

@@ -188,6 +188,7 @@ fn unpack(archive: &Archive, version: &str, folder: &Path) -> anyhow::Result<()>
         "+",
     ]))?;
     let mut depmod = Command::new("depmod");
+    depmod.env("PATH", process::path());
     depmod.arg("--basedir").arg(folder).arg(&release);
     // It misses lists of built-in modules that newer packages leave out; nobody here needs them.
     depmod.stderr(std::process::Stdio::null());
