@@ -190,7 +190,6 @@ impl Paths {
             Plugin::PtpMasquerade,
             Plugin::PtpFlowtable,
             Plugin::Learned,
-            Plugin::Eager,
             Plugin::Off,
         ] {
             let site = site(plugin).with_context(|| format!("set up {}", plugin.name()));
@@ -220,7 +219,6 @@ impl Paths {
             Carrier::Plugin(Plugin::BridgeMasquerade),
             Carrier::Plugin(Plugin::PtpMasquerade),
             Carrier::Plugin(Plugin::Learned),
-            Carrier::Plugin(Plugin::Eager),
             Carrier::Plugin(Plugin::Off),
             Carrier::Crowded,
             Carrier::Wire,

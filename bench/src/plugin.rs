@@ -35,8 +35,6 @@ pub(crate) enum Plugin {
     PtpFlowtable,
     /// Ours with `ipMasq`, flows learned.
     Learned,
-    /// Ours with `ipMasq`, flows decided by ourselves.
-    Eager,
     /// Ours with `ipMasq`, the stack forwards everything.
     Off,
     /// Ours with `ipMasq`, flows learned, XDP on the uplink.
@@ -53,7 +51,6 @@ impl Plugin {
             Self::PtpMasquerade => "ptp ipMasq",
             Self::PtpFlowtable => "ptp flowtable",
             Self::Learned => "learned",
-            Self::Eager => "eager",
             Self::Off => "off",
             Self::Xdp => "xdp",
         }
@@ -61,7 +58,7 @@ impl Plugin {
 
     /// Whether it is this project's.
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Self::Learned | Self::Eager | Self::Off | Self::Xdp)
+        matches!(self, Self::Learned | Self::Off | Self::Xdp)
     }
 
     fn executable(self) -> PathBuf {
@@ -70,7 +67,7 @@ impl Plugin {
             Self::Ptp | Self::PtpMasquerade | Self::PtpFlowtable => {
                 Path::new(REFERENCE).join("ptp")
             }
-            Self::Learned | Self::Eager | Self::Off | Self::Xdp => node::plugin().to_owned(),
+            Self::Learned | Self::Off | Self::Xdp => node::plugin().to_owned(),
         }
     }
 
@@ -91,7 +88,6 @@ impl Plugin {
             Self::Ptp => json!({ "type": "ptp" }),
             Self::PtpMasquerade | Self::PtpFlowtable => json!({ "type": "ptp", "ipMasq": true }),
             Self::Learned => own("learned", node),
-            Self::Eager => own("eager", node),
             Self::Off => own("off", node),
             Self::Xdp => {
                 let mut keys = own("learned", node);

@@ -118,7 +118,6 @@ fn packets(all: &[Series]) -> Vec<Target> {
             (Plugin::Learned, Load::Packets, 0.95),
             (Plugin::Learned, Load::Mix, 0.95),
             (Plugin::Learned, Load::Connections, 0.90),
-            (Plugin::Eager, Load::Connections, 0.95),
         ] {
             if let Some(series) = find(plugin, load) {
                 targets.push(Target::of(

@@ -16,7 +16,7 @@ use crate::{
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
     maps::Net,
     stage::{
-        bypass, claim, entries, error, flow, hold, learn, parse, port, quota, route, settle,
+        bypass, claim, entries, error, flow, hold, learn, parse, port, quota, route, settle, table,
         translate, twice,
     },
 };
@@ -74,10 +74,16 @@ functions! {
     release(ctx: *mut __sk_buff, way: u32) -> i32 = hold::release;
     copy_live() -> u32 = flow::copy_live;
     note() -> u32 = flow::note;
-    forget() -> u32 = flow::forget;
-    leave_by_wire(uplink: u32) -> u32 = flow::leave_by_wire;
+    forget() -> u32 = learn::forget;
     learn_pod(ctx: *mut __sk_buff, from: u32, to: u32) -> u32 = learn::to_pod;
     learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;
+    leave_by_wire(pod: u32, uplink: u32) -> u32 = learn::leave_by_wire;
+    join() -> u32 = learn::join;
+    suspend() -> u32 = learn::suspend;
+    note_others(ctx: *mut __sk_buff) -> u32 = learn::note_others;
+    follow(ctx: *mut __sk_buff) -> u32 = settle::follow;
+    store(at: u32) -> u32 = table::store;
+    look(attempt: u32) -> u32 = table::look;
     route(ctx: *mut __sk_buff, in_ifindex: u32, asked: u32) -> u32 = route::lookup;
     is_local(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::is_local;
     host_port(ctx: *mut __sk_buff, client: u32) -> u32 = port::open;

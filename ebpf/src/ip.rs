@@ -50,6 +50,8 @@ pub struct Head<I: Ip> {
     pub l4_length: u8,
     /// ICMP type; 0 for others.
     pub icmp_type: u8,
+    /// See [`L4::control`].
+    pub control: bool,
     /// Identification of a fragmented datagram, as it stands in the packet.
     pub identification: u32,
 }
@@ -118,6 +120,10 @@ pub trait Ip: Copy + 'static {
     /// What the protocol of a datagram adds to what its pieces are known by, see [`FragmentKey::protocol`].
     fn protocol_of_pieces(protocol: u8) -> u32;
 
+    /// What of the header besides addresses a route may depend on: the TOS of IPv4; the traffic class and
+    /// flow label of IPv6, in network order.
+    fn class(header: &Self::Header) -> u32;
+
     /// TTL, or hop limit.
     fn ttl(header: &Self::Header) -> u8;
 
@@ -175,6 +181,7 @@ impl<I: Ip> Head<I> {
             tcp_flags: l4.tcp_flags,
             l4_length: l4.length,
             icmp_type: l4.icmp_type,
+            control: l4.control,
             identification: next.identification,
         }
     }

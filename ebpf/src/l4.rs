@@ -58,7 +58,20 @@ pub struct L4 {
     pub length: u8,
     /// Type of an ICMP message; 0 for others.
     pub icmp_type: u8,
+    /// SCTP that begins with something else than data or its acknowledgement: what opens, keeps and
+    /// ends an association, which connection tracking has to see.
+    pub control: bool,
 }
+
+/// Types of SCTP chunks (RFC 9260, section 3.2; I-DATA: RFC 8260).
+mod chunk {
+    pub(super) const DATA: u8 = 0;
+    pub(super) const SACK: u8 = 3;
+    pub(super) const I_DATA: u8 = 64;
+}
+
+/// Length of SCTP's common header, in bytes: the first chunk follows.
+const SCTP_HEADER: u32 = 12;
 
 impl L4 {
     const fn without_ports(kind: Kind) -> Self {
@@ -69,6 +82,7 @@ impl L4 {
             tcp_flags: 0,
             length: 8,
             icmp_type: 0,
+            control: false,
         }
     }
 
@@ -94,10 +108,16 @@ impl L4 {
                 tcp_flags: flags,
                 length: data_offset >> 4 << 2,
                 icmp_type: 0,
+                control: false,
             });
         }
         if protocol == protocol::TCP || protocol == protocol::UDP || protocol == protocol::SCTP {
             let [sport, dport]: [u16; 2] = packet.load(offset)?;
+            let control = protocol == protocol::SCTP
+                && !matches!(
+                    packet.load::<u8>(offset + SCTP_HEADER),
+                    Ok(chunk::DATA | chunk::SACK | chunk::I_DATA)
+                );
             return Ok(Self {
                 kind: Kind::Flow,
                 sport,
@@ -105,6 +125,7 @@ impl L4 {
                 tcp_flags: 0,
                 length: 8,
                 icmp_type: 0,
+                control,
             });
         }
         if protocol == I::ICMP {

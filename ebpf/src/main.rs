@@ -70,6 +70,7 @@ mod stage {
     pub mod route;
     pub mod settle;
     pub mod source;
+    pub mod table;
     pub mod translate;
     pub mod twice;
 }
@@ -85,6 +86,9 @@ const IPV6: u32 = V6::ETHER_TYPE as u32;
 #[classifier]
 fn from_pod(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
+    if Skb::new(ctx).has_tag() {
+        return hook::from_pod::tagged(ctx);
+    }
     match protocol(ctx) {
         IPV4 => hook::from_pod::ip::<V4>(ctx),
         IPV6 => hook::from_pod::ip::<V6>(ctx),

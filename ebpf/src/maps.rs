@@ -11,7 +11,7 @@ use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
     counter::{COUNTER_SLOTS, Counter},
     endpoint::{Attachment, Destination, Device, Endpoint, Owner},
-    flow::{End, Flow, FragmentKey, FragmentPorts, Half, Key, Tuple},
+    flow::{End, Flow, FragmentKey, FragmentPorts, Half, Key, Tuple, protocol},
     node::{Node, State},
     port::{HostPort, PortTarget, ShadowedPort},
 };
@@ -48,7 +48,7 @@ impl<I: Ip> Place<I> {
     where
         I: Net,
     {
-        I::flows().get_ptr(&self.key).is_some() || I::opening().get_ptr(&self.key).is_some()
+        I::flows().get_ptr(&self.key).is_some()
     }
 }
 
@@ -83,7 +83,7 @@ pub struct Work<I: Ip> {
 /// Constants of the node. Not static: user space overrides the symbol before the programs are
 /// loaded.
 #[unsafe(no_mangle)]
-pub static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0));
+pub static NODE: Global<Node> = Global::new(Node::new(250, [0, 0], 0, 1 << 16));
 
 // A hash has 16 bytes for each entry that it may hold, used or not; user space scans all of them to
 // read the whole map. So the limits are a few times what the largest nodes have, and no more.
@@ -102,15 +102,18 @@ static OWNERS: HashMap<Owner, Attachment> = HashMap::with_max_entries(1 << 14, B
 #[map]
 static NO_MASQUERADE: LpmTrie<Destination, u32> =
     LpmTrie::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
-// User space gives the four flow tables a size that fits the machine.
+// User space gives the flow tables and their slots a size that fits the machine. Not LRU: a flow that
+// lives is not evicted for another. Not preallocated: memory follows use.
 #[map]
-static FLOWS4: LruHashMap<Key<Addr4>, Flow<Addr4>> = LruHashMap::with_max_entries(1 << 16, 0);
+static FLOWS4: HashMap<Key<Addr4>, Flow<Addr4>> =
+    HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
-static FLOWS6: LruHashMap<Key<Addr6>, Flow<Addr6>> = LruHashMap::with_max_entries(1 << 16, 0);
+static FLOWS6: HashMap<Key<Addr6>, Flow<Addr6>> =
+    HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
-static OPENING4: LruHashMap<Key<Addr4>, Flow<Addr4>> = LruHashMap::with_max_entries(1 << 14, 0);
+static SLOTS4: Array<Key<Addr4>> = Array::with_max_entries(1 << 16, 0);
 #[map]
-static OPENING6: LruHashMap<Key<Addr6>, Flow<Addr6>> = LruHashMap::with_max_entries(1 << 14, 0);
+static SLOTS6: Array<Key<Addr6>> = Array::with_max_entries(1 << 16, 0);
 #[map]
 static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> =
     LruHashMap::with_max_entries(1 << 12, 0);
@@ -175,6 +178,24 @@ pub fn tick() -> u32 {
 pub fn stamp() -> u64 {
     let epoch = STATE.get(0).map_or(0, |state| state.epoch);
     u64::from(epoch) << 32 | u64::from(tick())
+}
+
+/// What the node's network stack asks of the bypass: bits of
+/// [`policy`](underpass_abi::node::policy).
+#[inline(always)]
+pub fn policy() -> u32 {
+    STATE.get(0).map_or(0, |state| state.policy)
+}
+
+/// After how many ticks connection tracking must hear of a flow of this protocol again.
+#[inline(always)]
+pub fn feed_interval(protocol: u8) -> u32 {
+    STATE.get(0).map_or(0, |state| match protocol {
+        protocol::TCP => state.feed.tcp,
+        protocol::UDP => state.feed.udp,
+        protocol::SCTP => state.feed.sctp,
+        _ => state.feed.icmp,
+    })
 }
 
 /// The level that somebody traces at; 0 if nobody does.

@@ -84,6 +84,13 @@ impl Skb {
         present != 0 && tag & IDENTIFIER != 0
     }
 
+    /// Whether the packet has a VLAN tag, a mere priority (identifier 0) included.
+    #[inline(always)]
+    pub fn has_tag(&self) -> bool {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.raw()).vlan_present != 0 }
+    }
+
     /// Device of this hook.
     #[inline(always)]
     pub fn ifindex(&self) -> u32 {

@@ -55,7 +55,14 @@ enum Command {
         level: log::LevelFilter,
     },
     /// Load all programs and pin them, so that no ADD has to wait for the kernel to verify one
-    Load,
+    ///
+    /// Where they are loaded already, the node's sysctls and IPsec policies are looked at again.
+    Load {
+        /// Entries of each flow table, a power of two from 1024 to 4194304; by default what suits the
+        /// node's memory. Counts when the tables are made, so where nothing is loaded
+        #[arg(long, value_name = "N", value_parser = load::flows)]
+        flows: Option<u32>,
+    },
     /// Detach the programs from all devices and remove the pins
     Unload {
         /// Even though containers are attached: they lose masquerade and the bypass
@@ -89,6 +96,15 @@ enum Failure {
     #[error("another `underpass trace` is running on this node: records can be read by one only")]
     TraceBusy,
     #[error(
+        "the flow tables have {loaded} entries since they were loaded, and cannot have {asked}: `underpass unload` first"
+    )]
+    Loaded {
+        /// Entries that there are.
+        loaded: u32,
+        /// Entries that were asked for.
+        asked: u32,
+    },
+    #[error(
         "{0} containers are attached: DEL them first, or say --force to cut them off from masquerade and bypass"
     )]
     InUse(usize),
@@ -109,7 +125,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Status { json } => status::run(&bpf_root, Format::new(json), &mut out),
         Command::Flows { json } => flows::run(&bpf_root, Format::new(json), &mut out),
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
-        Command::Load => load::run(&bpf_root, &mut out),
+        Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
         Command::Unload { force } => unload::run(&bpf_root, force, &mut out),
     };
     match answer {

@@ -32,8 +32,6 @@ pub(crate) enum Bypass {
     /// From the second packet on, once the stack let the first through unchanged.
     #[default]
     Learned,
-    /// From the first packet on.
-    Eager,
     /// Never.
     Off,
 }
@@ -198,6 +196,7 @@ struct ArgsKeys {
 impl Conf {
     /// Decodes and checks everything that concerns the whole network.
     pub(crate) fn of_network(conf: &NetConf) -> Result<Self, Error> {
+        refuse_eager(conf)?;
         let keys: Keys = conf.plugin()?;
         keys.refuse_unsupported()?;
         let anti_spoof = keys.anti_spoof.unwrap_or(true);
@@ -321,6 +320,16 @@ impl Keys {
             )));
         }
         Ok(())
+    }
+}
+
+/// A mode of earlier versions: who relied on it should hear why it is gone.
+fn refuse_eager(conf: &NetConf) -> Result<(), Error> {
+    match conf.get("bypass").and_then(Value::as_str) {
+        Some("eager") => Err(Error::config(
+            "invalid bypass \"eager\": this mode is gone, because it was no faster than \"learned\" and skipped the firewall; use \"learned\"",
+        )),
+        _ => Ok(()),
     }
 }
 

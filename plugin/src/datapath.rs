@@ -13,6 +13,7 @@ pub(crate) mod map;
 pub(crate) mod netkit;
 pub(crate) mod object;
 pub(crate) mod pin;
+pub(crate) mod policy;
 pub(crate) mod port;
 
 pub(crate) use map::Maps;

@@ -19,6 +19,7 @@ mod netns;
 mod plan;
 mod step;
 mod stopwatch;
+mod sysctl;
 mod uplink;
 mod verb;
 

@@ -11,6 +11,7 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST,
 };
 use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::protocols::NETLINK_ROUTE;
 
 use self::socket::Socket;
 
@@ -18,10 +19,12 @@ pub(crate) mod addr;
 pub(crate) mod filter;
 pub(crate) mod link;
 pub(crate) mod neigh;
+pub(crate) mod netconf;
 pub(crate) mod qdisc;
 pub(crate) mod route;
 mod socket;
 pub(crate) mod xdp;
+pub(crate) mod xfrm;
 
 /// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an
 /// error.
@@ -102,7 +105,7 @@ pub(crate) struct Netlink {
 impl Netlink {
     /// Opens a socket in the network namespace of the calling thread.
     pub(crate) fn open() -> Result<Self, Error> {
-        match Socket::open() {
+        match Socket::open(NETLINK_ROUTE) {
             Ok(socket) => Ok(Self { socket }),
             Err(source) => Err(Error::new("open a netlink socket".to_owned(), source)),
         }

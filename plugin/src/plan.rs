@@ -317,7 +317,6 @@ fn flags(conf: &Conf, driver: Driver) -> u32 {
     flags
         | match conf.bypass {
             Bypass::Learned => device::BYPASS,
-            Bypass::Eager => device::BYPASS | device::EAGER,
             Bypass::Off => 0,
         }
 }

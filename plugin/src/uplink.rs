@@ -15,12 +15,17 @@ use crate::{
     netlink::{addr::Address, link::Link, route::Installed, xdp::Attached},
 };
 
+/// Value of `rp_filter`: a packet must come in by the device that the answer would leave by.
+const STRICT: i32 = 1;
+
 /// An uplink, and what the programs should know of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Uplink {
     pub(crate) index: u32,
     pub(crate) name: String,
     pub(crate) device: Device,
+    /// Whether a default route of the main table leads by it.
+    pub(crate) default_route: bool,
     /// Whether its default route came from router advertisements, which stop when the host
     /// forwards unless `accept_ra` is 2.
     pub(crate) advertised: bool,
@@ -35,6 +40,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) addresses: &'a [Address],
     /// The default routes of the main table.
     pub(crate) routes: &'a [Installed],
+    /// `net.ipv4.conf.all.rp_filter`.
+    pub(crate) rp_filter: i32,
 }
 
 impl Surroundings<'_> {
@@ -57,6 +64,7 @@ impl Surroundings<'_> {
                 name: link.name.clone(),
                 device: self.device(link),
                 xdp: link.xdp.clone(),
+                default_route: self.default_routes(link).next().is_some(),
                 advertised: self
                     .default_routes(link)
                     .any(|route| route.advertised && route.route.dst.addr().is_ipv6()),
@@ -99,6 +107,11 @@ impl Surroundings<'_> {
         }
         if link.in_vrf {
             flags |= device::VRF;
+        }
+        // The larger one counts: 1 is strict, 2 is loose. IPv6 has no such setting, and a firewall that does
+        // the same there asks the same question; so the flag counts for both families.
+        if self.rp_filter.max(link.rp_filter) == STRICT {
+            flags |= device::STRICT_REVERSE_PATH;
         }
         Device {
             flags,
@@ -145,9 +158,17 @@ pub(crate) fn is_foreign(link: &Link) -> bool {
     !link.loopback && !ours
 }
 
-/// The smallest MTU of the uplinks, in bytes.
-pub(crate) fn smallest_mtu(uplinks: &[Uplink]) -> Option<u32> {
-    uplinks.iter().map(|uplink| uplink.device.mtu).min()
+/// The MTU that containers inherit, in bytes: the smallest of the uplinks that carry a default route. Where
+/// none does, a VPN (`tailscale0` with 1280, `wg0`) must not make all packets small, so devices without
+/// Ethernet headers count only if there are no others.
+pub(crate) fn inherited_mtu(uplinks: &[Uplink]) -> Option<u32> {
+    let smallest = |counts: fn(&Uplink) -> bool| {
+        let counting = uplinks.iter().filter(|uplink| counts(uplink));
+        counting.map(|uplink| uplink.device.mtu).min()
+    };
+    smallest(|uplink| uplink.default_route)
+        .or_else(|| smallest(|uplink| uplink.device.flags & device::LAYER3 == 0))
+        .or_else(|| smallest(|_| true))
 }
 
 #[cfg(test)]

@@ -97,16 +97,6 @@ fn a_learned_packet_in_doubt_goes_to_the_stack_untouched(
 }
 
 #[rstest]
-fn eager_redirects_the_first_packet(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
-    let (lab, a, b) = pair("eager")?;
-    let bench = Bench::open(&lab.node, map::FROM_POD, a.host_veth())?;
-    let verdict = bench.run(&a.ends(b.ip(family))?.syn(SOURCE, PORT))?;
-    ensure!(verdict.action == REDIRECT, "{verdict:?}");
-    Ok(())
-}
-
-#[rstest]
 fn forged_packets_are_shot(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let (lab, a, b) = pair("learned")?;

@@ -56,7 +56,7 @@ fn expire(node: &Node, family: Family, entries: Entries) -> Result<()> {
 }
 
 fn expire_in<A: addr::Family>(node: &Node, name: &str, which: Entries) -> Result<usize> {
-    let mut flows: HashMap<_, Key<A>, Flow<A>> = Map::LruHashMap(open(node, name)?).try_into()?;
+    let mut flows: HashMap<_, Key<A>, Flow<A>> = Map::HashMap(open(node, name)?).try_into()?;
     let entries = flows.iter().collect::<Result<Vec<_>, _>>()?;
     let mut changed = 0;
     for (key, mut flow) in entries {

@@ -28,7 +28,7 @@ const SIZES: [usize; 3] = [4000, 20_000, 64_000];
 #[rstest]
 fn masqueraded(
     #[values(V4, V6)] family: Family,
-    #[values("learned", "off", "eager")] bypass: &str,
+    #[values("learned", "off")] bypass: &str,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;

@@ -206,20 +206,6 @@ fn without_bypass_the_stack_carries_it(#[values(V4, V6)] family: Family) -> Resu
 }
 
 #[rstest]
-fn eager_flows_reach_it_too(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    let conf = mapped(&lab, &both()).with("bypass", "eager");
-    let scene = Scene::in_network(family, lab, &conf)?;
-    let client = scene
-        .lab
-        .pod_with("client", &scene.lab.conf().with("bypass", "eager"))?;
-    let asked = node_at(family, HOST);
-    reaches(scene.lab.world.netns(), asked, family.gateway())?;
-    reaches(client.netns(), asked, client.ip(family))
-}
-
-#[rstest]
 fn masquerade_leaves_host_ports_alone(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family)?;

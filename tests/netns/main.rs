@@ -3,7 +3,6 @@
 mod bandwidth;
 mod check;
 mod demo;
-mod eager;
 mod expiry;
 mod firewall;
 mod fixtures;

@@ -170,8 +170,11 @@ fn neither_ip_nor_arp() -> Result<()> {
     needs_root!();
     let scene = Scene::set()?;
     let ends = scene.pod.ends(V4.remote())?;
-    let frames = [0x88cc, 0x8100, 0x8863].map(|kind| ends.ether_type(kind, &[0; 60]));
-    scene.expect_dropped(&frames, Counter::DropEtherType, &ends)
+    let frames = [0x88cc, 0x8863].map(|kind| ends.ether_type(kind, &[0; 60]));
+    scene.expect_dropped(&frames, Counter::DropEtherType, &ends)?;
+    // A VLAN tag: 802.1Q, and 802.1ad.
+    let frames = [0x8100, 0x88a8].map(|kind| ends.ether_type(kind, &[0; 60]));
+    scene.expect_dropped(&frames, Counter::DropVlanTag, &ends)
 }
 
 #[rstest]

@@ -79,7 +79,13 @@ fn empty(data: MapData, name: &str) -> Result<()> {
     match (info.map_type()?, name) {
         (MapType::Array, map::STATE) => {
             let mut state: Array<_, State> = Map::Array(data).try_into()?;
-            state.set(0, State { epoch: 1, trace: 0 }, 0)?;
+            let loaded = state.get(&0, 0)?;
+            let fresh = State {
+                epoch: 1,
+                trace: 0,
+                ..loaded
+            };
+            state.set(0, fresh, 0)?;
         }
         (MapType::PerCpuArray, map::COUNTERS) => {
             let mut counters: PerCpuArray<_, u64> = Map::PerCpuArray(data).try_into()?;
@@ -88,7 +94,8 @@ fn empty(data: MapData, name: &str) -> Result<()> {
                 counters.set(counter as u32, PerCpuValues::try_from(zeros.clone())?, 0)?;
             }
         }
-        // Constants, and what a program writes before it reads it.
+        // Constants, keys that lead nowhere once their flows are gone, and what a program writes before it reads
+        // it.
         (MapType::Array | MapType::PerCpuArray, _) => {}
         (MapType::RingBuf, _) => {
             let mut records: RingBuf<_> = Map::RingBuf(data).try_into()?;

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use aya::{
     Pod,
-    maps::{HashMap, Map, MapData},
+    maps::{HashMap, Map, MapData, MapError},
     programs::SchedClassifier,
 };
 use serde::Serialize;
@@ -92,7 +92,7 @@ where
     Flow<A>: Pod,
 {
     let map = MapData::from_pin(path)
-        .map(Map::LruHashMap)
+        .map(Map::HashMap)
         .with_context(|| format!("open the pinned map {}", path.display()))?;
     map.try_into()
         .with_context(|| format!("use {} as a table of flows", path.display()))
@@ -107,8 +107,14 @@ where
     let mut map = open::<A>(path)?;
     for number in 0..flows {
         let tuple = Tuple::new(protocol::UDP, address(number), 1, address(u32::MAX), 2);
-        map.insert(tuple.key().0, Flow::default(), 0)
-            .with_context(|| format!("add a flow to {}", path.display()))?;
+        match map.insert(tuple.key().0, Flow::default(), 0) {
+            Err(MapError::SyscallError(error))
+                if error.io_error.raw_os_error() == Some(libc::E2BIG) =>
+            {
+                break;
+            }
+            answer => answer.with_context(|| format!("add a flow to {}", path.display()))?,
+        }
     }
     Ok(())
 }

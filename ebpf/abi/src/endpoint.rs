@@ -53,10 +53,11 @@ pub mod device {
     pub const ANTI_SPOOF: u32 = 1 << 1;
     /// `ipMasq`.
     pub const MASQUERADE: u32 = 1 << 2;
-    /// Bypass `learned` or `eager`: flows may leave the stack.
+    /// Bypass `learned`: flows may leave the stack.
     pub const BYPASS: u32 = 1 << 3;
-    /// Bypass `eager`: flows leave the stack from their first packet.
-    pub const EAGER: u32 = 1 << 4;
+    /// An uplink where the kernel filters reverse paths strictly (`rp_filter` 1): a packet must come
+    /// in by the device that the answer would leave by.
+    pub const STRICT_REVERSE_PATH: u32 = 1 << 4;
     /// An uplink without Ethernet headers (`WireGuard`, tun, ppp): never a target of the bypass.
     pub const LAYER3: u32 = 1 << 5;
     /// Packets must carry the pod's own MAC.

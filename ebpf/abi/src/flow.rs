@@ -3,6 +3,9 @@
 //! A flow that nothing translates is one entry under its canonical key. A translated flow has two:
 //! one under the tuple of the pod's side, one under the tuple of the other side; each holds both
 //! tuples, so that either rebuilds the other.
+//!
+//! Entries are known to one of two places: the hash itself, and an array of their keys (`SLOTS4`,
+//! `SLOTS6`) by which whoever inserts finds those that have expired.
 
 use crate::{addr::Family, plain};
 
@@ -97,6 +100,24 @@ impl End {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key<A>(pub Tuple<A>);
 
+impl<A: Family> Key<A> {
+    /// A few bits of every part of the key: what an entry says of its own key, see [`Flow::tag`].
+    #[inline(always)]
+    #[must_use]
+    pub fn tag(&self) -> u32 {
+        let Self(tuple) = self;
+        let (src, dst) = (tuple.src.wide(), tuple.dst.wide());
+        let addresses = src.0 ^ src.1 ^ dst.0.rotate_left(13) ^ dst.1.rotate_left(13);
+        let ports = u32::from(tuple.sport) << 16 | u32::from(tuple.dport);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the upper half is folded in"
+        )]
+        let folded = (addresses ^ addresses >> 32) as u32;
+        folded ^ ports ^ u32::from(tuple.protocol) << 8
+    }
+}
+
 impl<A: Family> Tuple<A> {
     /// A tuple; ports in network order.
     #[inline(always)]
@@ -144,7 +165,7 @@ impl<A: Family> Tuple<A> {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Half<A> {
-    /// When a packet was last validated: `epoch << 32 | tick`; 0 if never.
+    /// When a packet was last revalidated: `epoch << 32 | tick`; 0 if never.
     pub stamp: u64,
     /// Packets that took the bypass.
     pub packets: u64,
@@ -156,7 +177,7 @@ pub struct Half<A> {
     pub sport: u16,
     /// Destination port to leave with, network order.
     pub dport: u16,
-    /// Device that packets must come from; 0: any uplink.
+    /// Host veth that packets must come from; 0 if they come from the world, or from the host.
     pub in_ifindex: u32,
     /// Device to leave by.
     pub out_ifindex: u32,
@@ -174,6 +195,11 @@ pub struct Half<A> {
     /// they come from a place where nothing else is allowed ([`device`](crate::endpoint::device)
     /// `SHAPED`, `NETKIT`).
     pub queue: u32,
+    /// Tick at which the stack last let a packet of this direction through unchanged, and its way
+    /// was one that the bypass has; 0 if it never did.
+    pub passed: u32,
+    /// Uplink that the packet of [`Self::passed`] came in by; 0 if it came from a pod.
+    pub uplink: u32,
 }
 
 /// Values of [`Half::action`].
@@ -191,6 +217,9 @@ pub mod action {
     pub const TAKEN: u8 = 4;
     /// To, or from, a process of this host that is a client of a host port: by the loopback device.
     pub const HOST: u8 = 5;
+    /// The tuple is one that the host's own stack translates to (netfilter, for another container):
+    /// no pod's flow may be given it.
+    pub const OTHERS: u8 = 6;
 }
 
 /// Bits of [`Half::rewrite`].
@@ -210,12 +239,17 @@ pub mod rewrite {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flow<A> {
-    /// By [`End`] of the packets' source.
-    pub halves: [Half<A>; 2],
-    /// Tick after which the flow is as good as gone, unless a packet comes before.
-    pub expires: u32,
+    /// [`Key::tag`] of the key. First, so that it is the first that is overwritten when the memory
+    /// of an entry becomes another's (since Linux 6.1 that may happen while somebody reads it).
+    pub tag: u32,
     /// See [`state`].
     pub state: u32,
+    /// Tick after which the flow is as good as gone, unless a packet comes before.
+    pub expires: u32,
+    /// Tick at which the entry was made.
+    pub since: u32,
+    /// By [`End`] of the packets' source.
+    pub halves: [Half<A>; 2],
 }
 
 /// Bits of [`Flow::state`].
@@ -224,7 +258,7 @@ pub mod state {
     pub const HEARD_A: u32 = 1;
     /// A packet was heard from end B.
     pub const HEARD_B: u32 = 1 << 1;
-    /// Both ends were heard: the flow belongs into `FLOWS`.
+    /// Both ends were heard.
     pub const ANSWERED: u32 = HEARD_A | HEARD_B;
     /// FIN seen from end A.
     pub const FIN_A: u32 = 1 << 2;
@@ -246,7 +280,22 @@ pub mod state {
     pub const CHARGED_B: u32 = 1 << 8;
     /// TCP: a SYN was answered with another, and the one who sent the first has not gone on yet.
     pub const OFFERED: u32 = 1 << 9;
+    /// A packet of each direction came out of the stack as it had entered, and each has a way: the
+    /// bypass carries both. Both entries of a translated flow say so, or neither.
+    pub const BYPASS: u32 = 1 << 10;
+    /// TCP that took the bypass while connection tracking was strict
+    /// (`nf_conntrack_tcp_be_liberal` 0): it would call what comes back to it invalid, so the
+    /// connection ends on the bypass as well.
+    pub const STICKY: u32 = 1 << 11;
+    /// A conversation: a full table does not give the entry away before it expires. TCP whose
+    /// opening is complete and that has not ended, UDP and SCTP heard from both ends for
+    /// [`STREAM`](super::STREAM) ticks.
+    pub const ASSURED: u32 = 1 << 12;
 }
+
+/// Ticks after which a flow of UDP or SCTP that is heard from both ends is a conversation, not a
+/// question and its answer.
+pub const STREAM: u32 = 2;
 
 /// Key of `FRAGMENTS4` and `FRAGMENTS6`: one datagram that was cut to pieces.
 #[repr(C)]
@@ -293,5 +342,6 @@ const _: () = assert!(
         && core::mem::offset_of!(Half<Addr6>, in_mac).is_multiple_of(2)
 );
 const _: () = assert!(size_of::<Tuple<Addr4>>() == 16 && size_of::<Tuple<Addr6>>() == 40);
-const _: () = assert!(size_of::<Half<Addr4>>() == 64 && size_of::<Half<Addr6>>() == 88);
-const _: () = assert!(size_of::<Flow<Addr4>>() == 136 && size_of::<Flow<Addr6>>() == 184);
+const _: () = assert!(size_of::<Half<Addr4>>() == 72 && size_of::<Half<Addr6>>() == 96);
+const _: () = assert!(size_of::<Flow<Addr4>>() == 160 && size_of::<Flow<Addr6>>() == 208);
+const _: () = assert!(core::mem::offset_of!(Flow<Addr4>, tag) == 0);

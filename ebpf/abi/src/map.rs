@@ -11,8 +11,8 @@ pub const MAPS: &[&str] = &[
     NO_MASQUERADE,
     FLOWS4,
     FLOWS6,
-    OPENING4,
-    OPENING6,
+    SLOTS4,
+    SLOTS6,
     FRAGMENTS4,
     FRAGMENTS6,
     PORTS,
@@ -40,16 +40,16 @@ pub const XDP_PODS: &str = "XDP_PODS";
 pub const OWNERS: &str = "OWNERS";
 /// Trie: [`Destination`](crate::endpoint::Destination) to `u32` (1).
 pub const NO_MASQUERADE: &str = "NO_MASQUERADE";
-/// LRU hash: [`Key`](crate::flow::Key)`<Addr4>` to [`Flow`](crate::flow::Flow)`<Addr4>`, flows
-/// heard from both ends.
+/// Hash: [`Key`](crate::flow::Key)`<Addr4>` to [`Flow`](crate::flow::Flow)`<Addr4>`.
 pub const FLOWS4: &str = "FLOWS4";
 /// The same for IPv6.
 pub const FLOWS6: &str = "FLOWS6";
-/// LRU hash: as [`FLOWS4`], flows of which only one end was heard: a flood of these can't evict the
-/// others.
-pub const OPENING4: &str = "OPENING4";
+/// Array: [`Key`](crate::flow::Key)`<Addr4>`, the keys of [`FLOWS4`] in no order, and some that are
+/// gone. Who inserts a flow needs one of these slots, and finds what has expired on the way. Used by
+/// the programs alone.
+pub const SLOTS4: &str = "SLOTS4";
 /// The same for IPv6.
-pub const OPENING6: &str = "OPENING6";
+pub const SLOTS6: &str = "SLOTS6";
 /// LRU hash: [`FragmentKey`](crate::flow::FragmentKey)`<Addr4>` to
 /// [`FragmentPorts`](crate::flow::FragmentPorts).
 pub const FRAGMENTS4: &str = "FRAGMENTS4";

@@ -26,14 +26,18 @@ pub struct Node {
     pub port_first: u32,
     /// Number of ports in that range.
     pub port_count: u32,
+    /// Entries of each flow table, a power of two.
+    pub flows: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Idle time after which a flow is as good as gone, in ticks.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
-    /// TCP with packets seen from both sides and no FIN or RST. RFC 5382 asks for at least 2 h 4
-    /// min.
+    /// TCP with packets seen from both sides and no FIN or RST: a day, as kube-proxy sets connection
+    /// tracking to. RFC 5382 asks for at least 2 h 4 min.
     pub tcp_established: u32,
     /// TCP of which only one side was heard. RFC 5382 asks for at least 4 min.
     pub tcp_opening: u32,
@@ -60,11 +64,58 @@ pub struct State {
     pub epoch: u32,
     /// What `underpass trace` asked for: 0 nothing, else the highest [`aya_log` level](https://docs.rs/aya-log-common) number to log.
     pub trace: u32,
+    /// See [`policy`].
+    pub policy: u32,
+    /// How often connection tracking is fed.
+    pub feed: Feed,
+    /// Zero.
+    pub reserved: u32,
 }
 
-plain!(Node, Timeouts, State);
+/// After how many ticks a packet of a bypassed flow's direction goes through the stack again, so
+/// that connection tracking does not forget the flow, and the firewall is asked again. By protocol,
+/// because its timers differ. 1 is the least that makes a difference: the first packet of each tick.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Feed {
+    /// TCP, of connections that connection tracking can follow ([`policy::LIBERAL`]).
+    pub tcp: u32,
+    /// UDP.
+    pub udp: u32,
+    /// ICMP echo.
+    pub icmp: u32,
+    /// SCTP.
+    pub sctp: u32,
+}
 
-const _: () = assert!(size_of::<Node>() == 16 + 8 + 32 + 8);
+impl Feed {
+    /// The longest that is waited, in seconds: so long a rule that is added later may be ignored.
+    pub const LONGEST: u32 = 10;
+    /// The same in every protocol.
+    #[must_use]
+    pub const fn all(ticks: u32) -> Self {
+        Self {
+            tcp: ticks,
+            udp: ticks,
+            icmp: ticks,
+            sctp: ticks,
+        }
+    }
+}
+
+/// Bits of [`State::policy`]: what the node's own network stack asks of the bypass.
+pub mod policy {
+    /// `net.netfilter.nf_conntrack_tcp_be_liberal` is 1: TCP may come back to connection tracking at
+    /// any time, so its opening and its end go through the stack.
+    pub const LIBERAL: u32 = 1;
+    /// The node has policies of IPsec (xfrm), which a program can't ask: nothing takes the bypass.
+    pub const XFRM: u32 = 1 << 1;
+}
+
+plain!(Node, Timeouts, State, Feed);
+
+const _: () = assert!(size_of::<Node>() == 16 + 8 + 32 + 8 + 8);
+const _: () = assert!(size_of::<State>() == 12 + 16 + 4);
 
 /// Bits of [`Node::features`].
 pub mod feature {
@@ -108,15 +159,16 @@ pub const fn ticks(seconds: u32, hz: u32) -> u32 {
 }
 
 impl Node {
-    /// The node with its default timeouts for a kernel with `hz` jiffies per second.
+    /// The node with its default timeouts for a kernel with `hz` jiffies per second, and flow tables of
+    /// so many entries (a power of two).
     #[must_use]
-    pub const fn new(hz: u32, key: [u64; 2], features: u32) -> Self {
+    pub const fn new(hz: u32, key: [u64; 2], features: u32, flows: u32) -> Self {
         Self {
             key,
             features,
             tick_shift: tick_shift(hz),
             timeout: Timeouts {
-                tcp_established: ticks(8_000, hz),
+                tcp_established: ticks(86_400, hz),
                 tcp_opening: ticks(240, hz),
                 tcp_closing: ticks(30, hz),
                 udp: ticks(300, hz),
@@ -127,6 +179,8 @@ impl Node {
             },
             port_first: 1024,
             port_count: 30_000 - 1024,
+            flows,
+            reserved: 0,
         }
     }
 }

@@ -2,26 +2,21 @@
 //! stack.
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::{
-    addr::Family as _,
-    counter::Counter,
-    endpoint::{Device, device as flags},
-    flow::rewrite,
-};
-use underpass_ebpf::{ip::Head, l4::Kind, packet::Load as _};
+use underpass_abi::{counter::Counter, endpoint::device as flags, flow::rewrite};
+use underpass_ebpf::{l4::Kind, packet::Load as _};
 
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Place, device, endpoint},
+    maps::device,
     skb::Skb,
     stage::{
         bypass::{self, Side},
         flow, fragment,
         hold::{self, Way},
-        learn, masquerade,
+        learn,
         parse::PARSED,
-        port, route, source, translate, twice,
+        port, source, translate, twice,
     },
     verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
 };
@@ -35,10 +30,6 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
     }
     match I::check(ctx) {
         NEXT => {}
-        LEARNED => match bypass::settled::<I>(ctx, Side::Pod) {
-            NEXT => return PASS,
-            sent => return sent,
-        },
         verdict => return verdict,
     }
     if I::work().is_some_and(|work| work.head.kind == Kind::Error) {
@@ -78,6 +69,21 @@ pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
     }
 }
 
+/// What has a VLAN tag. The tag is beside the packet, not in it, so such a packet looks like any
+/// other; but the bypass would put the tag back, and the wire is another network for it.
+#[inline(always)]
+pub fn tagged(ctx: *mut __sk_buff) -> i32 {
+    const GUARDED: u32 = flags::POD | flags::ANTI_SPOOF;
+    let pod = device(Skb::new(ctx).ifindex());
+    code(Ok(
+        if pod.is_some_and(|pod| pod.flags & GUARDED == GUARDED) {
+            Verdict::Drop(Counter::DropVlanTag)
+        } else {
+            Verdict::Stack
+        },
+    ))
+}
+
 /// Everything else: ARP, and what has no business here.
 #[inline(always)]
 pub fn other(ctx: *mut __sk_buff) -> i32 {
@@ -98,11 +104,7 @@ fn other_step(skb: &Skb) -> Step<Verdict> {
     Ok(Verdict::Stack)
 }
 
-/// What [`check`] returns for a packet that has a bypass now; no return code of tc.
-const LEARNED: i32 = -6;
-
-/// Whether the pod may send the packet, which no bypass took: its verdict, or [`NEXT`], or
-/// [`LEARNED`] where the stack is not asked (`eager`).
+/// Whether the pod may send the packet, which no bypass took: its verdict, or [`NEXT`].
 #[inline(always)]
 pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
@@ -137,13 +139,6 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
     }
     if let Err(verdict) = source::check(&skb, &work.head, pod) {
         return code(Err(verdict));
-    }
-    if pod.flags & flags::EAGER != 0 && work.head.kind == Kind::Flow && work.head.plain {
-        match learn_eagerly(&skb, &work.head, &work.place, pod) {
-            Ok(Eager::Learned) => return LEARNED,
-            Ok(Eager::Unknown) => {}
-            Err(verdict) => return code(Err(verdict)),
-        }
     }
     NEXT
 }
@@ -195,47 +190,3 @@ fn is_switched(skb: &Skb) -> bool {
 
 /// From a pod, to a host port that another pod serves.
 const TO_PORT: u8 = rewrite::EARLY | rewrite::DST;
-
-/// What the eager mode made of a packet.
-enum Eager {
-    /// Its flow is in the table.
-    Learned,
-    /// The stack decides.
-    Unknown,
-}
-
-/// Decides without the stack: a pod of this node, or the way to the world.
-#[inline(always)]
-fn learn_eagerly<I: Call>(
-    skb: &Skb,
-    head: &Head<I>,
-    place: &Place<I>,
-    pod: &Device,
-) -> Step<Eager> {
-    if place.is_known() {
-        // The bypass had its reasons to leave the packet to the stack.
-        return Ok(Eager::Unknown);
-    }
-    if let Some(target) = endpoint(head.tuple.dst.wide()) {
-        let learned = I::learn_pod(skb.raw(), skb.ifindex(), target.ifindex) == learn::LEARNED;
-        return Ok(if learned {
-            Eager::Learned
-        } else {
-            Eager::Unknown
-        });
-    }
-    let is_masqueraded = masquerade::is_wanted::<I>(pod, head.tuple.dst);
-    let uplink = learn::uplink_of::<I>(skb, masquerade::asks::<I>(pod, is_masqueraded));
-    if uplink == route::NONE {
-        return Ok(Eager::Unknown);
-    }
-    if !is_masqueraded {
-        I::learn_wire(skb.raw(), skb.ifindex(), uplink);
-        return Ok(Eager::Learned);
-    }
-    if !masquerade::may_open(head) {
-        return Ok(Eager::Unknown);
-    }
-    masquerade::assign(skb, head, skb.ifindex(), uplink, masquerade::Way::Bypass)?;
-    Ok(Eager::Learned)
-}

@@ -4,15 +4,14 @@
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
-    endpoint::device as flags,
     flow::{action, rewrite},
 };
-use underpass_ebpf::{ip::Head, l4::Kind};
+use underpass_ebpf::l4::Kind;
 
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Place, Work, device, endpoint},
+    maps::{Work, endpoint},
     skb::Skb,
     stage::{
         bypass::{self, Side},
@@ -42,25 +41,17 @@ pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
         }
     }
     match translated {
-        NEXT => {}
-        CROWDED => return PASS,
-        verdict => return verdict,
-    }
-    match bypass::settled::<I>(ctx, Side::Wire) {
-        NEXT => PASS,
-        sent => sent,
+        CROWDED => PASS,
+        verdict => verdict,
     }
 }
 
-/// A packet whose network header is at `l3`, and that no bypass took: [`NEXT`] if it has one now
-/// (`eager`), [`CROWDED`] if [`twice`] must help, else its verdict.
+/// A packet whose network header is at `l3`, and that no bypass took: [`CROWDED`] if [`twice`] must
+/// help, else its verdict.
 #[inline(always)]
 pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     let mut skb = Skb::new(ctx);
-    let Some(Work {
-        head, place, half, ..
-    }) = I::work()
-    else {
+    let Some(Work { head, half, .. }) = I::work() else {
         return PASS;
     };
     if I::parse_whole(ctx, l3) != PARSED || !skb.is_for_host() {
@@ -92,9 +83,10 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));
         }
-    } else if l3 == ETHERNET && head.plain && learn_eagerly(&skb, head, place) {
-        return NEXT;
     } else {
+        if known == flow::PRESENT && half.action == action::OTHERS {
+            I::note();
+        }
         // So that the later ones are not kept.
         fragment::remember(head);
     }
@@ -102,19 +94,4 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         learn::sign(&mut skb, head);
     }
     PASS
-}
-
-/// Whether a flow from the world to a pod of this node was learned without the stack.
-#[inline(always)]
-fn learn_eagerly<I: Call>(skb: &Skb, head: &Head<I>, place: &Place<I>) -> bool {
-    let Some(target) = endpoint(head.tuple.dst.wide()) else {
-        return false;
-    };
-    if device(target.ifindex).is_none_or(|pod| pod.flags & flags::EAGER == 0) {
-        return false;
-    }
-    if place.is_known() {
-        return false;
-    }
-    I::learn_pod(skb.raw(), skb.ifindex(), target.ifindex) == learn::LEARNED
 }

@@ -3,12 +3,12 @@
 //! answers for all flows.
 
 use aya_ebpf::bindings::{
-    xdp_action::{XDP_ABORTED, XDP_PASS},
+    xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS},
     xdp_md,
 };
 use underpass_abi::{
     counter::Counter,
-    flow::{Half, action, protocol},
+    flow::{Half, action, protocol, state},
 };
 use underpass_ebpf::{
     checksum::Summed as _,
@@ -41,7 +41,12 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
         return XDP_PASS;
     };
     // SAFETY: see `stage::flow::find`.
-    let half = half(unsafe { &mut *flow }, end);
+    let flow = unsafe { &mut *flow };
+    if flow.state & state::BYPASS == 0 {
+        return XDP_PASS;
+    }
+    let tag = &raw const flow.tag;
+    let half = half(flow, end);
     if !is_usual(&frame, &head, half) {
         return XDP_PASS;
     }
@@ -54,6 +59,11 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
         return XDP_ABORTED;
     }
     half.packets += 1;
+    // SAFETY: see `stage::bypass::send`.
+    if unsafe { tag.read_volatile() } != key.tag() {
+        count(Counter::DropRemoved);
+        return XDP_DROP;
+    }
     count(Counter::BypassXdp);
     action
 }
@@ -64,6 +74,7 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
 fn is_usual<I: Net>(frame: &Frame, head: &Head<I>, half: &Half<I::Addr>) -> bool {
     half.action == action::PEER
         && half.in_ifindex == 0
+        && half.uplink == frame.ifindex()
         && half.queue == 0
         && half.stamp == stamp()
         && head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) == 0

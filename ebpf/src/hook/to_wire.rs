@@ -5,7 +5,7 @@ use aya_ebpf::bindings::{__sk_buff, TC_ACT_STOLEN};
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
-    endpoint::Device,
+    endpoint::{Device, device as flags},
     flow::{Half, action, rewrite},
 };
 use underpass_ebpf::{ip::Head, l4::Kind};
@@ -78,14 +78,17 @@ fn known_of_pod<I: Call>(
     if half.action == action::NONE {
         return Err(Verdict::Sent(UNKNOWN));
     }
+    twice::note::<I>();
+    let from = skb.ingress_ifindex();
     if !is_unchanged(skb, head) {
         I::forget();
-    } else if half.action != action::WIRE
-        && learn::agrees(skb, head, skb.ingress_ifindex(), pod, route::WAY)
-    {
-        I::leave_by_wire(skb.ifindex());
+    } else if pod.flags & flags::BYPASS != 0 {
+        if learn::agrees(skb, head, from, pod, route::WAY) {
+            I::leave_by_wire(from, skb.ifindex());
+        } else {
+            I::suspend();
+        }
     }
-    twice::note::<I>();
     if half.rewrite & rewrite::SRC != 0 {
         translate::as_known::<I>(skb)?;
     }
@@ -100,6 +103,8 @@ fn known_of_host<I: Call>(skb: &Skb, half: &Half<I::Addr>) -> Step<Verdict> {
         translate::as_known::<I>(skb)?;
     } else if half.action == action::TAKEN {
         return Err(Verdict::Sent(UNKNOWN));
+    } else if half.action == action::OTHERS {
+        I::note();
     }
     Ok(Verdict::Stack)
 }
@@ -151,20 +156,40 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
         head,
         owner,
         skb.ifindex(),
-        if may_learn { Way::Bypass } else { Way::Stack },
+        if may_learn { Way::Routed } else { Way::Other },
     )?;
+    // What the bypass learns overwrites the tuple to leave with.
     translate::translate::<I>(skb)?;
+    if may_learn {
+        I::leave_by_wire(owner, skb.ifindex());
+    }
     Ok(Verdict::Stack)
 }
 
 #[inline(always)]
 fn open_of_host<I: Call>(skb: &Skb, head: &Head<I>) -> Step<Verdict> {
-    let is_known = head.kind == Kind::Flow && I::copy_live() == flow::PRESENT;
-    if is_known && I::work().is_some_and(|work| work.half.action == action::TAKEN) {
-        masquerade::assign(skb, head, 0, skb.ifindex(), Way::Stack)?;
+    if head.kind != Kind::Flow {
+        return Ok(Verdict::Stack);
+    }
+    if I::copy_live() == flow::ABSENT {
+        if is_of_others(skb, head) {
+            I::note_others(skb.raw());
+        }
+    } else if I::work().is_some_and(|work| work.half.action == action::TAKEN) {
+        masquerade::assign(skb, head, 0, skb.ifindex(), Way::Other)?;
         translate::translate::<I>(skb)?;
     }
     Ok(Verdict::Stack)
+}
+
+/// Whether the host's own stack gave the packet, which it forwards for somebody else, the address
+/// that pods' flows are given.
+#[inline(always)]
+fn is_of_others<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
+    skb.ingress_ifindex() != 0
+        && device(skb.ifindex())
+            .and_then(I::masquerade_address)
+            .is_some_and(|ours| ours == head.tuple.src)
 }
 
 /// Whether the stack carried the packet from its pod to here without a change.

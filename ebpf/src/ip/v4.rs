@@ -55,6 +55,12 @@ impl Ip for V4 {
     }
 
     #[inline(always)]
+    fn class(header: &Header4) -> u32 {
+        let [_, tos, _, _] = header[0].to_ne_bytes();
+        u32::from(tos)
+    }
+
+    #[inline(always)]
     fn protocol_of_pieces(protocol: u8) -> u32 {
         u32::from(protocol)
     }

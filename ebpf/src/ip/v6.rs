@@ -52,6 +52,14 @@ impl Ip for V6 {
     }
 
     #[inline(always)]
+    fn class(header: &Header6) -> u32 {
+        /// All but the version.
+        const MASK: u8 = 0x0f;
+        let [class, label0, label1, label2, ..] = header[0].to_ne_bytes();
+        u32::from_ne_bytes([class & MASK, label0, label1, label2])
+    }
+
+    #[inline(always)]
     fn protocol_of_pieces(_: u8) -> u32 {
         0
     }

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     bindings::{bpf_fib_lookup, bpf_redir_neigh, bpf_sock_tuple},
-    maps::LruHashMap,
+    maps::{Array, HashMap, LruHashMap},
 };
 use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
@@ -12,8 +12,7 @@ use underpass_abi::{
 use underpass_ebpf::ip::{Ip, V4, V6};
 
 use super::{
-    FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, OPENING4, OPENING6, SCRATCH4, SCRATCH6, WORK4, WORK6,
-    Work,
+    FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, SCRATCH4, SCRATCH6, SLOTS4, SLOTS6, WORK4, WORK6, Work,
 };
 use crate::memory::zeroed;
 
@@ -24,10 +23,10 @@ pub trait Net: Ip {
     /// Size of a socket tuple.
     const SOCKET_TUPLE: u32;
 
-    /// Flows heard from both ends.
-    fn flows() -> &'static LruHashMap<Key<Self::Addr>, Flow<Self::Addr>>;
-    /// Flows heard from one end.
-    fn opening() -> &'static LruHashMap<Key<Self::Addr>, Flow<Self::Addr>>;
+    /// All flows.
+    fn flows() -> &'static HashMap<Key<Self::Addr>, Flow<Self::Addr>>;
+    /// Their keys.
+    fn slots() -> &'static Array<Key<Self::Addr>>;
     /// Datagrams in pieces.
     fn fragments() -> &'static LruHashMap<FragmentKey<Self::Addr>, FragmentPorts>;
     /// Room to build a flow in, not cleared.
@@ -46,6 +45,9 @@ pub trait Net: Ip {
     fn masquerade_address(device: &Device) -> Option<Self::Addr>;
     /// Arguments of a FIB lookup.
     fn set_fib(params: &mut bpf_fib_lookup, src: Self::Addr, dst: Self::Addr);
+    /// What else of the header a route may depend on: the TOS of IPv4, traffic class and flow label
+    /// of IPv6.
+    fn set_class(params: &mut bpf_fib_lookup, header: &Self::Header);
     /// The source address that a FIB lookup found.
     fn fib_source(params: &bpf_fib_lookup) -> Self::Addr;
     /// The next hop that a FIB lookup found.
@@ -66,13 +68,13 @@ impl Net for V4 {
     const SOCKET_TUPLE: u32 = 12;
 
     #[inline(always)]
-    fn flows() -> &'static LruHashMap<Key<Addr4>, Flow<Addr4>> {
+    fn flows() -> &'static HashMap<Key<Addr4>, Flow<Addr4>> {
         &FLOWS4
     }
 
     #[inline(always)]
-    fn opening() -> &'static LruHashMap<Key<Addr4>, Flow<Addr4>> {
-        &OPENING4
+    fn slots() -> &'static Array<Key<Addr4>> {
+        &SLOTS4
     }
 
     #[inline(always)]
@@ -127,6 +129,11 @@ impl Net for V4 {
     }
 
     #[inline(always)]
+    fn set_class(params: &mut bpf_fib_lookup, header: &Self::Header) {
+        params.__bindgen_anon_2.tos = Self::class(header).to_le_bytes()[0];
+    }
+
+    #[inline(always)]
     fn fib_source(params: &bpf_fib_lookup) -> Addr4 {
         // SAFETY: every member of the union is valid for any bytes; the family says which one
         // counts.
@@ -155,13 +162,13 @@ impl Net for V6 {
     const SOCKET_TUPLE: u32 = 36;
 
     #[inline(always)]
-    fn flows() -> &'static LruHashMap<Key<Addr6>, Flow<Addr6>> {
+    fn flows() -> &'static HashMap<Key<Addr6>, Flow<Addr6>> {
         &FLOWS6
     }
 
     #[inline(always)]
-    fn opening() -> &'static LruHashMap<Key<Addr6>, Flow<Addr6>> {
-        &OPENING6
+    fn slots() -> &'static Array<Key<Addr6>> {
+        &SLOTS6
     }
 
     #[inline(always)]
@@ -212,6 +219,11 @@ impl Net for V6 {
     fn set_fib(params: &mut bpf_fib_lookup, src: Addr6, dst: Addr6) {
         params.__bindgen_anon_3.ipv6_src = words(src);
         params.__bindgen_anon_4.ipv6_dst = words(dst);
+    }
+
+    #[inline(always)]
+    fn set_class(params: &mut bpf_fib_lookup, header: &Self::Header) {
+        params.__bindgen_anon_2.flowinfo = Self::class(header);
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     counter::Counter,
     endpoint::device as flags,
-    flow::{Half, action},
+    flow::{Half, action, state},
 };
 use underpass_ebpf::{
     ip::Head,
@@ -15,7 +15,7 @@ use underpass_ebpf::{
 };
 
 use super::{
-    flow::{self, Table, half, outgoing},
+    flow::{self, half, outgoing},
     settle::STALE,
 };
 use crate::{
@@ -66,9 +66,9 @@ pub fn take<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
     }
 }
 
-/// As [`take`], for a flow that was learned a moment ago.
+/// As [`take`], for a flow that has to be revalidated.
 #[inline(always)]
-pub fn settled<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
+fn settled<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
     if I::settle(ctx) == STALE {
         return NEXT;
     }
@@ -97,15 +97,25 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
         return NEXT;
     }
     let (key, end) = head.tuple.key();
-    let Some((flow, table)) = flow::find::<I>(&key) else {
+    let Some(flow) = flow::find::<I>(&key) else {
         return NEXT;
     };
-    let half = half(flow, end);
-    if !is_usual(&skb, &head, side, half) {
+    if flow.state & state::BYPASS == 0 {
         return NEXT;
     }
-    let changes_state =
-        table == Table::Opening || head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
+    let is_sticky = flow.state & state::STICKY != 0;
+    let tag = &raw const flow.tag;
+    let half = half(flow, end);
+    let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
+    if !is_sticky && (changes_state || head.control) {
+        return NEXT;
+    }
+    if !is_usual(&skb, &head, side, half, is_sticky) {
+        if is_sticky && head.tcp_flags & tcp::SYN == 0 {
+            count(Counter::CameBack);
+        }
+        return NEXT;
+    }
     if trust == Trust::Stamp && (changes_state || half.stamp != stamp()) {
         return SETTLE;
     }
@@ -114,6 +124,12 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
     }
     half.packets += 1;
     let out_ifindex = half.out_ifindex;
+    // The memory of an entry that is removed may be another's while we read it. What was read is of
+    // this flow if the tag still is, since that would be overwritten first.
+    // SAFETY: an entry of the map; volatile, so that it is read here.
+    if unsafe { tag.read_volatile() } != key.tag() {
+        return code(Err(Verdict::Drop(Counter::DropRemoved)));
+    }
     code(Ok(if half.action == action::PEER {
         count(Counter::BypassPeer);
         if half.queue == 0 {
@@ -149,20 +165,32 @@ pub fn deliver<A>(skb: &mut Skb, half: &Half<A>) -> Step<Verdict> {
 
 /// Whether nothing about the packet calls for the stack.
 #[inline(always)]
-fn is_usual<I: Net>(skb: &Skb, head: &Head<I>, side: Side, half: &Half<I::Addr>) -> bool {
+fn is_usual<I: Net>(
+    skb: &Skb,
+    head: &Head<I>,
+    side: Side,
+    half: &Half<I::Addr>,
+    is_sticky: bool,
+) -> bool {
     if half.action != action::PEER && half.action != action::WIRE {
         return false;
     }
     match side {
         Side::Pod if half.in_ifindex != skb.ifindex() => return false,
         Side::Pod if !has_mac(skb, &half.in_mac) => return false,
-        Side::Wire if half.in_ifindex != 0 => return false,
+        Side::Wire if half.uplink != skb.ifindex() => {
+            // Another uplink than the flow has: the kernel's filter of reverse paths decides, and the
+            // firewall. What can't go back to them is taken where no such filter is strict.
+            if !is_sticky || half.in_ifindex != 0 || !may_arrive(skb.ifindex()) {
+                return false;
+            }
+        }
         Side::Pod | Side::Wire => {}
     }
     if I::ttl(&head.header) <= 1 || !skb.is_for_host() {
         return false;
     }
-    if head.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN && !is_eager(side, half) {
+    if head.tcp_flags & tcp::SYN != 0 {
         // A new connection is a new decision, also on an old tuple.
         return false;
     }
@@ -179,13 +207,11 @@ fn has_mac(skb: &Skb, wanted: &[u8; 6]) -> bool {
         })
 }
 
+/// Whether packets of any flow may come in by this device.
 #[inline(always)]
-fn is_eager<A>(side: Side, half: &Half<A>) -> bool {
-    let pod = match side {
-        Side::Pod => half.in_ifindex,
-        Side::Wire => half.out_ifindex,
-    };
-    device(pod).is_some_and(|pod| pod.flags & flags::EAGER != 0)
+fn may_arrive(ifindex: u32) -> bool {
+    const BARRED: u32 = flags::POD | flags::LAYER3 | flags::STRICT_REVERSE_PATH;
+    device(ifindex).is_some_and(|device| device.flags & BARRED == 0)
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@
 //! kept where it is free, because applications notice when it is not.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_NOEXIST},
+    bindings::__sk_buff,
     helpers::generated::{
         bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp,
     },
@@ -17,8 +17,9 @@ use underpass_abi::{
 
 use super::{
     entries::{Opener, Request, write_outer},
-    flow::{find, has_target, is_alive, outgoing, remove_one},
+    flow::{find, has_target, is_alive},
     port,
+    table::{self, PARTNER, STORED, remove_all},
 };
 use crate::{
     call::Call,
@@ -58,7 +59,7 @@ pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
         NO_PORT
     };
     for _ in 0..ROUNDS {
-        if result == CLAIMED {
+        if result != NO_PORT {
             break;
         }
         if search::<I>() {
@@ -134,7 +135,7 @@ pub fn probe<I: Net>(attempt: u32) -> u32 {
     }
     partner_place.set(&request.outer);
     match find::<I>(&partner_place.key) {
-        Some((flow, _)) if is_in_use::<I>(flow) => USED,
+        Some(flow) if is_in_use::<I>(flow) => USED,
         _ => FREE,
     }
 }
@@ -166,7 +167,7 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
 
 /// Takes the outer tuple of [`Work::request`] if no flow has it.
 #[inline(always)]
-pub fn insert<I: Net>() -> u32 {
+pub fn insert<I: Call>() -> u32 {
     let (
         Some(flow),
         Some(Work {
@@ -179,36 +180,19 @@ pub fn insert<I: Net>() -> u32 {
         return NO_ROOM;
     };
     place.set(&request.outer);
-    if let Some((expired, _)) = find::<I>(&place.key) {
+    if let Some(expired) = find::<I>(&place.key) {
         if is_in_use::<I>(expired) {
             return NO_PORT;
         }
         count(Counter::Expired);
-        let translating = if expired.halves[0].rewrite != 0 {
-            &expired.halves[0]
-        } else {
-            &expired.halves[1]
-        };
-        // The inner entry first: the memory of one that was removed may be another's at once.
-        place.set(&outgoing::<I>(translating, request.outer.protocol));
-        remove_one::<I>(&place.key);
-        place.set(&request.outer);
-        remove_one::<I>(&place.key);
+        remove_all::<I>(&place.key, expired);
     }
     write_outer::<I>(flow, request, place.end);
-    if I::opening()
-        .insert(&place.key, &*flow, u64::from(BPF_NOEXIST))
-        .is_err()
-    {
-        return NO_PORT;
+    match I::store(PARTNER) {
+        STORED => CLAIMED,
+        table::TAKEN => NO_PORT,
+        _ => NO_ROOM,
     }
-    // Another CPU may have moved the same tuple to the other table between our look and our
-    // insertion.
-    if I::flows().get_ptr(&place.key).is_some() {
-        let _ = I::opening().remove(&place.key);
-        return NO_PORT;
-    }
-    CLAIMED
 }
 
 /// What [`host_uses`] found: a UDP socket that is connected to nobody. It keeps its port for itself,

@@ -1,7 +1,6 @@
 //! The two entries of a translated flow: one under the tuple that its owner sends, one under that
 //! which the other end sees. Each holds both.
 
-use aya_ebpf::bindings::BPF_NOEXIST;
 use underpass_abi::{
     addr::{Addr, Family as _},
     endpoint::device as flags,
@@ -11,11 +10,14 @@ use underpass_ebpf::ip::Ip;
 
 use super::{
     claim::{CLAIMED, NO_ROOM},
-    flow::{find, half, is_alive, leaves_as, outgoing, prolong, remove_one, set_outgoing},
+    flow::{find, half, is_alive, leaves_as, outgoing, prolong, set_outgoing},
     learn::{enter, leave_to_pod, leave_to_wire},
+    quota::GRANTED,
+    table::{PARTNER, PLACE, STORED, remove_one},
     twice,
 };
 use crate::{
+    call::{Call, charge},
     maps::{Net, Place, Work, device, endpoint, tick},
     memory,
 };
@@ -120,12 +122,13 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
         out.rewrite |= rewrite::ASIDE;
     }
     out.action = request.out;
+    (out.passed, out.uplink) = (0, 0);
 }
 
 /// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If
 /// another CPU was faster with the same flow, its choice stands and ours is given back.
 #[inline(always)]
-pub fn commit<I: Net>() -> u32 {
+pub fn commit<I: Call>() -> u32 {
     let Some(Work {
         place: Place { key, end },
         request,
@@ -138,7 +141,7 @@ pub fn commit<I: Net>() -> u32 {
     let end = *end;
     let is_shared =
         request.opener == Opener::Aside || request.opener == Opener::Owner && request.owner == 0;
-    if is_shared && let Some((flow, _)) = find::<I>(key) {
+    if is_shared && let Some(flow) = find::<I>(key) {
         // The host's flow has the tuple that is the outer one of a pod's flow, or the flow straight
         // to a container has that of one to a host port: both are in one entry.
         fill_inner::<I>(half(flow, end), request);
@@ -151,27 +154,30 @@ pub fn commit<I: Net>() -> u32 {
     flow.state = opened(request, end);
     prolong(flow, request.inner.protocol, tick());
     fill_inner::<I>(half(flow, end), request);
-    if request.opener == Opener::Owner && request.owner != 0 {
+    // What the world opens to a host port is charged to the container that it reaches, as far as its
+    // quota goes: it has to be remembered in any case.
+    let is_charged = match request.opener {
+        Opener::Owner => request.owner != 0,
+        Opener::Other => request.client == 0 && charge(request.owner) == GRANTED,
+        Opener::Client | Opener::Aside => false,
+    };
+    if is_charged {
         flow.state |= end.charged();
     }
     // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
-    if find::<I>(key).is_some_and(|(known, _)| !is_alive(known, tick())) {
+    if find::<I>(key).is_some_and(|known| !is_alive(known, tick())) {
         remove_one::<I>(key);
     }
-    if I::flows().get_ptr(&*key).is_none()
-        && I::opening()
-            .insert(&*key, &*flow, u64::from(BPF_NOEXIST))
-            .is_ok()
-    {
+    if I::store(PLACE) == STORED {
         return CLAIMED;
     }
-    let winner = find::<I>(key).map(|(flow, _)| half(flow, end));
+    let winner = find::<I>(key).map(|flow| half(flow, end));
     if let Some(winner) = &winner
         && request.opener == Opener::Other
         && winner.rewrite & rewrite::SRC != 0
         && leaves_as::<I>(winner, &request.outer)
     {
-        // The same flow, of which the outer entry was evicted: it is there again.
+        // The same flow, of which the outer entry was removed: it is there again.
         return CLAIMED;
     }
     remove_one::<I>(&partner_place.key);
@@ -186,16 +192,17 @@ pub fn commit<I: Net>() -> u32 {
 }
 
 /// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was
-/// not evicted: its half is in [`Work::half`], the other entry's tuple in [`Work::partner`].
+/// not removed: its half is in [`Work::half`], the other entry's tuple in [`Work::partner`].
 #[inline(always)]
-pub fn restore<I: Net>() -> u32 {
+pub fn restore<I: Call>() -> u32 {
     let (
         Some(flow),
         Some(Work {
             head,
             half: survivor,
+            place,
             partner,
-            partner_place: Place { key, end },
+            partner_place: Place { end, .. },
             request,
             state: known,
             ..
@@ -232,12 +239,44 @@ pub fn restore<I: Net>() -> u32 {
         memory::clear(flow);
         fill_inner::<I>(half(flow, end.other()), request);
     }
-    // The direction of this packet was used before, so its flow was answered; if not, it expires
-    // all the same.
-    flow.state |= state::ANSWERED;
+    let is_swapped = place.end != *end;
+    let shared = if is_swapped {
+        swapped(*known & SHARED)
+    } else {
+        *known & SHARED
+    };
+    flow.state = flow.state & !SHARED | shared;
+    let restored = half(flow, end.other());
+    restored.passed = survivor.passed;
+    if survivor.action == action::WIRE {
+        restored.uplink = survivor.out_ifindex;
+    }
+    let leads_to_wire = restored.rewrite == rewrite::SRC && survivor.action == action::PEER;
+    if leads_to_wire && *known & state::BYPASS != 0 {
+        // The way is asked for with the next packet.
+        restored.action = action::WIRE;
+    }
     prolong(flow, head.tuple.protocol, tick());
-    let _ = I::flows().insert(&*key, &*flow, u64::from(BPF_NOEXIST));
+    I::store(PARTNER);
     CLAIMED
+}
+
+/// What both entries of a flow say of it.
+const SHARED: u32 = state::ANSWERED
+    | state::FINISHED
+    | state::RST
+    | state::PORT
+    | state::OFFERED
+    | state::BYPASS
+    | state::STICKY
+    | state::ASSURED;
+
+/// The state with its ends exchanged: the bits of end B are next to those of end A.
+#[inline(always)]
+const fn swapped(flow_state: u32) -> u32 {
+    const OF_A: u32 = state::HEARD_A | state::FIN_A;
+    const OF_B: u32 = state::HEARD_B | state::FIN_B;
+    flow_state & !(OF_A | OF_B) | (flow_state & OF_A) << 1 | (flow_state & OF_B) >> 1
 }
 
 /// The host veth of a pod's address; 0 if it is none.

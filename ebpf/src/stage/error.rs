@@ -1,13 +1,13 @@
 //! ICMP errors about translated flows, in both directions. They are few: the stack forwards them,
-//! we only rewrite. But those about flows with a bypass go past it as well: it may have forgotten such a
-//! flow long ago, and connection tracking would call them invalid.
+//! we only rewrite. But those about TCP that began past strict connection tracking go past it as well: it
+//! has forgotten such a connection, and would call them invalid.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::LOOPBACK,
-    flow::{Flow, Tuple, action, rewrite},
+    flow::{Flow, Tuple, action, rewrite, state},
 };
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
@@ -49,7 +49,9 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(Verdict::Stack);
     };
-    let is_fresh = flow.halves.iter().any(|half| is_recent(half.stamp));
+    // Others are known to connection tracking: the stack judges the error as related to them.
+    let is_past_tracking =
+        flow.state & state::STICKY != 0 && flow.halves.iter().any(|half| is_recent(half.stamp));
     let half = half(flow, partner_place.end);
     if !flow::is_owned::<I>(half, inner.tuple.dst) {
         return Ok(Verdict::Stack);
@@ -59,7 +61,7 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         let (src, dst) = (head.tuple.src, quote.src);
         rewrite(skb, head, inner, quote, src, dst)?;
     }
-    if half.action != action::PEER || !is_fresh || head.l3 != ETHERNET {
+    if half.action != action::PEER || !is_past_tracking || head.l3 != ETHERNET {
         return Ok(Verdict::Stack);
     }
     bypass::deliver(skb, half)
@@ -212,7 +214,7 @@ fn subject<I: Net>(
         return None;
     }
     place.set(&inner.tuple.reversed());
-    let (flow, _) = find::<I>(&place.key)?;
+    let flow = find::<I>(&place.key)?;
     Some(flow)
 }
 

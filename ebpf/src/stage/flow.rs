@@ -1,28 +1,20 @@
 //! Finding a flow, telling whether it still lives, and keeping its state.
 
-use aya_ebpf::bindings::BPF_ANY;
 use underpass_abi::{
     addr::Family as _,
-    counter::Counter,
-    flow::{End, Flow, Half, Key, Tuple, action, protocol, rewrite, state},
+    flow::{End, Flow, Half, Key, STREAM, Tuple, action, protocol, rewrite, state},
 };
 use underpass_ebpf::l4::tcp;
 
-use super::{learn::leave_to_wire, port};
+use super::{
+    port,
+    table::{remove_all, remove_one},
+};
 use crate::{
     call::refund,
     maps::{Net, Place, Work, constant, count, endpoint, tick},
     memory,
 };
-
-/// Which table an entry is in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Table {
-    /// Heard from both ends.
-    Flows,
-    /// Heard from one end.
-    Opening,
-}
 
 /// No flow.
 pub const ABSENT: u32 = 0;
@@ -30,17 +22,16 @@ pub const ABSENT: u32 = 0;
 pub const PRESENT: u32 = 1;
 
 /// The entry under a key.
+///
+/// Since Linux 6.1 the memory of an entry that is removed may become another's while it is read: who
+/// acts on what it says without a look at `Flow::tag` afterwards, must be able to stand the other's.
 #[inline(always)]
-pub fn find<I: Net>(key: &Key<I::Addr>) -> Option<(&'static mut Flow<I::Addr>, Table)> {
-    if let Some(flow) = I::flows().get_ptr_mut(key) {
-        // SAFETY: an entry stays readable until the program ends (RCU). Several CPUs may write its
-        // fields; each field is one word, and a reader that meets a half that is being
-        // written finds a wrong stamp or device and asks the stack.
-        return Some((unsafe { &mut *flow }, Table::Flows));
-    }
-    let flow = I::opening().get_ptr_mut(key)?;
-    // SAFETY: as above.
-    Some((unsafe { &mut *flow }, Table::Opening))
+pub fn find<I: Net>(key: &Key<I::Addr>) -> Option<&'static mut Flow<I::Addr>> {
+    let flow = I::flows().get_ptr_mut(key)?;
+    // SAFETY: an entry's memory stays readable, and an entry, until the program ends. Several CPUs
+    // may write its fields; each field is one word, and a reader that meets a half that is being
+    // written finds a wrong stamp or device and asks the stack.
+    Some(unsafe { &mut *flow })
 }
 
 /// The half for packets from `end`.
@@ -85,41 +76,70 @@ pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
 /// A packet came: the flow lives for another timeout, which depends on its state.
 #[inline(always)]
 pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
-    let answered = flow.state & state::ANSWERED == state::ANSWERED;
+    let is_assured = flow.state & state::ASSURED != 0;
     let limit = match protocol {
-        protocol::TCP
-            if flow.state & state::RST != 0 || flow.state & state::FINISHED == state::FINISHED =>
-        {
-            constant!(timeout.tcp_closing)
-        }
-        protocol::TCP if answered => constant!(timeout.tcp_established),
+        protocol::TCP if is_ending(flow.state) => constant!(timeout.tcp_closing),
+        protocol::TCP if is_assured => constant!(timeout.tcp_established),
         protocol::TCP => constant!(timeout.tcp_opening),
-        protocol::UDP | protocol::SCTP if answered => constant!(timeout.udp),
+        protocol::UDP | protocol::SCTP if is_assured => constant!(timeout.udp),
         protocol::UDP | protocol::SCTP => constant!(timeout.udp_opening),
         _ => constant!(timeout.icmp),
     };
     flow.expires = tick + limit;
 }
 
+/// Whether a TCP connection was reset, or ended by both ends.
+#[inline(always)]
+const fn is_ending(flow_state: u32) -> bool {
+    flow_state & state::RST != 0 || flow_state & state::FINISHED == state::FINISHED
+}
+
+/// Whether a packet with these TCP flags begins a new connection on the tuple of one that has ended.
+#[inline(always)]
+const fn begins_anew(flow_state: u32, flags: u8) -> bool {
+    flags & (tcp::SYN | tcp::ACK) == tcp::SYN && is_ending(flow_state)
+}
+
+/// What is forgotten of a flow on whose tuple a new one begins.
+const ENDED: u32 = state::ANSWERED
+    | state::FINISHED
+    | state::RST
+    | state::OFFERED
+    | state::BYPASS
+    | state::STICKY
+    | state::ASSURED;
+
 /// The flow's state after a packet from `end` with these TCP flags (0 for other protocols).
 #[inline(always)]
 const fn after(before: u32, end: End, flags: u8) -> u32 {
+    let before = if begins_anew(before, flags) {
+        before & !ENDED
+    } else {
+        before
+    };
+    // What ends a connection, and what follows, is for connection tracking to see; unless that has
+    // not seen the middle of it.
+    let tracked = if before & state::STICKY == 0 && flags & (tcp::RST | tcp::FIN) != 0 {
+        before & !state::BYPASS
+    } else {
+        before
+    };
     if flags & tcp::RST != 0 {
-        // A refusal is no answer: a flood of connections to closed ports must not leave the table
-        // of unanswered flows.
-        return before | state::RST;
+        // A refusal is no answer: a flood of connections to closed ports must not look like
+        // conversations.
+        return tracked | state::RST;
     }
     // An end that ignored the RST goes on; one that did not would send another.
-    let before = before & !state::RST;
+    let tracked = tracked & !state::RST;
     if flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
         // Nor is an offer: a flood of connections to open ports must not either. The opener has to
         // take it up.
-        return before & !state::FINISHED | state::OFFERED;
+        return tracked & !state::FINISHED | state::OFFERED;
     }
-    let mut after = before | end.heard();
+    let mut after = tracked | end.heard();
     if flags & tcp::SYN != 0 {
         after &= !(state::FINISHED | state::OFFERED);
-    } else if before & state::OFFERED != 0 {
+    } else if tracked & state::OFFERED != 0 {
         after |= state::ANSWERED;
     }
     if flags & tcp::FIN != 0 {
@@ -146,11 +166,14 @@ pub fn copy_live<I: Net>() -> u32 {
     else {
         return ABSENT;
     };
-    let Some((flow, _)) = find::<I>(key) else {
+    let Some(flow) = find::<I>(key) else {
         return ABSENT;
     };
     memory::copy(copy, half(flow, *end));
     *state = flow.state;
+    if flow.tag != key.tag() {
+        return ABSENT;
+    }
     if !is_owned::<I>(copy, head.tuple.src) || !port::is_current::<I>(&head.tuple, copy, *state) {
         remove::<I>(key, copy, partner_place);
         return ABSENT;
@@ -166,12 +189,14 @@ pub fn copy_live<I: Net>() -> u32 {
     };
     if translating.rewrite != 0 {
         partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
-        if find::<I>(&partner_place.key).is_some_and(|(partner, _)| is_alive(partner, tick)) {
+        if let Some(partner) = find::<I>(&partner_place.key)
+            && is_alive(partner, tick)
+        {
             return PRESENT;
         }
     }
-    count(Counter::Expired);
-    remove::<I>(key, translating, partner_place);
+    count(underpass_abi::counter::Counter::Expired);
+    remove_all::<I>(key, flow);
     ABSENT
 }
 
@@ -196,9 +221,6 @@ fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
 }
 
 /// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.
-///
-/// An answered flow moves to the other table, together with its partner if it is translated: look
-/// it up again.
 #[inline(always)]
 pub fn note<I: Net>() -> u32 {
     let Some(Work {
@@ -211,23 +233,27 @@ pub fn note<I: Net>() -> u32 {
     else {
         return ABSENT;
     };
-    let Some((flow, table)) = find::<I>(key) else {
+    let Some(flow) = find::<I>(key) else {
         return ABSENT;
     };
     let protocol = head.tuple.protocol;
     let tick = tick();
+    let is_new = begins_anew(flow.state, head.tcp_flags);
     flow.state = after(flow.state, *end, head.tcp_flags);
+    if is_new {
+        unlearn(flow);
+    }
     let half = half(flow, *end);
     *partner = outgoing::<I>(half, protocol);
     if half.rewrite == 0 {
+        mature(flow, protocol, tick);
         prolong(flow, protocol, tick);
-        settle_in::<I>(key, flow, table);
         return PRESENT;
     }
     // Each entry hears one end only; together they know whether the flow was answered.
     prolong(flow, protocol, tick);
     partner_place.set(partner);
-    let Some((other, other_table)) = find::<I>(&partner_place.key) else {
+    let Some(other) = find::<I>(&partner_place.key) else {
         return ABSENT;
     };
     // Of the packet's key, not of its own tuple: on its way to a process of the host it has another for a
@@ -237,19 +263,22 @@ pub fn note<I: Net>() -> u32 {
         End::B => key.0,
     };
     if !leaves_as::<I>(self::half(other, partner_place.end.other()), &answer) {
-        // It was evicted, and somebody else has the tuple now.
+        // It is gone, and somebody else has the tuple now.
         remove_one::<I>(key);
         return PRESENT;
     }
     other.state = after(other.state, partner_place.end, head.tcp_flags);
+    if is_new {
+        unlearn(other);
+    }
     if is_answered(flow, other) {
         flow.state |= state::ANSWERED;
         other.state |= state::ANSWERED;
     }
+    mature(flow, protocol, tick);
+    mature(other, protocol, tick);
     prolong(flow, protocol, tick);
     prolong(other, protocol, tick);
-    settle_in::<I>(key, flow, table);
-    settle_in::<I>(&partner_place.key, other, other_table);
     PRESENT
 }
 
@@ -260,55 +289,29 @@ const fn is_answered<A>(one: &Flow<A>, other: &Flow<A>) -> bool {
         || other.state & state::ANSWERED == state::ANSWERED
 }
 
-/// Moves an entry to the table where it belongs, and gives its pod's quota back.
+/// Tells a conversation from what is none yet, or no more; gives an answered flow's quota back.
 #[inline(always)]
-fn settle_in<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, table: Table) {
-    if table == Table::Opening && flow.state & state::ANSWERED == state::ANSWERED {
-        for end in [End::A, End::B] {
-            if flow.state & end.charged() != 0 {
-                flow.state &= !end.charged();
-                refund(half(flow, end).in_ifindex);
-            }
-        }
-        promote::<I>(key, flow);
+fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
+    let is_answered = flow.state & state::ANSWERED == state::ANSWERED;
+    let is_assured = is_answered
+        && match protocol {
+            protocol::TCP => !is_ending(flow.state),
+            protocol::UDP | protocol::SCTP => tick.wrapping_sub(flow.since) >= STREAM,
+            _ => false,
+        };
+    if is_assured {
+        flow.state |= state::ASSURED;
+    } else {
+        flow.state &= !state::ASSURED;
     }
-}
-
-/// The bypass takes over the flow of the packet in [`Work::head`]: its pod's packets leave by this
-/// uplink, replies to a translated flow go to the pod.
-#[inline(always)]
-pub fn leave_by_wire<I: Net>(uplink: u32) -> u32 {
-    let Some(Work {
-        head,
-        place: Place { key, end },
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let Some((flow, _)) = find::<I>(key) else {
-        return ABSENT;
-    };
-    let half = half(flow, *end);
-    leave_to_wire(half, uplink);
-    half.action = action::WIRE;
-    count(Counter::Learned);
-    if half.rewrite != 0 {
-        partner_place.set(&outgoing::<I>(half, head.tuple.protocol));
-        if let Some((partner, _)) = find::<I>(&partner_place.key) {
-            let back = self::half(partner, partner_place.end.other());
-            back.stamp = 0;
-            back.action = action::PEER;
-        }
+    if !is_answered {
+        return;
     }
-    PRESENT
-}
-
-#[inline(always)]
-fn promote<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
-    if I::flows().insert(key, flow, u64::from(BPF_ANY)).is_ok() {
-        let _ = I::opening().remove(key);
+    for end in [End::A, End::B] {
+        if flow.state & end.charged() != 0 {
+            flow.state &= !end.charged();
+            refund(half(flow, end).in_ifindex);
+        }
     }
 }
 
@@ -322,54 +325,10 @@ pub fn remove<I: Net>(key: &Key<I::Addr>, half: &Half<I::Addr>, partner_place: &
     remove_one::<I>(key);
 }
 
-/// Removes one entry.
+/// Neither direction has passed.
 #[inline(always)]
-pub fn remove_one<I: Net>(key: &Key<I::Addr>) {
-    let _ = I::flows().remove(key);
-    let _ = I::opening().remove(key);
-}
-
-/// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides
-/// again.
-///
-/// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
-/// stack from now on.
-#[inline(always)]
-pub fn forget<I: Net>() -> u32 {
-    let Some(Work {
-        head,
-        place: Place { key, end },
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let Some((flow, _)) = find::<I>(key) else {
-        return ABSENT;
-    };
-    let half = half(flow, *end);
-    if half.rewrite != 0 {
-        leave_to_stack(half);
-        partner_place.set(&outgoing::<I>(half, head.tuple.protocol));
-        if let Some((partner, _)) = find::<I>(&partner_place.key) {
-            leave_to_stack(self::half(partner, partner_place.end.other()));
-        }
-        return PRESENT;
-    }
-    if flow.state & state::OUTER == 0 && flow.halves[0].rewrite | flow.halves[1].rewrite == 0 {
-        count(Counter::Forgotten);
-        remove_one::<I>(key);
-    }
-    PRESENT
-}
-
-#[inline(always)]
-fn leave_to_stack<A>(half: &mut Half<A>) {
-    if half.rewrite & (rewrite::SRC | rewrite::DST) != 0
-        && (half.action == action::WIRE || half.action == action::PEER)
-    {
-        half.action = action::STACK;
-        count(Counter::Forgotten);
-    }
+pub fn unlearn<A>(flow: &mut Flow<A>) {
+    flow.state &= !(state::BYPASS | state::STICKY);
+    flow.halves[0].passed = 0;
+    flow.halves[1].passed = 0;
 }

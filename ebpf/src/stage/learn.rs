@@ -1,31 +1,35 @@
 //! Learning: a packet left the stack with the tuple it entered with, so whatever decides in the
-//! stack let it through unchanged. Every later packet of its flow takes the bypass.
+//! stack let it through unchanged. When a packet of *each* direction did, later packets of both take
+//! the bypass; when one direction loses its way, both go back.
 
-use aya_ebpf::bindings::{__sk_buff, BPF_ANY};
+use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{End, Flow, Half, Key, action, rewrite},
+    flow::{End, Flow, Half, action, protocol, rewrite, state},
+    node::policy,
 };
 use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind, packet::Load as _};
 
 use super::{
-    flow::{find, half, outgoing, prolong, set_outgoing},
+    flow::{ABSENT, PRESENT, find, half, leaves_as, outgoing, prolong, set_outgoing, unlearn},
     quota::FULL,
     record,
     source::{is_dhcp, same_mac},
+    table::{PLACE, STORED, remove_one},
+    twice::TWICE,
 };
 use crate::{
     call::{Call, charge},
-    maps::{Net, Place, Work, constant, count, device, endpoint, stamp, tick},
+    maps::{Net, Place, Work, constant, count, device, endpoint, policy, stamp, tick},
     memory,
     skb::Skb,
 };
 
 /// There is nothing to remember.
 pub const IGNORED: u32 = 0;
-/// The flow is in the table.
+/// The direction is in the table.
 pub const LEARNED: u32 = 1;
 
 /// Leaves the packet's fingerprint for the hook where it comes out of the stack.
@@ -42,10 +46,10 @@ pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
     skb.hash() == fingerprint(constant!(key), &head.tuple)
 }
 
-/// Learns a flow from the packet in [`Work::head`], which the stack carried from the device
+/// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
 /// `from_ifindex` to the pod behind `to_ifindex`.
 #[inline(always)]
-pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -> u32 {
+pub fn to_pod<I: Call>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -> u32 {
     let Some(Work {
         head,
         place: Place { key, end },
@@ -59,6 +63,7 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
         return IGNORED;
     };
     let tuple = &head.tuple;
+    let end = *end;
     let from_pod = from.flags & flags::POD != 0;
     // A forged source, or an address that moved since, is nothing to remember.
     let source = endpoint(tuple.src.wide());
@@ -70,96 +75,281 @@ pub fn to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -
     if endpoint(tuple.dst.wide()).is_none_or(|endpoint| endpoint.ifindex != to_ifindex) {
         return IGNORED;
     }
-    let bypass = to.flags & flags::BYPASS != 0
+    let is_wanted = to.flags & flags::BYPASS != 0 && (!from_pod || from.flags & flags::BYPASS != 0);
+    let bypass = is_wanted
         && is_reachable(queue(from.flags, to), to)
         && !is_dhcp(tuple.protocol, tuple.dport)
-        && if from_pod {
-            from.flags & flags::BYPASS != 0
-        } else {
-            from.flags & flags::LAYER3 == 0
-        };
+        && (from_pod || from.flags & flags::LAYER3 == 0)
+        && policy() & policy::XFRM == 0;
+    if is_wanted && !bypass {
+        I::suspend();
+    }
     // What comes from the world to a masqueraded pod is noted even without bypass: its replies must
     // keep their source.
-    if !bypass && (from_pod || to.flags & flags::MASQUERADE == 0) {
+    let is_needed = !from_pod && to.flags & flags::MASQUERADE != 0;
+    if !bypass && !is_needed {
         return IGNORED;
     }
-    let end = *end;
-    let opener = if from_pod { from_ifindex } else { 0 };
-    let Some(flow) = open::<I>(key, end, opener) else {
+    let charged = if from_pod {
+        (end, from_ifindex)
+    } else {
+        (end.other(), to_ifindex)
+    };
+    let Some(flow) = open::<I>(end, charged, is_needed) else {
         return IGNORED;
     };
-    let is_translated = half(flow, end).rewrite != 0;
-    let back = half(flow, end.other());
-    if back.rewrite & rewrite::EARLY != 0 && bypass {
-        // A flow to a host port, from a pod of this node, that the stack let through: both
-        // directions are known from the port.
-        leave_to_pod(back, from_ifindex, from);
-        back.action = action::PEER;
-        partner_place.set(&outgoing::<I>(back, tuple.protocol));
-        if let Some((partner, _)) = find::<I>(&partner_place.key) {
-            let forward = half(partner, partner_place.end.other());
-            leave_to_pod(forward, to_ifindex, to);
-            forward.action = action::PEER;
-        }
-        return close::<I>(ctx, key);
-    }
-    if back.rewrite != 0 || is_translated {
-        // The reply of a masqueraded flow, translated back by `from_wire` and left to the stack:
-        // nothing new.
+    let uplink = if from_pod { 0 } else { from_ifindex };
+    let (own, opposite) = (half(flow, end).rewrite, half(flow, end.other()).rewrite);
+    if own & TWICE == TWICE || opposite & TWICE == TWICE {
         return IGNORED;
     }
-    let in_ifindex = if from_pod { from_ifindex } else { 0 };
-    let forward = half(flow, end);
-    set_outgoing::<I>(forward, tuple);
-    enter::<I>(forward, in_ifindex, from);
-    leave_to_pod(forward, to_ifindex, to);
-    forward.action = if bypass { action::PEER } else { action::STACK };
-    let back = half(flow, end.other());
-    if back.action == action::NONE || from_pod {
-        set_outgoing::<I>(back, &tuple.reversed());
-        enter::<I>(back, to_ifindex, to);
-        back.action = action::STACK;
-        if from_pod {
-            leave_to_pod(back, from_ifindex, from);
-            back.action = action::PEER;
+    if own | opposite != 0 && !bypass {
+        return IGNORED;
+    }
+    if own != 0 {
+        // An answer from a host port, to a pod of this node: `to_pod` is about to translate it.
+        let back = half(flow, end);
+        if back.rewrite & rewrite::EARLY == 0 {
+            return IGNORED;
+        }
+        leave_to_pod(back, to_ifindex, to);
+        back.action = action::PEER;
+        pass(back, uplink);
+    } else if opposite != 0 {
+        // It was translated before the stack had it: what the bypass goes by is in the other entry.
+        partner_place.set(&outgoing::<I>(half(flow, end.other()), tuple.protocol));
+        let Some(outer) = find::<I>(&partner_place.key) else {
+            return IGNORED;
+        };
+        let into = half(outer, partner_place.end.other());
+        if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, tuple) {
+            return IGNORED;
+        }
+        leave_to_pod(into, to_ifindex, to);
+        into.action = action::PEER;
+        pass(into, uplink);
+    } else {
+        let forward = half(flow, end);
+        set_outgoing::<I>(forward, tuple);
+        enter::<I>(forward, if from_pod { from_ifindex } else { 0 }, from);
+        leave_to_pod(forward, to_ifindex, to);
+        forward.action = action::STACK;
+        if bypass {
+            forward.action = action::PEER;
+            pass(forward, uplink);
+        }
+        let back = half(flow, end.other());
+        if back.action == action::NONE && !from_pod {
+            set_outgoing::<I>(back, &tuple.reversed());
+            enter::<I>(back, to_ifindex, to);
+            back.action = action::STACK;
         }
     }
-    close::<I>(ctx, key)
+    I::join();
+    record::learned(&key.0, Skb::new(ctx).ifindex());
+    LEARNED
 }
 
-/// Learns the way of the packet in [`Work::head`], from the pod behind `pod_ifindex` out of an
-/// uplink.
+/// Learns the way of the packet in [`Work::head`], of a flow that is not known yet, from the pod
+/// behind `pod_ifindex` out of an uplink.
 #[inline(always)]
-pub fn to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u32 {
+pub fn to_wire<I: Call>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u32 {
+    let Some(Work { place, .. }) = I::work() else {
+        return IGNORED;
+    };
+    let (end, tuple) = (place.end, &place.key.0);
+    if open::<I>(end, (end, pod_ifindex), false).is_none() {
+        return IGNORED;
+    }
+    record::learned(tuple, Skb::new(ctx).ifindex());
+    I::leave_by_wire(pod_ifindex, uplink)
+}
+
+/// The flow of the packet in [`Work::head`], which came out of this uplink unchanged, has a way to
+/// the world.
+#[inline(always)]
+pub fn leave_by_wire<I: Call>(pod_ifindex: u32, uplink: u32) -> u32 {
     let Some(Work {
         head,
         place: Place { key, end },
         ..
     }) = I::work()
     else {
-        return IGNORED;
+        return ABSENT;
     };
-    let Some(pod) = device(pod_ifindex) else {
-        return IGNORED;
-    };
-    let Some(flow) = open::<I>(key, *end, pod_ifindex) else {
-        return IGNORED;
+    let Some(flow) = find::<I>(key) else {
+        return ABSENT;
     };
     let out = half(flow, *end);
-    if out.action == action::WIRE {
-        return IGNORED;
+    if out.rewrite & TWICE == TWICE {
+        return ABSENT;
     }
-    set_outgoing::<I>(out, &head.tuple);
-    enter::<I>(out, pod_ifindex, pod);
+    if out.rewrite == 0 {
+        set_outgoing::<I>(out, &head.tuple);
+        let Some(pod) = device(pod_ifindex) else {
+            return ABSENT;
+        };
+        enter::<I>(out, pod_ifindex, pod);
+    }
     leave_to_wire(out, uplink);
     out.action = action::WIRE;
-    close::<I>(ctx, key)
+    pass(out, 0);
+    I::join();
+    PRESENT
+}
+
+/// The stack let a packet of this direction through.
+#[inline(always)]
+fn pass<A>(half: &mut Half<A>, uplink: u32) {
+    if half.passed == 0 {
+        count(Counter::Learned);
+    }
+    half.passed = tick();
+    half.uplink = uplink;
+}
+
+/// Opens the bypass for the flow whose entry is at [`Work::place`], if both its directions have
+/// passed and connection tracking has seen what it must. This is the only place that does.
+#[inline(always)]
+pub fn join<I: Net>() -> u32 {
+    let Some(Work {
+        place,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    let protocol = place.key.0.protocol;
+    let Some(flow) = find::<I>(&place.key) else {
+        return ABSENT;
+    };
+    let (a, b) = (flow.halves[0].rewrite, flow.halves[1].rewrite);
+    if a | b == 0 {
+        if has_passed(&flow.halves[0]) && has_passed(&flow.halves[1]) {
+            flow.state |= opened(flow.state, protocol);
+        }
+        return PRESENT;
+    }
+    let inner = if a != 0 {
+        &flow.halves[0]
+    } else {
+        &flow.halves[1]
+    };
+    partner_place.set(&outgoing::<I>(inner, protocol));
+    let Some(outer) = find::<I>(&partner_place.key) else {
+        return ABSENT;
+    };
+    if has_passed(inner) && has_passed(half(outer, partner_place.end.other())) {
+        let bits = opened(flow.state | outer.state, protocol);
+        flow.state |= bits;
+        outer.state |= bits;
+    }
+    PRESENT
+}
+
+/// Whether a packet of this direction came out of the stack as it had entered, and who sent it is
+/// still there.
+#[inline(always)]
+fn has_passed<A>(half: &Half<A>) -> bool {
+    half.passed != 0 && (half.in_ifindex == 0 || device(half.in_ifindex).is_some())
+}
+
+/// The bits of a flow whose directions have both passed: of TCP only while it is open, and where
+/// connection tracking is liberal only after all three packets of the opening.
+#[inline(always)]
+fn opened(flow_state: u32, protocol: u8) -> u32 {
+    if protocol != protocol::TCP {
+        return state::BYPASS;
+    }
+    if flow_state & (state::RST | state::FINISHED) != 0 {
+        return 0;
+    }
+    if policy() & policy::LIBERAL == 0 {
+        return state::BYPASS | state::STICKY;
+    }
+    if flow_state & state::ANSWERED == state::ANSWERED {
+        state::BYPASS
+    } else {
+        0
+    }
+}
+
+/// One direction of the flow at [`Work::place`] has no bypass any more: both go back to the stack,
+/// until both have passed again. What connection tracking would not know again stays.
+#[inline(always)]
+pub fn suspend<I: Net>() -> u32 {
+    let Some(Work {
+        place,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    let Some(flow) = find::<I>(&place.key) else {
+        return ABSENT;
+    };
+    let must_stay = flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0;
+    if must_stay {
+        return PRESENT;
+    }
+    if flow.state & state::BYPASS != 0 {
+        count(Counter::Suspended);
+    }
+    close::<I>(place, partner_place, flow);
+    PRESENT
+}
+
+/// Takes the bypass from a flow, from both its entries if it is translated.
+#[inline(always)]
+fn close<I: Net>(place: &Place<I>, partner_place: &mut Place<I>, flow: &mut Flow<I::Addr>) {
+    unlearn(flow);
+    for half in &flow.halves {
+        if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 {
+            partner_place.set(&outgoing::<I>(half, place.key.0.protocol));
+            if let Some(partner) = find::<I>(&partner_place.key) {
+                unlearn(partner);
+            }
+        }
+    }
+}
+
+/// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides
+/// again.
+///
+/// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
+/// stack from now on.
+#[inline(always)]
+pub fn forget<I: Net>() -> u32 {
+    let Some(Work {
+        place,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    let Some(flow) = find::<I>(&place.key) else {
+        return ABSENT;
+    };
+    if flow.state & state::BYPASS != 0 {
+        count(Counter::Forgotten);
+    }
+    close::<I>(place, partner_place, flow);
+    let is_plain = flow.state & state::OUTER == 0
+        && flow.halves[0].rewrite | flow.halves[1].rewrite == 0
+        && flow.halves[0].action != action::OTHERS;
+    if is_plain {
+        remove_one::<I>(&place.key);
+    }
+    PRESENT
 }
 
 /// Whether the bypass may take over what the stack sends out of this uplink.
 ///
 /// Not where the routing table, asked the simple way, gives another answer than the stack gave:
-/// then there is more to the decision (marks, policy) than we could repeat.
+/// then there is more to the decision (marks, policy, several next hops) than we could repeat.
 #[inline(always)]
 pub fn agrees<I: Call>(
     skb: &Skb,
@@ -171,6 +361,7 @@ pub fn agrees<I: Call>(
     if pod.flags & flags::BYPASS == 0
         || head.kind != Kind::Flow
         || !is_ethernet_uplink(skb.ifindex())
+        || policy() & policy::XFRM != 0
     {
         return false;
     }
@@ -179,17 +370,6 @@ pub fn agrees<I: Call>(
     };
     I::route(skb.raw(), pod_ifindex, asked) == skb.ifindex()
         && I::work().is_some_and(|work| same_mac(destination, work.route.eth[0]))
-}
-
-/// The uplink that the routing table gives for a packet that a pod just sent; 0 if there is none.
-#[inline(always)]
-pub fn uplink_of<I: Call>(skb: &Skb, asked: u32) -> u32 {
-    let ifindex = I::route(skb.raw(), skb.ifindex(), asked);
-    if is_ethernet_uplink(ifindex) {
-        ifindex
-    } else {
-        0
-    }
 }
 
 #[inline(always)]
@@ -254,34 +434,65 @@ pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
     half.stamp = 0;
 }
 
-/// The flow under `key` as it is known, or an empty one, heard from `end`. `pod` is the host veth
-/// that it came from, 0 if it came from the world; a pod that is over its quota has to ask the stack
-/// each time.
+/// The flow at [`Work::place`] as it is known, or an empty one, heard from `end`. A new flow is
+/// `charged` to the pod behind a host veth, which is at one of its ends; one whose pod is over its
+/// quota is not remembered, unless it `must_be`.
 #[inline(always)]
-fn open<I: Net>(key: &Key<I::Addr>, end: End, pod: u32) -> Option<&'static mut Flow<I::Addr>> {
-    if let Some((flow, _)) = find::<I>(key) {
-        prolong(flow, key.0.protocol, tick());
-        return Some(flow);
+fn open<I: Call>(
+    end: End,
+    charged: (End, u32),
+    must_be: bool,
+) -> Option<&'static mut Flow<I::Addr>> {
+    let Work {
+        head,
+        place: Place { key, .. },
+        ..
+    } = I::work()?;
+    if let Some(flow) = find::<I>(key) {
+        if flow.halves[0].rewrite | flow.halves[1].rewrite != 0 {
+            // Whoever translates takes note.
+            return Some(flow);
+        }
+        I::note();
+        return find::<I>(key);
     }
-    if pod != 0 && charge(pod) == FULL {
+    let (payer, pod) = charged;
+    let is_full = charge(pod) == FULL;
+    if is_full && !must_be {
         count(Counter::OverQuota);
         return None;
     }
     let flow = I::scratch()?;
     memory::clear(flow);
     flow.state = end.heard();
-    if pod != 0 {
-        flow.state |= end.charged();
+    if !is_full {
+        flow.state |= payer.charged();
     }
-    prolong(flow, key.0.protocol, tick());
-    // Stored empty, so that what follows is the same for a new flow and a known one.
-    I::opening().insert(key, &*flow, u64::from(BPF_ANY)).ok()?;
-    find::<I>(key).map(|(flow, _)| flow)
+    half(flow, payer).in_ifindex = pod;
+    prolong(flow, head.tuple.protocol, tick());
+    if I::store(PLACE) != STORED {
+        return None;
+    }
+    find::<I>(key)
 }
 
+/// Notes a flow of the host's own stack, in [`Work::head`], that leaves with the address that pods'
+/// flows are given: its port is another container's. Netfilter asks nobody when it translates, so
+/// who masquerades beside it has to look.
 #[inline(always)]
-fn close<I: Net>(ctx: *mut __sk_buff, key: &Key<I::Addr>) -> u32 {
-    count(Counter::Learned);
-    record::learned(&key.0, Skb::new(ctx).ifindex());
+pub fn note_others<I: Call>(ctx: *mut __sk_buff) -> u32 {
+    let (Some(flow), Some(Work { head, place, .. })) = (I::scratch(), I::work()) else {
+        return IGNORED;
+    };
+    memory::clear(flow);
+    flow.state = place.end.heard();
+    flow.halves[0].action = action::OTHERS;
+    flow.halves[1].action = action::OTHERS;
+    prolong(flow, head.tuple.protocol, tick());
+    if I::store(PLACE) != STORED {
+        return IGNORED;
+    }
+    count(Counter::OthersPort);
+    record::learned(&head.tuple, Skb::new(ctx).ifindex());
     LEARNED
 }

@@ -24,13 +24,13 @@ use crate::{
     verdict::{Step, Verdict},
 };
 
-/// Who carries a masqueraded flow's packets.
+/// How the uplink of a flow's first packet was found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// The stack; we translate.
-    Stack,
-    /// The bypass.
-    Bypass,
+    /// The routing table has just named it, so it has told the address as well.
+    Routed,
+    /// Otherwise.
+    Other,
 }
 
 /// Gives a new flow, of the packet in [`Work::head`], a source address and port. Its entries are in
@@ -54,10 +54,7 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
     request.client = 0;
     request.uplink = uplink;
     request.opener = Opener::Owner;
-    (request.out, request.back) = match way {
-        Way::Bypass => (action::WIRE, action::PEER),
-        Way::Stack => (action::STACK, action::STACK),
-    };
+    (request.out, request.back) = (action::STACK, action::STACK);
     let result = I::claim(skb.raw());
     if trace_level() != 0
         && let Some(Work { request, .. }) = I::work()
@@ -86,9 +83,9 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
 fn address<I: Call>(skb: &Skb, owner: u32, uplink: u32, way: Way) -> Step<I::Addr> {
     let Work { route, .. } = I::work().ok_or(Verdict::Stack)?;
     let fixed = device(owner).and_then(I::masquerade_address);
-    // The bypass has just asked for the route. Where the stack chose another uplink than the
+    // Where the stack chose another uplink than the
     // routing table says, that one's address counts.
-    let is_routed = way == Way::Bypass
+    let is_routed = way == Way::Routed
         || fixed.is_none()
             && constant!(features) & feature::FIB_SRC != 0
             && I::route(skb.raw(), owner, SOURCE) == uplink;

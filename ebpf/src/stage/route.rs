@@ -6,9 +6,10 @@ use aya_ebpf::{
 };
 use underpass_abi::{
     endpoint::device as flags,
-    flow::Tuple,
     node::{feature, flag::BPF_FIB_LOOKUP_SRC},
 };
+
+use underpass_ebpf::ip::Head;
 
 use crate::{
     maps::{Net, Work, constant, device},
@@ -51,7 +52,7 @@ fn is_delivered<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32, how: u32) -> bool 
     let Some(Work { head, .. }) = I::work() else {
         return false;
     };
-    let mut params = ask::<I>(&head.tuple, in_ifindex);
+    let mut params = ask::<I>(head, in_ifindex);
     // SAFETY: the context is valid, the arguments have the size that is passed.
     let result = unsafe {
         generated::bpf_fib_lookup(
@@ -65,7 +66,8 @@ fn is_delivered<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32, how: u32) -> bool 
 }
 
 #[inline(always)]
-fn ask<I: Net>(tuple: &Tuple<I::Addr>, in_ifindex: u32) -> bpf_fib_lookup {
+fn ask<I: Net>(head: &Head<I>, in_ifindex: u32) -> bpf_fib_lookup {
+    let tuple = &head.tuple;
     // SAFETY: all bytes zero are valid arguments.
     let mut params: bpf_fib_lookup = unsafe { zeroed() };
     params.family = I::FAMILY;
@@ -74,6 +76,7 @@ fn ask<I: Net>(tuple: &Tuple<I::Addr>, in_ifindex: u32) -> bpf_fib_lookup {
     params.dport = tuple.dport;
     params.ifindex = in_ifindex;
     params.__bindgen_anon_1.tot_len = 1;
+    I::set_class(&mut params, &head.header);
     I::set_fib(&mut params, tuple.src, tuple.dst);
     params
 }
@@ -118,7 +121,7 @@ pub fn lookup<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32, asked: u32) -> u32 {
     else {
         return NONE;
     };
-    let mut params = ask::<I>(&head.tuple, in_ifindex);
+    let mut params = ask::<I>(head, in_ifindex);
     let tells_source = asked == SOURCE && constant!(features) & feature::FIB_SRC != 0;
     // A kernel that does not know the flag refuses the whole lookup.
     let flags = if tells_source { BPF_FIB_LOOKUP_SRC } else { 0 };

@@ -1,12 +1,17 @@
-//! Settling a flow: at the first packet of each tick, after every change on the node, and when the
-//! flow's own state changes. Is it still alive, is its pod still there, does the route still lead
-//! where it led?
+//! Revalidating a flow: at the first packet of each tick, after every change on the node, and when
+//! its TCP ends. Is it still alive, is its pod still there, does the route still lead where it led,
+//! and must connection tracking hear of it?
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::{counter::Counter, endpoint::device as flags, flow::action};
+use underpass_abi::{
+    counter::Counter,
+    endpoint::device as flags,
+    flow::{Half, action, rewrite, state},
+    node::policy,
+};
 
 use super::{
-    flow::{ABSENT, find, half},
+    flow::{ABSENT, find, half, outgoing},
     learn,
     parse::PARSED,
     route,
@@ -14,7 +19,7 @@ use super::{
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Place, Work, count, device, stamp},
+    maps::{Place, Work, count, device, feed_interval, policy, stamp, tick},
     memory,
 };
 
@@ -24,23 +29,28 @@ pub const SETTLED: u32 = 0;
 pub const STALE: u32 = 1;
 
 /// Checks the direction that the packet belongs to, and brings it up to date. A flow whose ends are
-/// gone is removed.
+/// gone is removed; one of which a direction has no way any more goes back to the stack, with both.
 #[inline(always)]
 pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work {
-        place: Place { key, end },
+        place: Place { key, .. },
         half: copy,
+        state,
         partner_place,
-        route,
         ..
     }) = I::work()
     else {
         return STALE;
     };
-    if I::parse_whole(ctx, ETHERNET) != PARSED {
+    if I::parse_whole(ctx, ETHERNET) != PARSED || I::copy_live() == ABSENT {
         return STALE;
     }
-    if I::copy_live() == ABSENT {
+    if policy() & policy::XFRM != 0 {
+        I::suspend();
+        return STALE;
+    }
+    if *state & state::STICKY == 0 && is_due(copy, key.0.protocol) {
+        count(Counter::Fed);
         return STALE;
     }
     I::note();
@@ -48,41 +58,98 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
     if copy.rewrite != 0 && !partner_place.is_known() {
         I::restore();
     }
-    let Some((flow, _)) = find::<I>(key) else {
+    match I::follow(ctx) {
+        SETTLED => SETTLED,
+        LOST => {
+            I::suspend();
+            STALE
+        }
+        _ => STALE,
+    }
+}
+
+/// Whether connection tracking must hear of this direction: until the stack lets a packet of it
+/// through, all of them go there.
+#[inline(always)]
+fn is_due<A>(half: &Half<A>, protocol: u8) -> bool {
+    tick().wrapping_sub(half.passed) >= feed_interval(protocol)
+}
+
+/// What [`follow`] found: the direction has lost its way.
+const LOST: u32 = 2;
+
+/// Brings the way of the direction at [`Work::place`] up to date.
+#[inline(always)]
+pub fn follow<I: Call>(ctx: *mut __sk_buff) -> u32 {
+    let Some(Work {
+        place: Place { key, end },
+        partner_place,
+        route,
+        ..
+    }) = I::work()
+    else {
         return STALE;
     };
+    let Some(flow) = find::<I>(key) else {
+        return STALE;
+    };
+    let is_sticky = flow.state & state::STICKY != 0;
     let half = half(flow, *end);
     if half.in_ifindex != 0
         && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0)
     {
-        return STALE;
+        return LOST;
     }
     if half.action == action::PEER {
         let Some(pod) = device(half.out_ifindex) else {
-            return STALE;
+            return LOST;
         };
         if pod.flags & flags::BYPASS == 0 {
-            return STALE;
+            return LOST;
         }
         half.mtu = pod.mtu;
         learn::shape(half, pod);
         if !learn::is_reachable(half.queue, pod) {
-            return STALE;
+            return LOST;
         }
         let [destination, source] = &mut half.eth;
         memory::copy(destination, &pod.peer_mac);
         memory::copy(source, &pod.mac);
-    } else if half.action == action::WIRE {
-        let uplink = I::route(ctx, half.in_ifindex, route::WAY);
-        if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
-            return STALE;
-        }
-        half.out_ifindex = uplink;
-        half.mtu = route.mtu;
-        memory::copy(&mut half.eth, &route.eth);
-    } else {
+        half.stamp = stamp();
+        return SETTLED;
+    }
+    if half.action != action::WIRE {
+        return LOST;
+    }
+    let uplink = I::route(ctx, half.in_ifindex, route::WAY);
+    if uplink == route::NONE {
+        // For the moment, perhaps: the stack says so to the sender.
         return STALE;
     }
+    if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
+        return LOST;
+    }
+    if half.out_ifindex != uplink {
+        if !is_sticky {
+            return LOST;
+        }
+        half.out_ifindex = uplink;
+        // The answers are expected where the questions leave.
+        if half.rewrite & rewrite::SRC != 0 {
+            partner_place.set(&outgoing::<I>(half, key.0.protocol));
+            if let Some(partner) = find::<I>(&partner_place.key) {
+                super::flow::half(partner, partner_place.end.other()).uplink = uplink;
+            }
+        } else {
+            super::flow::half(flow, end.other()).uplink = uplink;
+        }
+    }
+    let Some(flow) = find::<I>(key) else {
+        return STALE;
+    };
+    let half = super::flow::half(flow, *end);
+    half.mtu = route.mtu;
+    memory::copy(&mut half.eth, &route.eth);
     // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
     half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
     SETTLED

@@ -20,7 +20,7 @@ use crate::{
     netlink::Netlink,
 };
 
-/// One entry of a flow map.
+/// One entry of a flow table.
 #[derive(Serialize)]
 struct Line {
     protocol: String,
@@ -87,7 +87,7 @@ impl Line {
             directions: flow
                 .halves
                 .each_ref()
-                .map(|half| Direction::new(half, names)),
+                .map(|half| Direction::new(half, flow.state, names)),
             state: state_names(flow.state),
         }
     }
@@ -129,8 +129,8 @@ impl Line {
 }
 
 impl Direction {
-    fn new<A: Family>(half: &Half<A>, names: &HashMap<u32, String>) -> Self {
-        let bypassed = matches!(half.action, action::PEER | action::WIRE);
+    fn new<A: Family>(half: &Half<A>, bits: u32, names: &HashMap<u32, String>) -> Self {
+        let (action, bypassed) = describe(half.action, bits);
         let name = |index: u32| {
             names
                 .get(&index)
@@ -138,7 +138,7 @@ impl Direction {
                 .unwrap_or_else(|| format!("(gone: {index})"))
         };
         Self {
-            action: action_name(half.action),
+            action,
             device: bypassed.then(|| name(half.out_ifindex)),
             packets: half.packets,
             source: (half.rewrite & rewrite::SRC != 0).then(|| end(half.src, half.sport)),
@@ -162,21 +162,28 @@ fn protocol_name(number: u8) -> String {
     }
 }
 
-const fn action_name(action: u8) -> &'static str {
+/// What becomes of a direction's packets, and whether they go past the stack: a way is only used while
+/// the other direction has one, too.
+const fn describe(action: u8, bits: u32) -> (&'static str, bool) {
+    let bypassed = bits & state::BYPASS != 0;
     match action {
-        action::NONE => "not learned",
-        action::PEER => "into the pod",
-        action::WIRE => "onto the wire",
-        action::STACK => "to the stack",
-        action::TAKEN => "taken",
-        action::HOST => "by loopback",
-        _ => "unknown",
+        action::PEER if bypassed => ("into the pod", true),
+        action::WIRE if bypassed => ("onto the wire", true),
+        action::PEER | action::WIRE | action::STACK => ("to the stack", false),
+        action::NONE => ("not learned", false),
+        action::TAKEN => ("taken", false),
+        action::HOST => ("by loopback", false),
+        action::OTHERS => ("the host's own stack translates it", false),
+        _ => ("unknown", false),
     }
 }
 
 fn state_names(bits: u32) -> Vec<&'static str> {
     [
         (state::ANSWERED, "answered"),
+        (state::ASSURED, "assured"),
+        (state::BYPASS, "bypass"),
+        (state::STICKY, "sticky"),
         (state::FIN_A, "fin->"),
         (state::FIN_B, "<-fin"),
         (state::RST, "reset"),
@@ -196,42 +203,96 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_masqueraded_flow_reads_well() {
-        let pod = Addr4::from(Ipv4Addr::new(10, 0, 0, 2));
-        let node = Addr4::from(Ipv4Addr::new(192, 0, 2, 1));
-        let world = Addr4::from(Ipv4Addr::new(198, 51, 100, 7));
-        let tuple = Tuple::new(
+    const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+    const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const WORLD: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
+
+    fn printed(flow: &Flow<Addr4>) -> String {
+        let ports = [40_000_u16, 443].map(u16::to_be);
+        let (key, _) = Tuple::new(
             protocol::TCP,
-            pod,
-            40_000_u16.to_be(),
-            world,
-            443_u16.to_be(),
-        );
-        let (key, _) = tuple.key();
-        let mut flow = Flow {
-            state: state::ANSWERED,
-            ..Flow::default()
-        };
-        flow.halves[0] = Half {
-            src: node,
-            sport: 40_001_u16.to_be(),
+            POD.into(),
+            ports[0],
+            Addr4::from(WORLD),
+            ports[1],
+        )
+        .key();
+        let names = HashMap::from([(2, "eth0".to_owned()), (3, "veth0".to_owned())]);
+        let mut out = Vec::new();
+        Line::new(&key, flow, &names)
+            .print(&mut anstream::StripStream::new(&mut out))
+            .expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    /// A way out, and one back.
+    fn ways() -> [Half<Addr4>; 2] {
+        let there = Half {
             action: action::WIRE,
-            rewrite: rewrite::SRC,
             out_ifindex: 2,
             packets: 12,
             ..Half::default()
         };
-        let names = HashMap::from([(2, "eth0".to_owned())]);
-        let mut out = Vec::new();
-        Line::new(&key, &flow, &names)
-            .print(&mut anstream::StripStream::new(&mut out))
-            .expect("a vector takes everything");
+        let back = Half {
+            action: action::PEER,
+            out_ifindex: 3,
+            ..Half::default()
+        };
+        [there, back]
+    }
+
+    #[test]
+    fn a_masqueraded_flow_reads_well() {
+        let [there, _] = ways();
+        let there = Half {
+            src: NODE.into(),
+            sport: 40_001_u16.to_be(),
+            rewrite: rewrite::SRC,
+            ..there
+        };
+        let flow = Flow {
+            state: state::ANSWERED | state::ASSURED | state::BYPASS | state::STICKY,
+            halves: [there, Half::default()],
+            ..Flow::default()
+        };
         assert_eq!(
-            String::from_utf8(out).expect("text"),
-            "tcp 10.0.0.2:40000 <-> 198.51.100.7:443 answered\n  \
+            printed(&flow),
+            "tcp 10.0.0.2:40000 <-> 198.51.100.7:443 answered assured bypass sticky\n  \
              -> onto the wire, by eth0, source 192.0.2.1:40001, 12 packets past the stack\n  \
              <- not learned, 0 packets past the stack\n"
+        );
+    }
+
+    #[test]
+    fn a_way_counts_only_where_the_flow_takes_the_bypass() {
+        let flow = |state| Flow {
+            state,
+            halves: ways(),
+            ..Flow::default()
+        };
+        assert_eq!(
+            printed(&flow(state::ANSWERED | state::BYPASS)),
+            "tcp 10.0.0.2:40000 <-> 198.51.100.7:443 answered bypass\n  \
+             -> onto the wire, by eth0, 12 packets past the stack\n  \
+             <- into the pod, by veth0, 0 packets past the stack\n"
+        );
+        assert_eq!(
+            printed(&flow(state::ANSWERED)),
+            "tcp 10.0.0.2:40000 <-> 198.51.100.7:443 answered\n  \
+             -> to the stack, 12 packets past the stack\n  \
+             <- to the stack, 0 packets past the stack\n"
+        );
+    }
+
+    #[test]
+    fn what_is_none_of_ours_says_so() {
+        let mut flow = Flow::default();
+        flow.halves[1].action = action::OTHERS;
+        assert_eq!(
+            printed(&flow),
+            "tcp 10.0.0.2:40000 <-> 198.51.100.7:443 \n  \
+             -> not learned, 0 packets past the stack\n  \
+             <- the host's own stack translates it, 0 packets past the stack\n"
         );
     }
 }

@@ -5,16 +5,74 @@ use std::{io, path::Path};
 use underpass_abi::map;
 
 use super::Failure;
-use crate::datapath::{lock::Lock, object};
+use crate::datapath::{
+    Maps,
+    lock::Lock,
+    object::{self, FLOWS_ASKED},
+    policy,
+};
 
-pub(super) fn run(root: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
-    let pins = object::open_or_load(root)?;
+pub(super) fn run(
+    root: &Path,
+    flows: Option<u32>,
+    out: &mut impl io::Write,
+) -> Result<(), Failure> {
+    let pins = object::open_or_load_sized(root, flows)?;
+    let maps = Maps::open(&pins)?;
+    let loaded = maps.node()?.flows;
+    match flows {
+        Some(asked) if asked != loaded => return Err(Failure::Loaded { loaded, asked }),
+        _ => policy::refresh(&maps)?,
+    }
     let lock = Lock::acquire(root)?;
     object::load_missing(&lock, &pins, map::PROGRAMS.iter().copied())?;
     writeln!(
         out,
-        "all programs are loaded and pinned at {}",
+        "all programs are loaded and pinned at {}, with flow tables of {loaded} entries",
         pins.folder().display()
     )?;
     Ok(())
+}
+
+/// The size of a flow table.
+pub(super) fn flows(text: &str) -> Result<u32, String> {
+    let asked = text.parse().ok();
+    asked
+        .filter(|flows: &u32| flows.is_power_of_two() && FLOWS_ASKED.contains(flows))
+        .ok_or_else(|| {
+            format!(
+                "it must be a power of two from {} to {}",
+                FLOWS_ASKED.start(),
+                FLOWS_ASKED.end()
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_table_is_a_power_of_two_within_bounds() {
+        for good in [1_024, 65_536, 4_194_304] {
+            assert_eq!(flows(&good.to_string()), Ok(good));
+        }
+        for bad in [
+            "0",
+            "512",
+            "1000",
+            "65535",
+            "8388608",
+            "4294967296",
+            "-1024",
+            "many",
+            "",
+        ] {
+            let error = flows(bad).expect_err(bad);
+            assert!(
+                error.contains("power of two from 1024 to 4194304"),
+                "{error}"
+            );
+        }
+    }
 }

@@ -16,7 +16,7 @@ use underpass_abi::{
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
 use crate::{
-    datapath::{Maps, Pins, attach, feature::release},
+    datapath::{Maps, Pins, attach, feature::release, policy::Rules},
     error::Error,
     identity::ALIAS_PREFIX,
     netlink::{Netlink, link::Link},
@@ -27,8 +27,10 @@ use crate::{
 mod feature;
 mod last_add;
 mod port;
+mod stack;
 
 use feature::Feature;
+use stack::NetworkStack;
 
 /// Everything that is printed.
 #[derive(Serialize)]
@@ -42,6 +44,7 @@ struct Status {
     /// Raised by every change that flows must notice; 0 if nothing is loaded.
     epoch: u32,
     features: Vec<Feature>,
+    network_stack: NetworkStack,
     devices: Vec<Device>,
     endpoints: Vec<Endpoint>,
     host_ports: Vec<port::HostPort>,
@@ -110,25 +113,30 @@ pub(super) fn run(root: &Path, format: Format, out: &mut impl io::Write) -> Resu
 impl Status {
     fn collect(root: &Path) -> Result<Self, Error> {
         let pins = Pins::at(root);
+        let maps = if pins.are_complete() {
+            Some(Maps::open(&pins)?)
+        } else {
+            None
+        };
+        let state = maps.as_ref().map(Maps::state).transpose()?;
         let mut status = Self {
             version: env!("CARGO_PKG_VERSION"),
             abi: ABI,
             kernel: release(),
             bpf_root: root.display().to_string(),
-            loaded: pins.are_complete(),
-            epoch: 0,
+            loaded: maps.is_some(),
+            epoch: state.map_or(0, |state| state.epoch),
             features: feature::collect(),
+            network_stack: stack::collect(state.as_ref().map(Rules::in_force)),
             devices: Vec::new(),
             endpoints: Vec::new(),
             host_ports: Vec::new(),
             last_add: Times::of_last_add(root),
             counters: BTreeMap::new(),
         };
-        if !status.loaded {
+        let Some(maps) = maps else {
             return Ok(status);
-        }
-        let maps = Maps::open(&pins)?;
-        status.epoch = maps.state()?.epoch;
+        };
         let node = Netlink::open()?;
         let links: HashMap<u32, Link> = node
             .links()?
@@ -216,24 +224,8 @@ impl Status {
             )?;
         }
 
-        writeln!(out, "\n{HEADING}Kernel features{HEADING:#}")?;
-        for Feature {
-            name,
-            present,
-            reason,
-            purpose,
-        } in &self.features
-        {
-            let (style, word) = if *present {
-                (GOOD, "yes")
-            } else {
-                (FAINT, "no ")
-            };
-            writeln!(
-                out,
-                "  {name:<20} {style}{word}{style:#}  {reason}: {purpose}"
-            )?;
-        }
+        feature::print(&self.features, out)?;
+        self.network_stack.print(out)?;
         if !self.loaded {
             return Ok(());
         }
@@ -325,6 +317,17 @@ mod tests {
                 reason: "needs kernel 6.16".to_owned(),
                 purpose: "checksums",
             }],
+            network_stack: NetworkStack {
+                tcp_tracking: stack::TcpTracking::Absent,
+                ipsec_policies: false,
+                feed_ms: stack::FeedMs {
+                    tcp: None,
+                    udp: 9_216,
+                    icmp: 9_216,
+                    sctp: 9_216,
+                },
+                in_force: Some(true),
+            },
             devices: vec![Device {
                 name: "eth0".to_owned(),
                 ifindex: 2,
@@ -384,6 +387,15 @@ mod tests {
 
         Kernel features
           BPF_F_IPV6           no   needs kernel 6.16: checksums
+
+        Network stack
+          IPsec policies       none
+          TCP tracking         absent
+            The kernel has no connection tracking now. TCP is carried as if it were strict, which it is by default.
+          Fed every            UDP 9.2 s, ICMP 9.2 s, SCTP 9.2 s
+            So often a packet of each direction goes through the stack: connection tracking keeps the flow, and the
+            firewall is asked again. It is a third of the shortest net.netfilter.nf_conntrack_*_timeout* that applies,
+            and at most 10 s.
 
         Devices
           eth0             uplink  ingress: from_wire MISSING

@@ -35,7 +35,8 @@ pub(super) fn run(
     }
     let _only = Lock::try_acquire_trace(root)?.ok_or(Failure::TraceBusy)?;
     let maps = Maps::open(&pins)?;
-    let id = pins.program(map::FROM_POD)?.id();
+    // All programs that log share one map. This one is loaded on every node, and logs what it learns.
+    let id = pins.program(map::TO_WIRE)?.id();
     // From here on signals are read like any other event, so that the level is reset however the
     // trace ends.
     let mut interrupts = SigSet::empty();

@@ -78,7 +78,7 @@ fn null_is_the_default_and_keys_have_no_case() {
 fn every_key_is_obeyed() {
     let conf = network(
         r#""mtu":9000,"ipMasq":true,"nonMasqueradeCIDRs":["10.1.2.3/8","fd00::/8"],"uplinks":["eth*"],
-           "bypass":"eager","xdp":"native","isDefaultGateway":true,"enabledad":true,"bpfRoot":"/run/b","ipMasqBackend":"nftables""#,
+           "bypass":"off","xdp":"native","isDefaultGateway":true,"enabledad":true,"bpfRoot":"/run/b","ipMasqBackend":"nftables""#,
     )
     .expect("a valid config");
     assert_eq!(conf.mtu, Some(9000));
@@ -90,7 +90,7 @@ fn every_key_is_obeyed() {
         .collect();
     assert_eq!(nets, ["10.0.0.0/8", "fd00::/8"]);
     assert_eq!(conf.uplinks, Some(vec![Glob::new("eth*".to_owned())]));
-    assert_eq!(conf.bypass, Bypass::Eager);
+    assert_eq!(conf.bypass, Bypass::Off);
     assert_eq!(conf.xdp, Xdp::Native);
     assert_eq!(conf.default_gateway, DefaultGateway::Add);
     assert_eq!(conf.dad, Dad::On);
@@ -208,6 +208,18 @@ fn wrong_values_are_named() {
         r#""runtimeConfig":{"mac":"02:00"}"#,
         Code::InvalidConfig,
         "02:00",
+    );
+}
+
+#[test]
+fn a_mode_that_is_gone_says_so() {
+    for keys in [r#""bypass":"eager""#, r#""BYPASS":"eager","mtu":"1500""#] {
+        refused(keys, Code::InvalidConfig, "this mode is gone");
+    }
+    refused(
+        r#""bypass":"eager""#,
+        Code::InvalidConfig,
+        "use \"learned\"",
     );
 }
 

@@ -17,7 +17,7 @@ use underpass_abi::{
     endpoint::{Attachment, Destination, Device, Endpoint, Owner},
     flow::{Flow, Key},
     map,
-    node::State,
+    node::{Node, State},
 };
 
 use super::{Error, Pins};
@@ -193,13 +193,19 @@ impl Maps {
         self.update_state(|state| state.trace = level)
     }
 
+    /// What the programs were loaded with.
+    pub(crate) fn node(&self) -> Result<Node, Error> {
+        node(&self.pins)
+    }
+
     /// The node's state.
     pub(crate) fn state(&self) -> Result<State, Error> {
         let state: Array<_, State> = open(&self.pins, map::STATE, Map::Array)?;
         state.get(&0, 0).map_err(Error::map(map::STATE))
     }
 
-    fn update_state(&self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
+    /// Changes a part of it, and leaves the rest as it is. The caller holds the lock.
+    pub(super) fn update_state(&self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
         let mut map: Array<_, State> = open(&self.pins, map::STATE, Map::Array)?;
         let mut state = map.get(&0, 0).map_err(Error::map(map::STATE))?;
         change(&mut state);
@@ -220,31 +226,29 @@ impl Maps {
             .collect()
     }
 
-    /// The IPv4 flows, answered and opening.
+    /// The IPv4 flows.
     pub(crate) fn flows4(&self) -> Result<Vec<FlowEntry<Addr4>>, Error> {
-        self.flows([map::FLOWS4, map::OPENING4])
+        self.flows(map::FLOWS4)
     }
 
-    /// The IPv6 flows, answered and opening.
+    /// The IPv6 flows.
     pub(crate) fn flows6(&self) -> Result<Vec<FlowEntry<Addr6>>, Error> {
-        self.flows([map::FLOWS6, map::OPENING6])
+        self.flows(map::FLOWS6)
     }
 
-    fn flows<A: Family>(&self, names: [&'static str; 2]) -> Result<Vec<FlowEntry<A>>, Error>
+    fn flows<A: Family>(&self, name: &'static str) -> Result<Vec<FlowEntry<A>>, Error>
     where
         Key<A>: Pod,
         Flow<A>: Pod,
     {
+        let map: HashMap<_, Key<A>, Flow<A>> = open(&self.pins, name, Map::HashMap)?;
         let mut all = Vec::new();
-        for name in names {
-            let map: HashMap<_, Key<A>, Flow<A>> = open(&self.pins, name, Map::LruHashMap)?;
-            for entry in &map {
-                match entry {
-                    Ok(entry) => all.push(entry),
-                    // Evicted between two requests.
-                    Err(MapError::KeyNotFound) => {}
-                    Err(error) => return Err(Error::map(name)(error)),
-                }
+        for entry in &map {
+            match entry {
+                Ok(entry) => all.push(entry),
+                // Removed between two requests.
+                Err(MapError::KeyNotFound) => {}
+                Err(error) => return Err(Error::map(name)(error)),
             }
         }
         Ok(all)
@@ -264,6 +268,12 @@ impl Maps {
 mod aya_flags {
     /// `BPF_NOEXIST`.
     pub(super) const NO_EXIST: u32 = 1;
+}
+
+/// What the programs of these pins were loaded with.
+pub(super) fn node(pins: &Pins) -> Result<Node, Error> {
+    let constants: Array<_, Node> = open(pins, map::CONSTANTS, Map::Array)?;
+    constants.get(&0, 0).map_err(Error::map(map::CONSTANTS))
 }
 
 /// Opens a pinned map as the type that it must be: sizes of keys and values are compared with the

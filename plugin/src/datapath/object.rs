@@ -2,42 +2,82 @@
 //! verifier. Programs that few nodes need are loaded when the first device needs them.
 
 use std::{
-    collections::BTreeMap, fs::File, io::Read as _, panic::resume_unwind, path::Path, thread,
+    collections::BTreeMap, fs::File, io::Read as _, ops::RangeInclusive, panic::resume_unwind,
+    path::Path, thread,
 };
 
-use aya::{
-    Ebpf, EbpfLoader, Pod,
-    maps::{Array, Map},
-    programs::Program,
-};
+use aya::{Ebpf, EbpfLoader, Pod, maps::Array, programs::Program};
 use nix::{
     sys::{
         resource::{RLIM_INFINITY, Resource, setrlimit},
         sysinfo::sysinfo,
     },
     time::{ClockId, clock_getres},
+    unistd::{SysconfVar, sysconf},
 };
 use underpass_abi::{
     map,
     node::{NODE_SYMBOL, Node, State},
 };
 
-use super::{Error, Pins, feature, lock::Lock, pin::Folder};
+use super::{Error, Pins, feature, lock::Lock, pin::Folder, policy::Rules};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
-/// Memory per flow that the node has in all: a 4 GiB machine keeps 32,768 flows of each family.
-const MEMORY_PER_FLOW: u64 = 128 * 1024;
-/// Bounds for the number of flows of each family.
-const FLOWS_MIN: u64 = 1 << 14;
-const FLOWS_MAX: u64 = 1 << 19;
-/// Flows heard from one end only have a quarter of the room of the others.
-const OPENING_SHARE: u32 = 4;
-/// One pod may have half-open flows for a quarter of that room: a masqueraded flow has two entries.
-const QUOTA_SHARE: u32 = 8;
+/// Memory per entry of a flow table that the node has in all: a 4 GiB machine has 65,536 of each family. What
+/// is there from the first is 88 bytes for each, of the two families together.
+const MEMORY_PER_FLOW: u64 = 64 * 1024;
+/// Bounds for the entries of a flow table, unless somebody asks for more or less.
+const FLOWS_MIN: u64 = 1 << 15;
+const FLOWS_MAX: u64 = 1 << 20;
+/// How many entries of each flow table may be asked for: a power of two.
+pub(crate) const FLOWS_ASKED: RangeInclusive<u32> = 1 << 10..=1 << 22;
+/// One pod may have half-open flows for a sixteenth of a flow table: a masqueraded flow has two entries.
+const QUOTA_SHARE: u32 = 32;
+
+/// Tables that evict what was not used for the longest time.
+///
+/// Each CPU that inserts into such a table takes up to 128 free entries for itself (`LOCAL_FREE_TARGET` of
+/// `kernel/bpf/bpf_lru_list.c`), so a small table on a machine with many CPUs would be spent by those
+/// that have no use for it. They have room for that many twice.
+const EVICTING: [Evicting; 4] = [
+    Evicting::new(map::FRAGMENTS4, 1 << 12, 256),
+    Evicting::new(map::FRAGMENTS6, 1 << 12, 256),
+    Evicting::new(map::HALF_OPEN, 1 << 14, 256),
+    // Of the programs alone, so its name is not in the ABI. An entry takes 2 KiB: each CPU has room for what
+    // it keeps, and no more.
+    Evicting::new("HELD", 1 << 8, 130),
+];
+
+/// One of them.
+#[derive(Clone, Copy, Debug)]
+struct Evicting {
+    name: &'static str,
+    /// Entries at least.
+    least: u32,
+    /// Entries for each CPU, at least.
+    each: u32,
+}
+
+impl Evicting {
+    const fn new(name: &'static str, least: u32, each: u32) -> Self {
+        Self { name, least, each }
+    }
+
+    /// Entries on a machine with so many CPUs.
+    fn entries(self, cpus: u32) -> u32 {
+        self.each.saturating_mul(cpus).max(self.least)
+    }
+}
 
 /// Opens the pins, after loading and pinning the maps and the usual programs if this is the first call since boot.
 pub(crate) fn open_or_load(root: &Path) -> Result<Pins, Error> {
+    open_or_load_sized(root, None)
+}
+
+/// As [`open_or_load`]; if it loads, then with flow tables of so many entries (one of [`FLOWS_ASKED`]),
+/// else of what the node's memory suggests.
+pub(crate) fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins, Error> {
     let pins = Pins::at(root);
     if pins.are_complete() {
         return Ok(pins);
@@ -46,7 +86,7 @@ pub(crate) fn open_or_load(root: &Path) -> Result<Pins, Error> {
     let _lock = Lock::acquire(root)?;
     // Another call may have been first.
     if !pins.are_complete() {
-        load(&pins)?;
+        load(&pins, flows.unwrap_or_else(|| flow_count(memory())))?;
     }
     Ok(pins)
 }
@@ -68,15 +108,15 @@ pub(crate) fn load_missing(
         return Ok(());
     }
     raise_memory_limit();
-    let constants: Array<_, Node> = super::map::open(pins, map::CONSTANTS, Map::Array)?;
-    let node = constants.get(&0, 0).map_err(Error::map(map::CONSTANTS))?;
+    let node = super::map::node(pins)?;
     let folder = pins.folder();
     load_programs(&mut parse(&node, &folder)?, &missing, &folder)
 }
 
-fn load(pins: &Pins) -> Result<(), Error> {
+fn load(pins: &Pins, flows: u32) -> Result<(), Error> {
     raise_memory_limit();
-    let node = Node::new(jiffies_per_second(), random_key()?, feature::present()?);
+    let (hz, key, features) = (jiffies_per_second(), random_key()?, feature::present()?);
+    let node = Node::new(hz, key, features, flows);
     let unfinished = pins.begin()?;
     match load_into(unfinished.folder(), node) {
         Ok(()) => unfinished.complete(),
@@ -90,20 +130,25 @@ fn load(pins: &Pins) -> Result<(), Error> {
 fn load_into(folder: &Folder, node: Node) -> Result<(), Error> {
     let mut object = parse(&node, folder)?;
     fill(&mut object, map::CONSTANTS, node)?;
-    fill(&mut object, map::STATE, State { epoch: 1, trace: 0 })?;
+    let mut state = State {
+        epoch: 1,
+        ..State::default()
+    };
+    Rules::wanted().put(&mut state);
+    fill(&mut object, map::STATE, state)?;
     load_programs(&mut object, map::USUAL_PROGRAMS, folder)
 }
 
 /// Reads the object, and makes and pins those of its maps that are not pinned there.
 fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
-    let flows = flow_count(memory());
     let mut loader = EbpfLoader::new();
     loader.override_global(NODE_SYMBOL, node, true);
-    for name in [map::FLOWS4, map::FLOWS6] {
-        loader.map_max_entries(name, flows);
+    for name in [map::FLOWS4, map::FLOWS6, map::SLOTS4, map::SLOTS6] {
+        loader.map_max_entries(name, node.flows);
     }
-    for name in [map::OPENING4, map::OPENING6] {
-        loader.map_max_entries(name, opening_count(flows));
+    let cpus = cpus();
+    for table in EVICTING {
+        loader.map_max_entries(table.name, table.entries(cpus));
     }
     for &name in map::MAPS {
         loader.map_pin_path(name, folder.map(name));
@@ -151,7 +196,7 @@ fn load_program(program: &mut Program, name: &'static str, folder: &Folder) -> R
 }
 
 /// The tick of the coarse clock is the jiffy.
-fn jiffies_per_second() -> u32 {
+pub(super) fn jiffies_per_second() -> u32 {
     const NANOSECONDS: i64 = 1_000_000_000;
     const USUAL: u32 = 250;
     let Ok(jiffy) = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE) else {
@@ -180,20 +225,24 @@ fn memory() -> u64 {
     sysinfo().map_or(0, |info| info.ram_total())
 }
 
-/// Entries of a flow map on a node with that many bytes of memory: a power of two.
+/// CPUs that are online, whether this process may run there or not.
+fn cpus() -> u32 {
+    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
+    online
+        .and_then(|cpus| u32::try_from(cpus).ok())
+        .unwrap_or(1)
+}
+
+/// Entries of a flow table on a node with that many bytes of memory: a power of two.
 fn flow_count(memory: u64) -> u32 {
     let fitting = (memory / MEMORY_PER_FLOW).clamp(FLOWS_MIN, FLOWS_MAX);
     1 << fitting.ilog2()
 }
 
-/// Entries of a map of opening flows, beside one of so many flows.
-const fn opening_count(flows: u32) -> u32 {
-    flows / OPENING_SHARE
-}
-
-/// How many half-open flows a pod of this node may have, unless its network says otherwise.
-pub(crate) fn half_open_limit() -> u32 {
-    opening_count(flow_count(memory())) / QUOTA_SHARE
+/// How many half-open flows a pod may have beside flow tables of so many entries, unless its network says
+/// otherwise.
+pub(crate) const fn half_open_limit(flows: u32) -> u32 {
+    flows / QUOTA_SHARE
 }
 
 #[cfg(test)]
@@ -201,12 +250,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flow_maps_grow_with_the_machine() {
+    fn flow_tables_grow_with_the_machine() {
         const GIB: u64 = 1 << 30;
-        assert_eq!(flow_count(GIB / 2), 1 << 14);
-        assert_eq!(flow_count(4 * GIB), 1 << 15);
-        assert_eq!(flow_count(4 * GIB - 1), 1 << 14);
-        assert_eq!(flow_count(1024 * GIB), 1 << 19);
+        assert_eq!(flow_count(GIB / 2), 1 << 15);
+        assert_eq!(flow_count(4 * GIB), 1 << 16);
+        assert_eq!(flow_count(4 * GIB - 1), 1 << 15);
+        assert_eq!(flow_count(1024 * GIB), 1 << 20);
+    }
+
+    #[test]
+    fn whatever_the_size_of_a_table_a_pod_has_a_quota() {
+        assert_eq!(half_open_limit(1 << 14), 512);
+        assert_eq!(half_open_limit(1 << 19), 16_384);
+        assert_eq!(half_open_limit(*FLOWS_ASKED.start()), 32);
+    }
+
+    #[test]
+    fn tables_that_evict_have_room_for_what_each_cpu_keeps() {
+        let entries = |cpus| EVICTING.map(|table| (table.name, table.entries(cpus)));
+        let of = |fragments, half_open, held| {
+            [
+                (map::FRAGMENTS4, fragments),
+                (map::FRAGMENTS6, fragments),
+                (map::HALF_OPEN, half_open),
+                ("HELD", held),
+            ]
+        };
+        assert_eq!(entries(1), of(4_096, 16_384, 256));
+        assert_eq!(entries(2), of(4_096, 16_384, 260));
+        assert_eq!(entries(32), of(8_192, 16_384, 4_160));
+        assert_eq!(entries(256), of(65_536, 65_536, 33_280));
+        assert!(cpus() >= 1);
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, fmt, os::fd::AsRawFd as _};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     link::{
-        AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoNetkit, InfoPortKind,
-        InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
-        NetkitMode, State,
+        AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoNetkit,
+        InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType,
+        LinkMessage, NetkitMode, State,
     },
     stats::{StatsFilterMask, StatsMessage},
 };
@@ -66,6 +66,8 @@ pub(crate) struct Link {
     pub(crate) in_vrf: bool,
     /// Of a veth or netkit: the index of the peer, in the peer's namespace.
     pub(crate) peer: Option<u32>,
+    /// Its own `net.ipv4.conf.<name>.rp_filter`.
+    pub(crate) rp_filter: i32,
     /// XDP programs.
     pub(crate) xdp: Vec<Attached>,
 }
@@ -93,6 +95,7 @@ impl Link {
                         link.mac = Mac(mac);
                     }
                 }
+                LinkAttribute::AfSpecUnspec(families) => link.rp_filter = rp_filter(&families),
                 LinkAttribute::Xdp(description) => link.xdp = xdp::attached(&description),
                 LinkAttribute::LinkInfo(infos) => {
                     for info in infos {
@@ -118,6 +121,18 @@ impl Link {
     pub(crate) fn is_paired(&self) -> bool {
         matches!(self.kind, Some(InfoKind::Veth | InfoKind::Netkit))
     }
+}
+
+/// Zero, which changes nothing, if the device has no IPv4.
+fn rp_filter(families: &[AfSpecUnspec]) -> i32 {
+    let settings = families.iter().find_map(|family| match family {
+        AfSpecUnspec::Inet(settings) => settings.iter().find_map(|settings| match settings {
+            AfSpecInet::DevConf(settings) => Some(settings.rp_filter),
+            _ => None,
+        }),
+        _ => None,
+    });
+    settings.unwrap_or(0)
 }
 
 /// The driver of a pair.
@@ -183,6 +198,13 @@ impl fmt::Display for By<'_> {
     }
 }
 
+/// Whether a device takes part in anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Admin {
+    Up,
+    Down,
+}
+
 /// Attributes of an existing device to change in one request; those that are `None` or false stay
 /// as they are.
 #[derive(Clone, Copy, Default, Debug)]
@@ -191,8 +213,8 @@ pub(crate) struct Change<'a> {
     pub(crate) alias: Option<&'a str>,
     /// Keep the kernel from making an IPv6 link-local address of its own.
     pub(crate) no_addr_gen: bool,
-    /// Set the device up.
-    pub(crate) up: bool,
+    /// Set the device up or down.
+    pub(crate) admin: Option<Admin>,
 }
 
 impl Netlink {
@@ -235,9 +257,12 @@ impl Netlink {
     pub(crate) fn set_link(&self, device: &Device, change: Change<'_>) -> Result<(), Error> {
         let mut message = LinkMessage::default();
         message.header.index = device.index;
-        if change.up {
-            message.header.flags = LinkFlags::Up;
+        if let Some(admin) = change.admin {
             message.header.change_mask = LinkFlags::Up;
+            message.header.flags = match admin {
+                Admin::Up => LinkFlags::Up,
+                Admin::Down => LinkFlags::empty(),
+            };
         }
         if let Some(alias) = change.alias {
             message

@@ -10,11 +10,11 @@ use std::{
 };
 
 use netlink_packet_core::{
-    NLM_F_DUMP_INTR, NLMSG_ALIGNTO, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkMessage,
-    NetlinkPayload,
+    Emitable as _, NLA_HEADER_SIZE, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_ALIGNTO, NLMSG_DONE,
+    NLMSG_ERROR, NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator,
 };
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_sys::{SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::SocketAddr;
 
 /// Room for one datagram, in bytes. The kernel fills those of a list up to half of it.
 const ROOM: usize = 64 * 1024;
@@ -32,10 +32,10 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Opens one in the network namespace of the calling thread. The kernel filters lists as the
-    /// request says, or refuses it.
-    pub(super) fn open() -> io::Result<Self> {
-        let mut inner = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+    /// Opens one for a netlink protocol, in the network namespace of the calling thread. The kernel
+    /// filters lists as the request says, or refuses it.
+    pub(super) fn open(protocol: isize) -> io::Result<Self> {
+        let mut inner = netlink_sys::Socket::new(protocol)?;
         inner.bind_auto()?;
         inner.connect(&SocketAddr::new(0, 0))?;
         inner.set_netlink_get_strict_chk(true)?;
@@ -75,6 +75,21 @@ impl Socket {
                 }))
             })
             .collect()
+    }
+
+    /// Asks for one object by a message that `netlink-packet-route` does not know: its type, and what
+    /// follows its header. Returns what follows the header of the answer.
+    pub(super) fn ask(&self, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+        let sequence = self.sequence.get() + 1;
+        self.sequence.set(sequence);
+        self.inner.send(&request(kind, sequence, body), 0)?;
+        let mut payload = Vec::new();
+        let note = |bytes: &[u8]| {
+            payload.extend_from_slice(bytes);
+            false
+        };
+        self.answer(Reader::new(sequence, Last::Object, note))??;
+        Ok(payload)
     }
 
     /// Sends requests in one datagram. Returns their numbers.
@@ -127,6 +142,20 @@ impl Socket {
             }
         }
     }
+}
+
+/// A request in bytes.
+fn request(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+    let mut header = NetlinkHeader::default();
+    let length = header.buffer_len() + body.len();
+    header.length = u32::try_from(length).unwrap_or(u32::MAX);
+    header.message_type = kind;
+    header.flags = NLM_F_REQUEST;
+    header.sequence_number = sequence;
+    let mut bytes = vec![0; header.buffer_len()];
+    header.emit(&mut bytes);
+    bytes.extend_from_slice(body);
+    bytes
 }
 
 /// What the kernel answered to a request.
@@ -211,6 +240,15 @@ fn ended(payload: &[u8]) -> Progress {
 pub(super) fn word(payload: &[u8], at: usize) -> Option<u32> {
     let bytes = payload.get(at..)?.first_chunk()?;
     Some(u32::from_ne_bytes(*bytes))
+}
+
+/// The value of an attribute among those that begin `at` so many bytes behind a message's header.
+pub(super) fn attribute(payload: &[u8], at: usize, kind: u16) -> Option<&[u8]> {
+    let attribute = NlasIterator::new(payload.get(at..)?)
+        .map_while(Result::ok)
+        .find(|attribute| attribute.kind() == kind)?;
+    let length = usize::from(attribute.length());
+    attribute.into_inner().get(NLA_HEADER_SIZE..length)
 }
 
 /// An object; none if it is of a kind or in a form that nobody here knows.

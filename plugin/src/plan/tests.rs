@@ -141,11 +141,11 @@ fn without_a_gateway_the_next_hop_is_link_local() {
 
 #[test]
 fn an_interface_without_ipam_has_only_its_ends() {
-    let plan = plan(&conf(r#""mtu":9000,"bypass":"eager""#), Given::default());
+    let plan = plan(&conf(r#""mtu":9000"#), Given::default());
     insta::assert_snapshot!(text(&plan), @r"
     host veth836d7657cb1 86:7a:88:d6:78:fb
     pod eth0 8e:c0:c6:a8:b9:f4
-    mtu 9000 flags 0b1011011
+    mtu 9000 flags 0b1001011
     ");
 }
 

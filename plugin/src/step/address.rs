@@ -17,7 +17,7 @@ use crate::{
     netlink::{
         Netlink,
         addr::Scope,
-        link::{Change, Device, Link, Mac},
+        link::{Admin, Change, Device, Link, Mac},
     },
     plan::Plan,
 };
@@ -27,7 +27,7 @@ pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error
     pod.set_link(
         &pair.pod,
         Change {
-            up: true,
+            admin: Some(Admin::Up),
             no_addr_gen: sysctl::has_ipv6(),
             ..Change::default()
         },

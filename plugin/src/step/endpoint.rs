@@ -9,28 +9,36 @@ use underpass_abi::{
 };
 use underpass_cni::IpConfig;
 
-use super::{Undo, link::Pair};
+use super::{
+    Undo,
+    link::{self, Pair},
+};
 use crate::{
     datapath::{Maps, Pins, lock::Lock, object::half_open_limit},
     error::Error,
-    netlink::link::Link,
+    netlink::{Netlink, link::Link},
     plan::Plan,
 };
 
 /// Writes the entries. The programs see them before they are attached.
-pub(crate) fn apply(
+pub(crate) fn apply<'a>(
+    node: &'a Netlink,
     maps: &mut Maps,
     plan: &Plan,
     pair: &Pair,
-    undo: &mut Undo<'_>,
+    undo: &mut Undo<'a>,
 ) -> Result<(), Error> {
     let owner = plan.identity.owner();
     let attachment = attachment(plan, pair);
     let pins = maps.pins().clone();
+    let half_open = match plan.half_open_limit {
+        Some(limit) => limit,
+        None => half_open_limit(maps.node()?.flows),
+    };
     {
         let _lock = Lock::acquire(pins.root())?;
         maps.add_attachment(owner, &attachment)?;
-        undo.push("endpoint", move || undo_apply(&pins, owner));
+        undo.push("endpoint", move || undo_apply(node, &pins, owner));
         maps.add_no_masquerade(attachment.network, &plan.no_masquerade)?;
     }
     maps.set_device(
@@ -43,7 +51,7 @@ pub(crate) fn apply(
             mac: plan.host.mac.0,
             masquerade4: masquerade_address(plan, IpAddr::is_ipv4),
             masquerade6: masquerade_address(plan, IpAddr::is_ipv6),
-            flow_cost: quota::cost(plan.half_open_limit.unwrap_or_else(half_open_limit)),
+            flow_cost: quota::cost(half_open),
             ..Device::default()
         },
     )?;
@@ -125,17 +133,14 @@ pub(crate) fn verify(
     Ok(())
 }
 
-/// Removes what an attachment put into maps while its device may still exist; the attachment itself
-/// stays known, so that a call that is killed now can be repeated.
-pub(crate) fn withdraw(maps: &mut Maps, attachment: &Attachment) -> Result<(), Error> {
+/// Removes what an attachment put into maps, and makes every flow validate itself again. The device is
+/// gone: a packet of a container that the programs do not know would leave as it is. The attachment
+/// itself goes last, so that a call that is killed can be repeated.
+pub(crate) fn revert(maps: &mut Maps, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
     for addr in addresses(attachment) {
         maps.remove_endpoint(addr, attachment.ifindex)?;
     }
-    Ok(maps.remove_device(attachment.ifindex)?)
-}
-
-/// Forgets the attachment, its device gone, and makes every flow validate itself again.
-pub(crate) fn forget(maps: &mut Maps, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
+    maps.remove_device(attachment.ifindex)?;
     let _lock = Lock::acquire(maps.pins().root())?;
     maps.remove_attachment(owner)?;
     let last = maps
@@ -148,11 +153,11 @@ pub(crate) fn forget(maps: &mut Maps, owner: Owner, attachment: &Attachment) -> 
     Ok(maps.raise_epoch()?)
 }
 
-fn undo_apply(pins: &Pins, owner: Owner) -> Result<(), Error> {
+fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {
     let mut maps = Maps::open(pins)?;
     if let Some(attachment) = maps.attachment(owner)? {
-        withdraw(&mut maps, &attachment)?;
-        forget(&mut maps, owner, &attachment)?;
+        link::revert(node, owner, Some(attachment.ifindex))?;
+        revert(&mut maps, owner, &attachment)?;
     }
     Ok(())
 }

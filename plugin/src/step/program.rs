@@ -10,6 +10,7 @@ use crate::{
         Maps, Pins,
         attach::{self, Changed, Place},
         lock::Lock,
+        policy::{self, Rules},
     },
     error::Error,
     glob::Glob,
@@ -76,6 +77,7 @@ pub(crate) fn outward(
         links: &links,
         addresses: &addresses,
         routes: &routes,
+        rp_filter: node.rp_filter()?,
     };
     Ok(Outward {
         uplinks: surroundings.uplinks(patterns),
@@ -101,17 +103,19 @@ pub(crate) fn repair_uplinks(
     }
 }
 
-/// Brings the uplinks up to date, then makes every flow validate itself again: the last change of
-/// an ADD to the maps.
+/// Brings the uplinks up to date, and what the programs must know of the node's own stack; then makes
+/// every flow validate itself again: the last change of an ADD to the maps.
 pub(crate) fn finish(node: &Netlink, maps: &mut Maps, uplinks: &[Uplink]) -> Result<(), Error> {
     // Nearly always all is well. The kernel answers such questions one after the other, so who asked
     // with the lock in hand would let everybody behind the lock wait for everybody before the kernel.
     let mut wrong = Vec::new();
     verify_uplinks(node, maps, uplinks, &mut wrong)?;
+    let rules = Rules::wanted();
     let lock = Lock::acquire(maps.pins().root())?;
     if !wrong.is_empty() {
         attach::reconcile_uplinks(&lock, node, maps, uplinks)?;
     }
+    policy::set(&lock, maps, rules)?;
     Ok(maps.raise_epoch()?)
 }
 
@@ -137,7 +141,7 @@ pub(crate) fn verify_uplinks(
     for uplink in uplinks {
         if maps.device(uplink.index)? != Some(uplink.device) {
             wrong.push(format!(
-                "the map DEVICES has other addresses, MTU or MAC than the uplink {}: the next ADD or GC corrects it",
+                "the map DEVICES has other addresses, MTU, MAC or reverse path filter than the uplink {}: the next ADD or GC corrects it",
                 uplink.name
             ));
         }

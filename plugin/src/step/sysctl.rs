@@ -3,67 +3,19 @@
 //! is enough.
 
 use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    fs::File,
     io::{self, Read as _, Write as _},
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
-use nix::{
-    fcntl::{self, OFlag},
-    sys::stat::Mode,
-};
+use nix::fcntl::OFlag;
 
-use crate::{conf::Dad, error::Error, netns::Netns, plan::Plan, uplink::Uplink};
+use crate::{conf::Dad, error::Error, netns::Netns, plan::Plan, sysctl::Tree, uplink::Uplink};
 
 /// Whether this kernel has IPv6 at all, so that devices can be told to make no addresses of their
 /// own: the programs drop what a container sends from addresses that nobody gave it.
 pub(super) fn has_ipv6() -> bool {
     // Not the folder of its settings: see `Tree`.
     Path::new("/proc/self/net/if_inet6").exists()
-}
-
-/// Where the settings of a namespace are.
-///
-/// The folders `ipv4` and `ipv6` of all namespaces have the same name and the same parent, so the
-/// kernel finds one among them by looking at one after the other: up to a millisecond on a node with a
-/// thousand containers. They are opened once, and everything else from there.
-struct Tree {
-    root: &'static Path,
-    families: RefCell<BTreeMap<String, OwnedFd>>,
-}
-
-impl Tree {
-    /// That of the calling thread, which must not change its namespace while the tree is in use.
-    fn new() -> Self {
-        Self::at(Path::new("/proc/sys/net"))
-    }
-
-    fn at(root: &'static Path) -> Self {
-        Self {
-            root,
-            families: RefCell::default(),
-        }
-    }
-
-    /// Opens a file, whose path begins with the family.
-    fn open(&self, path: &Path, flags: OFlag) -> io::Result<File> {
-        let mut components = path.components();
-        let family = components.next().ok_or(io::ErrorKind::NotFound)?;
-        let family = family.as_os_str().to_string_lossy().into_owned();
-        let mut families = self.families.borrow_mut();
-        if !families.contains_key(&family) {
-            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-            let folder = fcntl::open(&self.root.join(&family), flags, Mode::empty())?;
-            families.insert(family.clone(), folder);
-        }
-        let folder = &families[&family];
-        let flags = flags | OFlag::O_CLOEXEC;
-        let file = fcntl::openat(folder, components.as_path(), flags, Mode::empty())?;
-        Ok(file.into())
-    }
 }
 
 /// Which file below the tree, and what must be in it.
@@ -209,7 +161,7 @@ impl Setting {
     fn error(&self, tree: &Tree, action: &'static str, source: io::Error) -> Error {
         Error::Sysctl {
             action,
-            path: tree.root.join(&self.path),
+            path: tree.path(&self.path),
             source,
         }
     }

@@ -88,6 +88,7 @@ fn uplinks_are_found_by_addresses_and_default_routes() {
             default_route(4, "::/0", None),
             default_route(8, "0.0.0.0/0", None),
         ],
+        rp_filter: 0,
     };
     assert_eq!(
         names(&surroundings.uplinks(None)),
@@ -127,6 +128,7 @@ fn masquerade_uses_the_address_that_the_kernel_would_choose() {
             links: &links,
             addresses: &addresses,
             routes,
+            rp_filter: 0,
         };
         let uplinks = surroundings.uplinks(None);
         [uplinks[0].device.masquerade4, uplinks[0].device.masquerade6]
@@ -149,13 +151,78 @@ fn a_link_without_ethernet_is_marked() {
         links: &[tunnel, link(3, "eth0")],
         addresses: &[address(2, "10.8.0.1/24"), address(3, "192.0.2.1/24")],
         routes: &[],
+        rp_filter: 0,
     };
     let uplinks = surroundings.uplinks(None);
     assert_eq!(uplinks[0].device.flags, device::LAYER3);
     assert_eq!(uplinks[1].device.flags, 0);
     assert_eq!(uplinks[0].device.masquerade6, Addr::default());
-    assert_eq!(smallest_mtu(&uplinks), Some(1420));
-    assert_eq!(smallest_mtu(&[]), None);
+}
+
+#[test]
+fn a_vpn_makes_packets_small_only_where_it_is_the_way_out() {
+    let mut vpn = link(2, "tailscale0");
+    vpn.ethernet = false;
+    vpn.mtu = 1280;
+    let links = [
+        vpn,
+        link(3, "eth0"),
+        Link {
+            mtu: 9000,
+            ..link(4, "eth1")
+        },
+    ];
+    let addresses = [
+        address(2, "100.64.0.1/32"),
+        address(3, "192.0.2.1/24"),
+        address(4, "198.51.100.1/24"),
+    ];
+    let inherited = |links: &[Link], routes: &[Installed]| {
+        let surroundings = Surroundings {
+            links,
+            addresses: &addresses,
+            routes,
+            rp_filter: 0,
+        };
+        inherited_mtu(&surroundings.uplinks(None))
+    };
+    let by = |index| default_route(index, "0.0.0.0/0", None);
+    assert_eq!(inherited(&links, &[by(3)]), Some(1500));
+    assert_eq!(inherited(&links, &[by(4)]), Some(9000));
+    assert_eq!(inherited(&links, &[by(3), by(4)]), Some(1500));
+    assert_eq!(inherited(&links, &[by(2)]), Some(1280));
+    // One family's way out is as good as the other's.
+    let mixed = [by(4), default_route(2, "::/0", None)];
+    assert_eq!(inherited(&links, &mixed), Some(1280));
+    // Without any way out.
+    assert_eq!(inherited(&links, &[]), Some(1500));
+    assert_eq!(inherited(&links[..1], &[]), Some(1280));
+    assert_eq!(inherited(&[], &[]), None);
+}
+
+#[test]
+fn the_larger_reverse_path_filter_counts_and_only_1_is_strict() {
+    for (all, own, strict) in [
+        (0, 0, false),
+        (1, 0, true),
+        (0, 1, true),
+        (1, 1, true),
+        (2, 1, false),
+        (1, 2, false),
+    ] {
+        let surroundings = Surroundings {
+            links: &[Link {
+                rp_filter: own,
+                ..link(2, "eth0")
+            }],
+            addresses: &[address(2, "192.0.2.1/24")],
+            routes: &[],
+            rp_filter: all,
+        };
+        let flags = surroundings.uplinks(None)[0].device.flags;
+        let found = flags & device::STRICT_REVERSE_PATH != 0;
+        assert_eq!(found, strict, "all {all}, own {own}");
+    }
 }
 
 #[test]
@@ -169,6 +236,7 @@ fn a_link_in_a_vrf_is_marked() {
         links: &[enslaved, bonded],
         addresses: &[address(2, "192.0.2.1/24"), address(3, "198.51.100.1/24")],
         routes: &[],
+        rp_filter: 0,
     };
     let uplinks = surroundings.uplinks(None);
     assert_eq!(uplinks[0].device.flags, device::VRF);
@@ -197,6 +265,7 @@ fn addresses_of_dummy_devices_are_those_of_services() {
             local,
         ],
         routes: &[],
+        rp_filter: 0,
     };
     let services: Vec<_> = surroundings.service_addresses();
     let expected = ["10.96.0.1", "fd00:96::1", "169.254.20.10"];

@@ -70,7 +70,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     let given = lease::apply(request, &mut undo)?;
     time.lap("lease");
     let sandbox = path.to_string_lossy();
-    let mtu = uplink::smallest_mtu(&uplinks);
+    let mtu = uplink::inherited_mtu(&uplinks);
     let plan = Plan::new(identity, &conf, given, driver, mtu, &sandbox)?;
 
     let pair = link::apply(&node, &netns, &plan, &mut undo)?;
@@ -83,7 +83,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("container side");
     sysctl::apply_host(&plan, &uplinks)?;
     time.lap("sysctls");
-    endpoint::apply(&mut maps, &plan, &pair, &mut undo)?;
+    endpoint::apply(&node, &mut maps, &plan, &pair, &mut undo)?;
     let claims = Claims {
         owner: plan.identity.owner(),
         ifindex: pair.host.index,
@@ -98,7 +98,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     program::finish(&node, &mut maps, &uplinks)?;
     xdp::apply_uplinks(&node, &pins, &uplinks, xdp)?;
     time.lap("uplink programs");
-    link::open(&node, &pod, &pair)?;
+    link::open(&node, &pod, &plan, &pair, &mut undo)?;
     route::apply_host(&node, &plan, &pair)?;
     time.lap("host side");
     address::settle(&pod, &pair.pod, plan.addresses.iter().map(IpNet::addr))?;

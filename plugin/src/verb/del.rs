@@ -61,9 +61,9 @@ pub(super) fn take_ports(node: &Netlink, maps: &mut Maps, owner: Owner) -> Resul
     }
 }
 
-/// Removes map entries and devices of an attachment: first the entries that lead to the device,
-/// then the device, then what is known of the attachment, so that a call that is killed in between
-/// can be repeated.
+/// Removes map entries and devices of an attachment. First the container is silenced, and its host ports
+/// go to others; then the pair goes, which on a busy node takes a while and loses what is still on its
+/// way; and only then what the programs know of the container.
 pub(super) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> Result<(), Error> {
     let Some(maps) = maps else {
         return link::revert(node, owner, None);
@@ -74,8 +74,8 @@ pub(super) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> R
     if attachment.role == role::CHAINED {
         return foreign::revert(node, maps, owner, &attachment);
     }
+    link::close(node, owner, attachment.ifindex)?;
     port::revert(maps, owner, &attachment)?;
-    endpoint::withdraw(maps, &attachment)?;
     link::revert(node, owner, Some(attachment.ifindex))?;
-    endpoint::forget(maps, owner, &attachment)
+    endpoint::revert(maps, owner, &attachment)
 }

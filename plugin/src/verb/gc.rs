@@ -9,7 +9,7 @@ use underpass_cni::NetworkRequest;
 use super::del;
 use crate::{
     conf::Conf,
-    datapath::{Maps, Pins, lock::Lock},
+    datapath::{Maps, Pins, lock::Lock, policy},
     error::Error,
     identity::{Alias, Identity, network_id},
     netlink::Netlink,
@@ -94,6 +94,7 @@ fn collect(
         let conf = Conf::of_network(&request.conf)?;
         let outward = program::outward(&node, maps, conf.uplinks.as_deref())?;
         program::repair_uplinks(&node, maps, &outward.uplinks)?;
+        policy::refresh(maps)?;
         port::refresh(&node, maps, &outward.services)?;
     }
     Ok(())

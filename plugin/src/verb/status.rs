@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
+use tracing::warn;
 use underpass_cni::{Error as CniError, NetworkRequest};
 
 use super::del;
 use crate::{
-    conf::Conf,
-    datapath::{Pins, attach, feature},
+    conf::{Bypass, Conf},
+    datapath::{Pins, attach, feature, policy::Stack},
     error::Error,
     identity::{Alias, network_id},
     netlink::{Netlink, link::By},
@@ -31,6 +32,12 @@ pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     }
     link::driver(conf.device).map_err(|error| CniError::not_available(error.to_string()))?;
     ready(&conf.bpf_root, &request.conf.name)?;
+    // No reason to send no containers here.
+    if conf.bypass == Bypass::Learned
+        && let Some(remark) = Stack::look().remark()
+    {
+        warn!("{remark}");
+    }
     Ok(lease::status(request)?)
 }
 

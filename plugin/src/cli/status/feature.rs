@@ -1,9 +1,10 @@
 //! What newer kernels have that this one may lack.
 
-use std::fs;
+use std::{fs, io};
 
 use serde::Serialize;
 
+use super::{FAINT, GOOD, HEADING};
 use crate::datapath::{
     feature::{self, FEATURES},
     netkit,
@@ -64,4 +65,27 @@ pub(super) fn collect() -> Vec<Feature> {
         purpose: "programs run as machine code, several times faster than interpreted",
     });
     features
+}
+
+/// Prints the section.
+pub(super) fn print(features: &[Feature], out: &mut impl io::Write) -> io::Result<()> {
+    writeln!(out, "\n{HEADING}Kernel features{HEADING:#}")?;
+    for Feature {
+        name,
+        present,
+        reason,
+        purpose,
+    } in features
+    {
+        let (style, word) = if *present {
+            (GOOD, "yes")
+        } else {
+            (FAINT, "no ")
+        };
+        writeln!(
+            out,
+            "  {name:<20} {style}{word}{style:#}  {reason}: {purpose}"
+        )?;
+    }
+    Ok(())
 }

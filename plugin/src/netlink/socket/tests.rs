@@ -1,5 +1,6 @@
 use netlink_packet_core::{DoneMessage, NLM_F_MULTIPART};
 use netlink_packet_route::address::AddressMessage;
+use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::*;
 
@@ -37,6 +38,39 @@ fn bytes(messages: impl IntoIterator<Item = NetlinkMessage<RouteNetlinkMessage>>
         message.serialize(&mut all[start..]);
     }
     all
+}
+
+#[test]
+fn a_request_in_bytes_has_a_header() {
+    let bytes = request(82, SEQUENCE, &[2, 0, 0, 0]);
+    let message = NetlinkBuffer::new_checked(&bytes).expect("a message");
+    assert_eq!(message.message_type(), 82);
+    assert_eq!(message.flags(), NLM_F_REQUEST);
+    assert_eq!(message.sequence_number(), SEQUENCE);
+    assert_eq!(message.payload(), [2, 0, 0, 0]);
+}
+
+#[test]
+fn an_attribute_is_found_behind_others() {
+    let one = 5_u16.to_ne_bytes();
+    let (first, second) = (3_u16.to_ne_bytes(), 1_u16.to_ne_bytes());
+    let payload = [
+        // What precedes the attributes.
+        &[9, 9, 9, 9],
+        // A value of one byte, padded.
+        one.as_slice(),
+        &first,
+        &[7, 0, 0, 0],
+        &8_u16.to_ne_bytes(),
+        &second,
+        &[1, 2, 3, 4],
+    ]
+    .concat();
+    assert_eq!(attribute(&payload, 4, 3), Some([7].as_slice()));
+    assert_eq!(attribute(&payload, 4, 1), Some([1, 2, 3, 4].as_slice()));
+    assert_eq!(attribute(&payload, 4, 2), None);
+    assert_eq!(attribute(&payload[..14], 4, 1), None, "cut short");
+    assert_eq!(attribute(&[], 4, 1), None);
 }
 
 fn indices(answer: &Answer) -> Vec<u32> {
@@ -165,7 +199,7 @@ fn the_kernel_answers_questions_in_one_go_each_for_itself() {
         message.header.index = index;
         RouteNetlinkMessage::GetLink(message)
     };
-    let socket = Socket::open().expect("a socket");
+    let socket = Socket::open(NETLINK_ROUTE).expect("a socket");
     let absent = u32::MAX >> 1;
     // Every network namespace has a loopback device, whose number is 1.
     let answers = socket

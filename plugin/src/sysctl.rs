@@ -1,0 +1,96 @@
+//! The files below `/proc/sys/net`.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read as _},
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    fcntl::{self, OFlag},
+    sys::stat::Mode,
+};
+
+/// Where the settings of a namespace are.
+///
+/// The folders `ipv4` and `ipv6` of all namespaces have the same name and the same parent, so the
+/// kernel finds one among them by looking at one after the other: up to a millisecond on a node with a
+/// thousand containers. They are opened once, and everything else from there.
+pub(crate) struct Tree {
+    root: &'static Path,
+    families: RefCell<BTreeMap<String, OwnedFd>>,
+}
+
+impl Tree {
+    /// That of the calling thread, which must not change its namespace while the tree is in use.
+    pub(crate) fn new() -> Self {
+        Self::at(Path::new("/proc/sys/net"))
+    }
+
+    pub(crate) fn at(root: &'static Path) -> Self {
+        Self {
+            root,
+            families: RefCell::default(),
+        }
+    }
+
+    /// Opens a file, whose path begins with the family.
+    pub(crate) fn open(&self, path: &Path, flags: OFlag) -> io::Result<File> {
+        let mut components = path.components();
+        let family = components.next().ok_or(io::ErrorKind::NotFound)?;
+        let family = family.as_os_str().to_string_lossy().into_owned();
+        let mut families = self.families.borrow_mut();
+        if !families.contains_key(&family) {
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            let folder = fcntl::open(&self.root.join(&family), flags, Mode::empty())?;
+            families.insert(family.clone(), folder);
+        }
+        let folder = &families[&family];
+        let flags = flags | OFlag::O_CLOEXEC;
+        let file = fcntl::openat(folder, components.as_path(), flags, Mode::empty())?;
+        Ok(file.into())
+    }
+
+    /// Where a file is, for people.
+    pub(crate) fn path(&self, path: &Path) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// The number in a file; none if there is no such file, or no such number in it.
+    pub(crate) fn number(&self, path: impl AsRef<Path>) -> Option<u32> {
+        let mut text = String::new();
+        let mut file = self.open(path.as_ref(), OFlag::O_RDONLY).ok()?;
+        file.read_to_string(&mut text).ok()?;
+        text.trim().parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::{env, fs};
+
+    #[test]
+    fn what_is_no_number_is_none() {
+        let folder = env::temp_dir().join(format!("underpass-tree-{}", std::process::id()));
+        fs::create_dir(&folder).expect("the temporary folder is writable");
+        for (name, text) in [
+            ("seconds", "30\n"),
+            ("negative", "-1\n"),
+            ("word", "auto\n"),
+        ] {
+            fs::write(folder.join(name), text).expect("the temporary folder is writable");
+        }
+        let tree = Tree::at(Box::leak(env::temp_dir().into_boxed_path()));
+        let name = folder.file_name().map(Path::new).expect("just named");
+        assert_eq!(tree.number(name.join("seconds")), Some(30));
+        for other in ["negative", "word", "missing"] {
+            assert_eq!(tree.number(name.join(other)), None, "{other}");
+        }
+        fs::remove_dir_all(folder).expect("just written");
+    }
+}
