@@ -70,6 +70,15 @@ mod chunk {
     pub(super) const I_DATA: u8 = 64;
 }
 
+/// Whether a chunk that begins like this carries data, or acknowledges some.
+#[inline(always)]
+fn is_data(chunk: Result<u16, Short>) -> bool {
+    chunk.is_ok_and(|start| {
+        let [kind, _flags] = start.to_ne_bytes();
+        matches!(kind, chunk::DATA | chunk::SACK | chunk::I_DATA)
+    })
+}
+
 /// Length of SCTP's common header, in bytes: the first chunk follows.
 const SCTP_HEADER: u32 = 12;
 
@@ -113,11 +122,7 @@ impl L4 {
         }
         if protocol == protocol::TCP || protocol == protocol::UDP || protocol == protocol::SCTP {
             let [sport, dport]: [u16; 2] = packet.load(offset)?;
-            let control = protocol == protocol::SCTP
-                && !matches!(
-                    packet.load::<u8>(offset + SCTP_HEADER),
-                    Ok(chunk::DATA | chunk::SACK | chunk::I_DATA)
-                );
+            let control = protocol == protocol::SCTP && !is_data(packet.load(offset + SCTP_HEADER));
             return Ok(Self {
                 kind: Kind::Flow,
                 sport,

@@ -74,6 +74,13 @@ for_both_families! {
             IpHeaders::Ipv6(header, _) => header.hop_limit,
         };
         prop_assert_eq!(I::ttl(&head.header), ttl);
+        let class = match &headers {
+            IpHeaders::Ipv4(header, _) => u32::from(header.dscp.value() << 2 | header.ecn.value()),
+            IpHeaders::Ipv6(header, _) => {
+                (u32::from(header.traffic_class) << 20 | header.flow_label.value()).to_be()
+            }
+        };
+        prop_assert_eq!(I::class(&head.header), class);
 
         if head.kind != Kind::Flow {
             return Ok(());
@@ -180,6 +187,30 @@ fn extension_headers_are_walked_over_up_to_a_number() {
     let head: Head<V6> =
         parse(&with_extensions(MAX_EXTENSIONS + 1), 0, Depth::Whole).expect("a whole packet");
     assert_eq!((head.kind, head.tuple.sport), (Kind::Other, 0));
+}
+
+/// An IPv4 packet of SCTP with these chunks.
+fn with_chunks(chunks: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0; 20 + 12];
+    (packet[0], packet[9]) = (0x45, 132);
+    packet.extend(chunks);
+    packet
+}
+
+#[test]
+fn what_is_no_data_of_sctp_is_for_connection_tracking() {
+    // RFC 9260, section 3.2, and RFC 8260: DATA, SACK, I-DATA.
+    for kind in 0..=u8::MAX {
+        let packet = with_chunks(&[kind, 0, 0, 4]);
+        let whole: Head<crate::ip::V4> = parse(&packet, 0, Depth::Whole).expect("a whole packet");
+        let is_data = matches!(kind, 0 | 3 | 64);
+        assert_eq!(whole.control, !is_data, "a chunk of type {kind}");
+        let plain: Head<crate::ip::V4> = parse_plain(&packet, 0).expect("a plain packet");
+        assert_eq!(plain.control, whole.control, "a chunk of type {kind}");
+    }
+    let head: Head<crate::ip::V4> =
+        parse(&with_chunks(&[]), 0, Depth::Whole).expect("a packet without chunks");
+    assert!(head.control);
 }
 
 #[test]

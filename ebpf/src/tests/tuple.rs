@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use underpass_abi::{
-    addr::Addr6,
+    addr::{Addr6, Family},
     flow::{End, Tuple},
 };
 
@@ -19,6 +19,10 @@ fn any_tuple<I: Model>() -> impl Strategy<Value = Tuple<I::Addr>> {
     )
 }
 
+fn tag<A: Family>(tuple: Tuple<A>) -> u32 {
+    tuple.key().0.tag()
+}
+
 for_both_families! {
     #[test]
     fn both_directions_have_one_key(tuple in any_tuple::<I>()) {
@@ -33,6 +37,20 @@ for_both_families! {
         }
         prop_assert_eq!(key.0, if end == End::A { tuple } else { tuple.reversed() });
         prop_assert!((key.0.src, key.0.sport) <= (key.0.dst, key.0.dport));
+    }
+
+    #[test]
+    fn a_tag_knows_every_part_of_its_key(tuple in any_tuple::<I>(), bit in 0..16u32) {
+        prop_assert_eq!(tag(tuple), tag(tuple.reversed()));
+        // One part alone that is another: an entry of the same two hosts, or of the same port of another host.
+        for changed in [
+            Tuple { sport: tuple.sport ^ 1 << bit, ..tuple },
+            Tuple { dport: tuple.dport ^ 1 << bit, ..tuple },
+            Tuple { protocol: tuple.protocol ^ 1 << (bit % 8), ..tuple },
+        ] {
+            let is_turned = (tuple.key().1 == End::A) != (changed.key().1 == End::A);
+            prop_assert!(is_turned || tag(changed) != tag(tuple), "{changed:?}");
+        }
     }
 
     #[test]
