@@ -11,6 +11,9 @@ pub const PROTOCOL: u8 = 132;
 
 const HEADER: usize = 12;
 
+/// The verification tag of every association here, the same in both directions.
+const TAG: u32 = 0x1234_5678;
+
 /// Chunk types.
 pub mod chunk {
     /// Data.
@@ -49,17 +52,24 @@ impl Ends {
     }
 }
 
-/// Header with a checksum of 0, and a chunk padded to words.
+/// Header with a checksum of 0, and a chunk padded to words. Tags are such that connection tracking follows: who opens an association has
+/// none to send yet, and tells its own in the first word of what it sends, as the one who answers does.
 fn unsummed(sport: u16, dport: u16, chunk: u8, content: &[u8]) -> Vec<u8> {
     let length = u16::try_from(4 + content.len()).expect("a chunk that fits a packet");
+    let tag = if chunk == chunk::INIT { 0 } else { TAG };
+    let mut content = content.to_vec();
+    if matches!(chunk, chunk::INIT | chunk::INIT_ACK) {
+        let own = content.iter_mut().zip(TAG.to_be_bytes());
+        own.for_each(|(byte, tag)| *byte = tag);
+    }
     let mut packet = [
         &sport.to_be_bytes()[..],
         &dport.to_be_bytes(),
-        &0x1234_5678u32.to_be_bytes(),
+        &tag.to_be_bytes(),
         &[0; 4],
         &[chunk, 0],
         &length.to_be_bytes(),
-        content,
+        &content,
     ]
     .concat();
     packet.resize(packet.len().next_multiple_of(4), 0);
