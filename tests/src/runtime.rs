@@ -18,13 +18,16 @@ use crate::{
 /// The variable that `cargo xtask test vm --device` sets.
 const DEVICE: &str = "UNDERPASS_TEST_DEVICE";
 
+/// The variable for who wants to know whether a test fails because of the bypass: `off` is the control.
+const BYPASS: &str = "UNDERPASS_TEST_BYPASS";
+
 /// A network configuration as a plugin gets it.
 #[derive(Clone, Debug)]
 pub struct Conf(Value);
 
 impl Conf {
-    /// The default network of a node: both families, masqueraded, built-in IPAM. Its devices are what the
-    /// environment asks for ([`DEVICE`]), else what the plugin makes by default.
+    /// The default network of a node: both families, masqueraded, built-in IPAM. Its devices and its bypass are what the
+    /// environment asks for ([`DEVICE`], [`BYPASS`]), else what the plugin makes by default.
     #[must_use]
     pub fn new(node: &Node) -> Self {
         let conf = Self(json!({
@@ -40,10 +43,10 @@ impl Conf {
                 "routes": Family::BOTH.map(|family| json!({ "dst": family.everywhere() })),
             },
         }));
-        match env::var(DEVICE) {
-            Ok(device) => conf.with("device", device),
-            Err(_) => conf,
-        }
+        [(DEVICE, "device"), (BYPASS, "bypass")]
+            .into_iter()
+            .filter_map(|(variable, key)| Some((key, env::var(variable).ok()?)))
+            .fold(conf, |conf, (key, value)| conf.with(key, value))
     }
 
     /// The same network with a key set to another value.
