@@ -39,7 +39,10 @@ struct Scene {
 
 impl Scene {
     fn set(family: Family, options: &[Setting]) -> Result<Self> {
-        let lab = Lab::new()?;
+        Self::around(Lab::new()?, family, options)
+    }
+
+    fn around(lab: Lab, family: Family, options: &[Setting]) -> Result<Self> {
         let mappings = ["tcp", "udp"].map(
             |protocol| json!({ "hostPort": HOST, "containerPort": INSIDE, "protocol": protocol }),
         );
@@ -68,7 +71,7 @@ impl Scene {
     }
 
     /// Traffic with these options on every way; each client has the port that another one has already.
-    fn talk(&self, options: &[Setting]) -> Result<()> {
+    fn talk(&self, options: &[Setting], since: Since) -> Result<()> {
         let family = self.family;
         let remote = family.remote_at(PORT);
         let asked = SocketAddr::new(family.node(), HOST);
@@ -76,14 +79,14 @@ impl Scene {
         let mut open = Vec::new();
         for pod in [&self.server, &self.client] {
             let netns = pod.netns();
-            open.push(converse(netns, SOURCE, remote, options)?);
+            open.push(converse(netns, SOURCE, remote, options, since)?);
         }
         meter.expect(Counter::PortChanged, 2)?;
         for (netns, seen) in [
             (self.lab.world.netns(), family.gateway()),
             (self.client.netns(), self.client.ip(family)),
         ] {
-            let ends = converse(netns, SOURCE + 1, asked, options)?;
+            let ends = converse(netns, SOURCE + 1, asked, options, since)?;
             ensure!(ends.by_tcp.ip() == seen, "{ends:?}");
             ensure!(ends.by_udp.ip() == seen, "{ends:?}");
         }
@@ -103,10 +106,41 @@ struct Seen {
     by_udp: SocketAddr,
 }
 
-fn converse(netns: &Netns, source: u16, to: SocketAddr, options: &[Setting]) -> Result<Seen> {
-    let mut stream = tcp::Client::connect_from(netns, source, to)?;
+/// Since when the packets of a connection have options.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Since {
+    Opening,
+    /// Connection tracking has not seen the packets before by then, and takes what it sees now only if it is not strict about windows.
+    Middle,
+}
+
+impl Since {
+    /// A lab whose connection tracking takes such packets.
+    fn lab(self) -> Result<Lab> {
+        let lab = Lab::new()?;
+        let liberal = if self == Self::Middle { "1" } else { "0" };
+        let key = "net/netfilter/nf_conntrack_tcp_be_liberal";
+        lab.node.netns().set_sysctl(key, liberal)?;
+        Ok(lab)
+    }
+}
+
+fn converse(
+    netns: &Netns,
+    source: u16,
+    to: SocketAddr,
+    options: &[Setting],
+    since: Since,
+) -> Result<Seen> {
     let is_for_both = |setting: &&Setting| !setting.is_of_udp();
     let settings: Vec<Setting> = options.iter().filter(is_for_both).cloned().collect();
+    let first = if since == Since::Opening {
+        &settings[..]
+    } else {
+        &[]
+    };
+    let from = Family::of(to.ip()).port(source);
+    let mut stream = tcp::Client::connect_with(netns, from, to, first)?;
     stream.chat(2)?;
     stream.set(&settings)?;
     let by_tcp = stream.exchange(300_000, 300_000)?.seen;
@@ -137,7 +171,7 @@ fn without_checksum_offload(
         offload::take_off(node, Node::UPLINK)?;
         offload::take_off(world, World::LINK)?;
     }
-    scene.talk(&[])
+    scene.talk(&[], Since::Opening)
 }
 
 #[rstest]
@@ -149,7 +183,7 @@ fn with_a_checksum_of_zero(#[values(V4, V6)] family: Family) -> Result<()> {
         Capture::start(scene.lab.world.netns(), World::LINK)?,
         Capture::start(scene.server.netns(), Pod::IFNAME)?,
     ];
-    scene.talk(&options)?;
+    scene.talk(&options, Since::Middle)?;
     for capture in captures {
         let datagram = |bytes: &[u8]| checksum(bytes).is_some();
         capture
@@ -175,13 +209,13 @@ fn checksum(frame: &[u8]) -> Option<u16> {
     }
 }
 
-#[test]
-fn with_options_in_the_header() -> Result<()> {
+#[rstest]
+fn with_options_in_the_header(#[values(Since::Opening, Since::Middle)] since: Since) -> Result<()> {
     needs_root!();
     let options = [Setting::padded_header()];
-    let scene = Scene::set(V4, &[])?;
+    let scene = Scene::around(since.lab()?, V4, &[])?;
     let capture = Capture::start(scene.lab.world.netns(), World::LINK)?;
-    scene.talk(&options)?;
+    scene.talk(&options, since)?;
     let is_long = |bytes: &[u8]| frame::read(bytes).is_some() && bytes[14] & 0xf > 5;
     capture
         .wait_for(PATIENCE, is_long)
@@ -192,17 +226,18 @@ fn with_options_in_the_header() -> Result<()> {
 #[rstest]
 fn with_extension_headers(
     #[values(Extension::HopByHop, Extension::Destination)] kind: Extension,
+    #[values(Since::Opening, Since::Middle)] since: Since,
 ) -> Result<()> {
     needs_root!();
     let options = [Setting::extension_header(kind)];
-    let scene = Scene::set(V6, &[])?;
+    let scene = Scene::around(since.lab()?, V6, &[])?;
     // GSO packets with such a header stall where they are forwarded: the node answers that they are too big.
     for pod in [&scene.server, &scene.client] {
         offload::take_off(pod.netns(), Pod::IFNAME)?;
     }
     offload::take_off(scene.lab.world.netns(), World::LINK)?;
     let capture = Capture::start(scene.lab.world.netns(), World::LINK)?;
-    scene.talk(&options)?;
+    scene.talk(&options, since)?;
     let next = match kind {
         Extension::HopByHop => 0,
         Extension::Destination => 60,

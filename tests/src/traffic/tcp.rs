@@ -103,7 +103,7 @@ pub struct Exchange {
 impl Client {
     /// Connects from a namespace, from any port.
     pub fn connect(netns: &Netns, to: SocketAddr) -> Result<Self> {
-        Self::open(netns, None, to, patience())
+        Self::open(netns, None, to, &[], patience())
     }
 
     /// Connects from a given port.
@@ -113,22 +113,33 @@ impl Client {
 
     /// Connects from a given address and port.
     pub fn connect_between(netns: &Netns, from: SocketAddr, to: SocketAddr) -> Result<Self> {
-        Self::open(netns, Some(from), to, patience())
+        Self::connect_with(netns, from, to, &[])
+    }
+
+    /// Connects from a given address and port, by a socket that has these options from the first packet on.
+    pub fn connect_with(
+        netns: &Netns,
+        from: SocketAddr,
+        to: SocketAddr,
+        options: &[Setting],
+    ) -> Result<Self> {
+        Self::open(netns, Some(from), to, options, patience())
     }
 
     /// Connects from any port, waiting no longer than `patience`.
     pub fn try_connect(netns: &Netns, to: SocketAddr, patience: Duration) -> Result<Self> {
-        Self::open(netns, None, to, patience)
+        Self::open(netns, None, to, &[], patience)
     }
 
     fn open(
         netns: &Netns,
         from: Option<SocketAddr>,
         to: SocketAddr,
+        options: &[Setting],
         limit: Duration,
     ) -> Result<Self> {
         let stream = netns
-            .run(|| dial(from, to, limit))
+            .run(|| dial(from, to, options, limit))
             .with_context(|| format!("connect from {} to {to}", netns.name()))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(patience()))?;
@@ -190,8 +201,11 @@ impl Client {
 
 /// Fails unless `to` refuses a connection at once.
 pub fn is_refused(netns: &Netns, to: SocketAddr) -> Result<()> {
-    let answer = netns.run(|| dial(None, to, patience()));
-    let kind = answer.as_ref().err().map(io::Error::kind);
+    let answer = netns.run(|| dial(None, to, &[], patience()));
+    let kind = answer.as_ref().err().and_then(|error| {
+        let error = error.downcast_ref::<io::Error>();
+        error.map(io::Error::kind)
+    });
     ensure!(
         kind == Some(io::ErrorKind::ConnectionRefused),
         "{to} must refuse: {answer:?}"
@@ -215,7 +229,12 @@ pub fn refuses(netns: &Netns, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn dial(from: Option<SocketAddr>, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+fn dial(
+    from: Option<SocketAddr>,
+    to: SocketAddr,
+    options: &[Setting],
+    patience: Duration,
+) -> Result<TcpStream> {
     let family = match to.ip() {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
@@ -225,9 +244,10 @@ fn dial(from: Option<SocketAddr>, to: SocketAddr, patience: Duration) -> io::Res
         setsockopt(&fd, sockopt::ReuseAddr, &true)?;
         bind(fd.as_raw_fd(), &SockaddrStorage::from(from))?;
     }
+    option::set(&fd, options)?;
     // A timeout for sending holds for connecting as well.
     let patience = TimeVal::milliseconds(i64::try_from(patience.as_millis()).unwrap_or(i64::MAX));
     setsockopt(&fd, sockopt::SendTimeout, &patience)?;
-    connect(fd.as_raw_fd(), &SockaddrStorage::from(to))?;
+    connect(fd.as_raw_fd(), &SockaddrStorage::from(to)).map_err(io::Error::from)?;
     Ok(TcpStream::from(fd))
 }
