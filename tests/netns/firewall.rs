@@ -7,7 +7,6 @@ use underpass_tests::{
     Lab,
     counter::Meter,
     needs_root,
-    netfilter::Netfilter,
     traffic::{ping, tcp, udp},
 };
 
@@ -25,7 +24,7 @@ fn a_drop_rule_is_honoured_between_pods(#[values(V4, V6)] family: Family) -> Res
         listeners.push(tcp::Server::start(b.netns(), family.port(port))?);
         servers.push(udp::Server::start(b.netns(), family.port(port))?);
     }
-    let firewall = Netfilter::new(&lab.node)?;
+    let firewall = &lab.firewall;
     firewall.drop_forwarded(&format!("th dport {FORBIDDEN}"))?;
     firewall.drop_forwarded("icmp type echo-request")?;
     firewall.drop_forwarded("icmpv6 type echo-request")?;
@@ -51,7 +50,7 @@ fn a_drop_rule_is_honoured_towards_the_world(#[values(V4, V6)] family: Family) -
     let server = family.remote_at(FORBIDDEN);
     let _tcp = tcp::Server::start(lab.world.netns(), server)?;
     let _udp = udp::Server::start(lab.world.netns(), server)?;
-    let firewall = Netfilter::new(&lab.node)?;
+    let firewall = &lab.firewall;
     firewall.drop_forwarded(&format!("th dport {FORBIDDEN}"))?;
     let meter = Meter::start(&lab.node)?;
     for _ in 0..2 {
@@ -69,7 +68,8 @@ fn a_drop_rule_is_honoured_from_the_world(#[values(V4, V6)] family: Family) -> R
     let pod = lab.pod("a")?;
     let _tcp = tcp::Server::start(pod.netns(), family.port(FORBIDDEN))?;
     let _udp = udp::Server::start(pod.netns(), family.port(FORBIDDEN))?;
-    Netfilter::new(&lab.node)?.drop_forwarded(&format!("th dport {FORBIDDEN}"))?;
+    lab.firewall
+        .drop_forwarded(&format!("th dport {FORBIDDEN}"))?;
     let meter = Meter::start(&lab.node)?;
     let server = pod.at(family, FORBIDDEN);
     for _ in 0..2 {

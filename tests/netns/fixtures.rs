@@ -8,7 +8,7 @@ use underpass_tests::{
     Lab,
     capture::Capture,
     frame, needs_root,
-    netfilter::{Netfilter, Transport},
+    netfilter::Transport,
     netns::Netns,
     traffic::{PATIENCE, content::Content, ping, tcp, udp},
 };
@@ -77,17 +77,17 @@ fn the_firewall_counts_translates_and_drops(#[values(V4, V6)] family: Family) ->
     let service = family.service_at(80);
     let _server = tcp::Server::start(lab.world.netns(), server)?;
     let _udp = udp::Server::start(lab.world.netns(), server)?;
-    let firewall = Netfilter::new(&lab.node)?;
+    let firewall = &lab.firewall;
     firewall.count_forwarded("flow", "tcp dport 7000")?;
     firewall.service(Transport::Tcp, service, server)?;
     firewall.service(Transport::Udp, service, server)?;
     let seen = tcp::Client::connect(&inside, service)?.chat(5)?;
     ensure!(seen.ip() == family.unused_pod(), "{seen}");
     ensure!(firewall.counted("flow")? > 5);
-    ensure!(firewall.expect_few("flow", 2).is_err());
+    ensure!(firewall.expect_opening("flow").is_err());
     let mut client = udp::Client::open(&inside, family)?;
     client.chat(service, 3)?;
-    firewall.flush_connections()?;
+    firewall.outlast(family, &["udp"])?;
     client.chat(service, 3)?;
     client.chat(server, 3)?;
     firewall.drop_forwarded("tcp dport 7000")?;

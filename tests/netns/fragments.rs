@@ -79,6 +79,9 @@ fn to_a_host_port(#[values(V4, V6)] family: Family) -> Result<()> {
     Ok(())
 }
 
+/// With connection tracking, which puts pieces together before the firewall sees them, or without.
+type Make = fn() -> Result<Lab>;
+
 /// A datagram cut to pieces of so many bytes, the last first. Its length is its identification too.
 fn reversed(ends: &Ends, ports: (u16, u16), payload: &[u8], length: usize) -> Vec<Vec<u8>> {
     let whole = ends.udp(ports.0, ports.1, payload);
@@ -146,7 +149,7 @@ const REVERSED: [usize; 3] = [2000, 9000, 60_000];
 #[rstest]
 fn pieces_from_a_container_may_come_in_any_order(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = Lab::open()?;
     let pod = lab.pod("a")?;
     let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
     let server = receiver(lab.world.netns(), family.remote_at(PORT))?;
@@ -160,9 +163,12 @@ fn pieces_from_a_container_may_come_in_any_order(#[values(V4, V6)] family: Famil
 }
 
 #[rstest]
-fn pieces_of_an_answer_may_come_in_any_order(#[values(V4, V6)] family: Family) -> Result<()> {
+fn pieces_of_an_answer_may_come_in_any_order(
+    #[values(V4, V6)] family: Family,
+    #[values(Lab::new, Lab::open)] lab: Make,
+) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = lab()?;
     let pod = lab.pod("a")?;
     let server = receiver(lab.world.netns(), family.remote_at(PORT))?;
     let client = receiver(pod.netns(), family.port(SOURCE))?;
@@ -178,9 +184,10 @@ fn pieces_of_an_answer_may_come_in_any_order(#[values(V4, V6)] family: Family) -
 fn pieces_to_a_host_port_may_come_in_any_order(
     #[values(V4, V6)] family: Family,
     #[values("world", "pod")] from: &str,
+    #[values(Lab::new, Lab::open)] lab: Make,
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = lab()?;
     let conf = lab.conf().with_host_port(HOST, INSIDE);
     // What a netkit sends can't be brought back to where its program saw it.
     let veth = lab.conf().with("device", "veth");
@@ -201,9 +208,12 @@ fn pieces_to_a_host_port_may_come_in_any_order(
 }
 
 #[rstest]
-fn a_process_of_the_node_gets_its_own_pieces(#[values(V4, V6)] family: Family) -> Result<()> {
+fn a_process_of_the_node_gets_its_own_pieces(
+    #[values(V4, V6)] family: Family,
+    #[values(Lab::new, Lab::open)] lab: Make,
+) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = lab()?;
     let pod = lab.pod("a")?;
     let own = receiver(lab.node.netns(), family.port(PORT))?;
     let link = RawLink::open(lab.world.netns(), World::LINK)?;
@@ -231,7 +241,7 @@ fn a_process_of_the_node_gets_its_own_pieces(#[values(V4, V6)] family: Family) -
 #[rstest]
 fn a_piece_too_long_to_be_kept_is_a_counted_drop(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    let lab = Lab::with_mtu(9000)?;
+    let lab = Lab::open_with_mtu(9000)?;
     let pod = lab.pod("a")?;
     let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
     let meter = Meter::start(&lab.node)?;
@@ -248,7 +258,7 @@ fn a_piece_too_long_to_be_kept_is_a_counted_drop(#[values(V4, V6)] family: Famil
 #[rstest]
 fn a_piece_without_its_first_never_gets_out(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = Lab::open()?;
     let pod = lab.pod("a")?;
     let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
     let world = Capture::start(lab.world.netns(), World::LINK)?;

@@ -9,7 +9,7 @@ mod loopback;
 mod many;
 mod scope;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Instant};
 
 use anyhow::{Result, ensure};
 use rstest::rstest;
@@ -20,7 +20,6 @@ use underpass_tests::{
     Lab, Pod,
     counter::Meter,
     needs_root,
-    netfilter::Netfilter,
     netns::Netns,
     runtime::Conf,
     traffic::{self, tcp, udp},
@@ -140,24 +139,24 @@ fn a_pod_reaches_another_by_the_nodes_address(#[values(V4, V6)] family: Family) 
 }
 
 #[rstest]
-fn the_second_packet_from_the_world_takes_the_bypass(
+fn the_second_packets_from_the_world_take_the_bypass(
     #[values(V4, V6)] family: Family,
 ) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family)?;
     let world = scene.lab.world.netns();
-    let firewall = Netfilter::new(&scene.lab.node)?;
+    let firewall = &scene.lab.firewall;
     for transport in ["tcp", "udp"] {
         firewall.count_forwarded(transport, &format!("{transport} dport {INSIDE}"))?;
         firewall.count_forwarded(transport, &format!("{transport} sport {INSIDE}"))?;
     }
     let meter = Meter::start(&scene.lab.node)?;
+    let start = Instant::now();
     let asked = node_at(family, HOST);
     tcp::Client::connect(world, asked)?.chat(50)?;
     udp::Client::open(world, family)?.chat(asked, 50)?;
-    for transport in ["tcp", "udp"] {
-        firewall.expect_few(transport, 2)?;
-    }
+    firewall.expect_opening("tcp")?;
+    firewall.expect_fed("udp", start)?;
     meter.expect(Counter::BypassPeer, 96)?;
     meter.expect(Counter::BypassWire, 96)?;
     meter.expect(Counter::HostPort, 2)?;
@@ -165,22 +164,22 @@ fn the_second_packet_from_the_world_takes_the_bypass(
 }
 
 #[rstest]
-fn the_second_packet_of_a_pod_takes_the_bypass(#[values(V4, V6)] family: Family) -> Result<()> {
+fn the_second_packets_of_a_pod_take_the_bypass(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family)?;
     let client = scene.lab.pod("client")?;
-    let firewall = Netfilter::new(&scene.lab.node)?;
+    let firewall = &scene.lab.firewall;
     for transport in ["tcp", "udp"] {
         firewall.count_forwarded(transport, &format!("{transport} dport {INSIDE}"))?;
         firewall.count_forwarded(transport, &format!("{transport} sport {INSIDE}"))?;
     }
     let meter = Meter::start(&scene.lab.node)?;
+    let start = Instant::now();
     let asked = node_at(family, HOST);
     tcp::Client::connect(client.netns(), asked)?.chat(50)?;
     udp::Client::open(client.netns(), family)?.chat(asked, 50)?;
-    for transport in ["tcp", "udp"] {
-        firewall.expect_few(transport, 2)?;
-    }
+    firewall.expect_opening("tcp")?;
+    firewall.expect_fed("udp", start)?;
     meter.expect(Counter::BypassPeer, 192)?;
     meter.expect(Counter::HostPort, 2)?;
     meter.expect_none(Counter::Masqueraded)

@@ -17,6 +17,7 @@ mod masquerade;
 mod netkit;
 mod no_bypass;
 mod odd_traffic;
+mod open;
 mod pod_to_pod;
 mod pod_to_world;
 mod rare_headers;

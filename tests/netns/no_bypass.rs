@@ -8,7 +8,6 @@ use underpass_tests::{
     Lab,
     counter::Meter,
     needs_root,
-    netfilter::Netfilter,
     traffic::{ping, tcp, udp},
 };
 
@@ -22,7 +21,7 @@ fn pods_talk_by_the_stack(#[values(V4, V6)] family: Family) -> Result<()> {
     let (a, b) = (lab.pod_with("a", &conf)?, lab.pod_with("b", &conf)?);
     let _tcp = tcp::Server::start(b.netns(), family.port(PORT))?;
     let _udp = udp::Server::start(b.netns(), family.port(PORT))?;
-    let firewall = Netfilter::new(&lab.node)?;
+    let firewall = &lab.firewall;
     firewall.count_forwarded("tcp", &format!("tcp dport {PORT}"))?;
     firewall.count_forwarded("udp", &format!("udp dport {PORT}"))?;
     let meter = Meter::start(&lab.node)?;
@@ -45,7 +44,7 @@ fn the_world_is_masqueraded_by_the_stack(#[values(V4, V6)] family: Family) -> Re
     let server = family.remote_at(PORT);
     let _tcp = tcp::Server::start(lab.world.netns(), server)?;
     let _udp = udp::Server::start(lab.world.netns(), server)?;
-    let firewall = Netfilter::new(&lab.node)?;
+    let firewall = &lab.firewall;
     firewall.count_forwarded("tcp", &format!("tcp dport {PORT}"))?;
     let meter = Meter::start(&lab.node)?;
     let mut client = tcp::Client::connect(pod.netns(), server)?;

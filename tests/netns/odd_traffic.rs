@@ -28,7 +28,8 @@ struct Scene {
 
 impl Scene {
     fn set(bypass: &str) -> Result<Self> {
-        let lab = Lab::new()?;
+        // Nothing else keeps it in.
+        let lab = Lab::open()?;
         let pod = lab.pod_with("a", &lab.conf().with("bypass", bypass))?;
         Ok(Self {
             link: RawLink::open(pod.netns(), Pod::IFNAME)?,

@@ -10,7 +10,6 @@ use underpass_tests::{
     Lab, Pod,
     capture::Capture,
     frame, needs_root,
-    netfilter::Netfilter,
     netns::Netns,
     traffic::{PATIENCE, raw::RawLink, tcp},
 };
@@ -121,19 +120,17 @@ fn a_firewall_against_what_it_does_not_know_stops_no_error_about_a_bypass(
     let lab = Lab::new()?;
     let far = far(&lab)?;
     lab.world.route_pods()?;
-    let [_, host] = beyond(family);
-    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masquerade))?;
-    let server = SocketAddr::new(host, PORT);
-    let _server = tcp::Server::start(&far, server)?;
-    let netfilter = Netfilter::new(&lab.node)?;
-    netfilter.drop_forwarded("ct state invalid")?;
-    let mut client = tcp::Client::connect(pod.netns(), server)?;
-    client.chat(20)?;
-    netfilter.flush_connections()?;
     // A segment in the middle of a connection is taken for a new one, unless this is off.
     lab.node
         .netns()
         .set_sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
+    let [_, host] = beyond(family);
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masquerade))?;
+    let server = SocketAddr::new(host, PORT);
+    let _server = tcp::Server::start(&far, server)?;
+    let mut client = tcp::Client::connect(pod.netns(), server)?;
+    client.chat(20)?;
+    lab.firewall.outlast(family, &["tcp"])?;
     client.exchange(500_000, 1000)?;
     Ok(())
 }

@@ -192,7 +192,8 @@ fn pieces_whose_port_must_change_are_dropped_and_counted(
     #[values(V4, V6)] family: Family,
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    // Connection tracking would keep them, and wait for the others.
+    let lab = Lab::open()?;
     let (a, b) = (lab.pod("a")?, lab.pod("b")?);
     let world = End::of(lab.world.netns(), World::LINK)?;
     let meter = Meter::start(&lab.node)?;

@@ -8,7 +8,7 @@ use underpass_tests::{
     Lab, Pod,
     counter::Meter,
     needs_root,
-    netfilter::{Netfilter, Transport},
+    netfilter::Transport,
     traffic::{tcp, udp},
 };
 
@@ -21,7 +21,6 @@ struct Scene {
     _servers: (tcp::Server, udp::Server),
     client: Pod,
     backend: Pod,
-    firewall: Netfilter,
     lab: Lab,
 }
 
@@ -30,11 +29,12 @@ impl Scene {
         let lab = Lab::new()?;
         let (client, backend) = (lab.pod("client")?, lab.pod("backend")?);
         let service = family.service_at(SERVICE_PORT);
-        let firewall = Netfilter::new(&lab.node)?;
         for transport in [Transport::Tcp, Transport::Udp] {
-            firewall.service(transport, service, backend.at(family, PORT))?;
+            lab.firewall
+                .service(transport, service, backend.at(family, PORT))?;
         }
-        firewall.count_forwarded("translated", "ct status dnat")?;
+        lab.firewall
+            .count_forwarded("translated", "ct status dnat")?;
         let servers = (
             tcp::Server::start(backend.netns(), family.port(PORT))?,
             udp::Server::start(backend.netns(), family.port(PORT))?,
@@ -43,7 +43,6 @@ impl Scene {
             _servers: servers,
             client,
             backend,
-            firewall,
             lab,
         })
     }
@@ -61,7 +60,7 @@ fn tcp_by_the_service_is_left_to_the_stack(#[values(V4, V6)] family: Family) -> 
         "the backend saw {seen}"
     );
     client.exchange(2_000_000, 2_000_000)?;
-    scene.firewall.expect_many("translated", 60)?;
+    scene.lab.firewall.expect_many("translated", 60)?;
     meter.expect_no_bypass()
 }
 
@@ -77,7 +76,7 @@ fn udp_by_the_service_is_left_to_the_stack(#[values(V4, V6)] family: Family) -> 
         seen.ip() == scene.client.ip(family),
         "the backend saw {seen}"
     );
-    scene.firewall.expect_many("translated", 40)?;
+    scene.lab.firewall.expect_many("translated", 40)?;
     meter.expect_no_bypass()
 }
 
@@ -96,7 +95,7 @@ fn one_udp_socket_alternates_between_service_and_pod(
             client.ask(service, 50)?;
             client.ask(direct, 50)?;
         }
-        scene.firewall.flush_connections()?;
+        scene.lab.firewall.outlast(family, &["udp"])?;
         for _ in 0..10 {
             client.ask(direct, 50)?;
             client.ask(service, 50)?;
@@ -129,14 +128,15 @@ fn one_tcp_port_reaches_service_and_pod_at_once(#[values(V4, V6)] family: Family
 }
 
 #[rstest]
-fn a_connection_by_the_service_outlives_a_flush(#[values(V4, V6)] family: Family) -> Result<()> {
+fn a_connection_by_the_service_outlives_its_entry(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family)?;
     let mut client = tcp::Client::connect(scene.client.netns(), family.service_at(SERVICE_PORT))?;
     client.chat(5)?;
-    // Lets the last acknowledgement out, or it would be the first packet after the flush.
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    scene.firewall.flush_connections()?;
+    // Connection tracking picks the connection up in the middle, which this firewall usually does not take for a beginning.
+    let to_backend = format!("ct state new tcp dport {PORT}");
+    scene.lab.firewall.accept_forwarded(&to_backend)?;
+    scene.lab.firewall.outlast(family, &["tcp"])?;
     client.chat(5)?;
     client.exchange(500_000, 500_000)?;
     Ok(())
@@ -149,7 +149,7 @@ fn a_pod_reaches_itself_by_its_service(#[values(V4, V6)] family: Family) -> Resu
     // As kube-proxy: who asks for itself comes from the node.
     let backend = scene.backend.ip(family);
     let ip = family.nft();
-    scene.firewall.load(&format!(
+    scene.lab.firewall.load(&format!(
         "add rule inet lab postrouting {ip} saddr {backend} {ip} daddr {backend} masquerade"
     ))?;
     let service = family.service_at(SERVICE_PORT);
@@ -165,5 +165,5 @@ fn direct_flows_beside_a_service_take_the_bypass(#[values(V4, V6)] family: Famil
     let meter = Meter::start(&scene.lab.node)?;
     let direct = scene.backend.at(family, PORT);
     udp::Client::open(scene.client.netns(), family)?.chat(direct, 20)?;
-    meter.expect(Counter::BypassPeer, 36)
+    meter.expect(Counter::BypassPeer, 34)
 }

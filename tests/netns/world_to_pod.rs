@@ -1,5 +1,7 @@
 //! The world reaches pods at their own addresses, where it has routes to them.
 
+use std::time::Instant;
+
 use anyhow::{Result, ensure};
 use rstest::rstest;
 use underpass_abi::counter::Counter;
@@ -8,7 +10,6 @@ use underpass_tests::{
     Lab,
     counter::Meter,
     needs_root,
-    netfilter::Netfilter,
     traffic::{ping, tcp, udp},
 };
 
@@ -46,17 +47,17 @@ fn such_a_flow_takes_the_bypass(#[values(V4, V6)] family: Family) -> Result<()> 
     let server = pod.at(family, PORT);
     let _tcp = tcp::Server::start(pod.netns(), family.port(PORT))?;
     let _udp = udp::Server::start(pod.netns(), family.port(PORT))?;
-    let firewall = Netfilter::new(&lab.node)?;
+    let firewall = &lab.firewall;
     for transport in ["tcp", "udp"] {
         firewall.count_forwarded(transport, &format!("{transport} dport {PORT}"))?;
         firewall.count_forwarded(transport, &format!("{transport} sport {PORT}"))?;
     }
     let meter = Meter::start(&lab.node)?;
+    let start = Instant::now();
     tcp::Client::connect(lab.world.netns(), server)?.chat(50)?;
     udp::Client::open(lab.world.netns(), family)?.chat(server, 50)?;
-    for name in ["tcp", "udp"] {
-        firewall.expect_few(name, 2)?;
-    }
+    firewall.expect_opening("tcp")?;
+    firewall.expect_fed("udp", start)?;
     meter.expect(Counter::BypassPeer, 96)?;
     meter.expect(Counter::BypassWire, 96)?;
     meter.expect_none(Counter::Masqueraded)

@@ -4,11 +4,15 @@ use std::{net::IpAddr, sync::Arc};
 
 use anyhow::Result;
 
-use crate::{Node, Pod, frame::Ends, runtime::Conf, wire::Wire, world::World};
+use crate::{
+    Node, Pod, frame::Ends, netfilter::Netfilter, runtime::Conf, wire::Wire, world::World,
+};
 
-/// A node with one uplink to a world.
+/// A node with one uplink to a world, and a strict firewall.
 #[derive(Debug)]
 pub struct Lab {
+    /// The firewall of that node.
+    pub firewall: Netfilter,
     /// The host of containers.
     pub node: Arc<Node>,
     /// What is beyond its uplink.
@@ -19,6 +23,21 @@ impl Lab {
     /// A lab with an ordinary Ethernet MTU.
     pub fn new() -> Result<Self> {
         Self::with_mtu(1500)
+    }
+
+    /// A lab without any firewall, and so without connection tracking.
+    pub fn open() -> Result<Self> {
+        Self::open_with_mtu(1500)
+    }
+
+    /// As [`Self::open`], and the uplink has this MTU, in bytes.
+    pub fn open_with_mtu(mtu: u32) -> Result<Self> {
+        let node = Arc::new(Node::new()?);
+        Ok(Self {
+            world: World::beyond(&node, Wire::Ethernet, mtu)?,
+            firewall: Netfilter::none(&node),
+            node,
+        })
     }
 
     /// A lab whose uplink has this MTU, in bytes.
@@ -43,8 +62,10 @@ impl Lab {
 
     fn around(node: Node, wire: Wire, mtu: u32) -> Result<Self> {
         let world = World::beyond(&node, wire, mtu)?;
+        let node = Arc::new(node);
         Ok(Self {
-            node: Arc::new(node),
+            firewall: Netfilter::new(&node)?,
+            node,
             world,
         })
     }

@@ -1,13 +1,35 @@
-//! The node's own firewall, as kube-proxy or an operator would set it up: counters, translations, drops.
+//! The node's own firewall, as kube-proxy or an operator would set it up: it drops what connection tracking calls INVALID, lets pass what
+//! belongs to something known, and says no to the rest but for what begins in an orderly way. Tests add counters, translations and drops.
 
-use std::{net::SocketAddr, process::Command, sync::Arc};
+mod timers;
 
-use anyhow::{Context as _, Result, ensure};
+use std::{
+    env,
+    net::SocketAddr,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::{Family, Node};
+use crate::{Family, Node, patience};
+
+pub use timers::LONGEST;
 
 const TABLE: &str = "inet lab";
+const STRICT: &str = include_str!("netfilter/strict.nft");
+
+/// The variable by which INVALID packets alone fail no test.
+const INVALID: &str = "UNDERPASS_TEST_INVALID";
+
+/// How often a flow may be asked about again at most: once in a tick of the programs, which is never shorter.
+const TICK: Duration = Duration::from_millis(600);
 
 /// A transport protocol that nftables translates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,26 +51,34 @@ impl Transport {
     }
 }
 
-/// Firewall rules of a node.
+/// Firewall rules of a node. A test in which they met an INVALID packet fails when this is dropped.
 #[derive(Debug)]
 pub struct Netfilter {
     node: Arc<Node>,
+    /// Who looked at INVALID packets already, or does not mind them.
+    settled: AtomicBool,
 }
 
 impl Netfilter {
-    /// Chains that let everything pass, at the hooks that count.
+    /// The strict firewall, and connection tracking with a short memory.
     pub fn new(node: &Arc<Node>) -> Result<Self> {
         let netfilter = Self {
             node: Arc::clone(node),
+            settled: AtomicBool::new(false),
         };
-        netfilter.load(&format!(
-            "table {TABLE} {{
-                chain forward {{ type filter hook forward priority 0; policy accept; }}
-                chain prerouting {{ type nat hook prerouting priority -100; policy accept; }}
-                chain postrouting {{ type nat hook postrouting priority 100; policy accept; }}
-            }}"
-        ))?;
+        // The rules first: they load connection tracking, which has the timers.
+        netfilter.load(STRICT)?;
+        timers::shorten(node.netns())?;
         Ok(netfilter)
+    }
+
+    /// No rules at all.
+    #[must_use]
+    pub fn none(node: &Arc<Node>) -> Self {
+        Self {
+            node: Arc::clone(node),
+            settled: AtomicBool::new(true),
+        }
     }
 
     /// Loads rules.
@@ -59,25 +89,22 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Counts forwarded packets that match an expression, under a name. Several expressions may share a name.
+    /// Counts forwarded packets that match an expression, under a name, whatever becomes of them. Several expressions may share a name.
     pub fn count_forwarded(&self, name: &str, expression: &str) -> Result<()> {
         self.load(&format!(
             "add counter {TABLE} seen_{name}
-             add rule {TABLE} forward {expression} counter name seen_{name}"
+             add rule {TABLE} seen {expression} counter name seen_{name}"
         ))
     }
 
     /// Packets counted under a name.
     pub fn counted(&self, name: &str) -> Result<u64> {
+        self.counter(&format!("seen_{name}"))
+    }
+
+    fn counter(&self, name: &str) -> Result<u64> {
         let text = self.node.netns().expect(
-            Command::new("nft").args([
-                "--json",
-                "list",
-                "counter",
-                "inet",
-                "lab",
-                &format!("seen_{name}"),
-            ]),
+            Command::new("nft").args(["--json", "list", "counter", "inet", "lab", name]),
             &[],
         )?;
         let json: Value = serde_json::from_str(&text).context("read the JSON of nft")?;
@@ -89,12 +116,24 @@ impl Netfilter {
             .with_context(|| format!("nft lists no counter {name}"))
     }
 
-    /// Fails if more packets than `most` were counted, or none.
-    pub fn expect_few(&self, name: &str, most: u64) -> Result<()> {
+    /// Fails unless these packets are the first two to four of a flow: those of its opening, of which there is at least one in each
+    /// direction.
+    pub fn expect_opening(&self, name: &str) -> Result<()> {
+        self.expect_between(name, 2, 4)
+    }
+
+    /// Fails unless these packets are the opening of a flow and what connection tracking was fed with since: at most one in each
+    /// direction and tick.
+    pub fn expect_fed(&self, name: &str, since: Instant) -> Result<()> {
+        let ticks = since.elapsed().as_millis() / TICK.as_millis() + 1;
+        self.expect_between(name, 2, 4 + 2 * u64::try_from(ticks)?)
+    }
+
+    fn expect_between(&self, name: &str, least: u64, most: u64) -> Result<()> {
         let counted = self.counted(name)?;
         ensure!(
-            (1..=most).contains(&counted),
-            "the firewall should have seen 1 to {most} packets of {name}, it saw {counted}"
+            (least..=most).contains(&counted),
+            "the firewall should have seen {least} to {most} packets of {name}, it saw {counted}"
         );
         Ok(())
     }
@@ -109,9 +148,41 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Drops forwarded packets that match an expression.
+    /// Fails if any packet of the node was INVALID for connection tracking.
+    pub fn expect_no_invalid(&self) -> Result<()> {
+        self.settled.store(true, Ordering::Relaxed);
+        let invalid = self.counter("invalid")?;
+        if invalid == 0 {
+            return Ok(());
+        }
+        let suspects = ["suspects4", "suspects6"].map(|set| {
+            let mut list = Command::new("nft");
+            list.args(["list", "set", "inet", "lab", set]);
+            self.node.netns().expect(&mut list, &[]).unwrap_or_default()
+        });
+        let elements: Vec<&str> = suspects
+            .iter()
+            .filter_map(|set| set.split_once("elements =")?.1.split('}').next())
+            .collect();
+        bail!(
+            "{invalid} packets were INVALID for connection tracking, source, destination, protocol and ports: {}",
+            elements.join("").trim()
+        )
+    }
+
+    /// For tests that send what no connection tracking can know: INVALID packets are dropped, and that is right.
+    pub fn tolerate_invalid(&self) {
+        self.settled.store(true, Ordering::Relaxed);
+    }
+
+    /// Drops forwarded packets that match an expression, also of flows that were allowed.
     pub fn drop_forwarded(&self, expression: &str) -> Result<()> {
         self.load(&format!("insert rule {TABLE} forward {expression} drop"))
+    }
+
+    /// Lets forwarded packets pass that match an expression, however their flow began.
+    pub fn accept_forwarded(&self, expression: &str) -> Result<()> {
+        self.load(&format!("insert rule {TABLE} forward {expression} accept"))
     }
 
     /// A Service: what is sent to `service` goes to `backend`.
@@ -130,11 +201,54 @@ impl Netfilter {
         ))
     }
 
-    /// Forgets all tracked connections.
-    pub fn flush_connections(&self) -> Result<()> {
-        self.node
-            .netns()
-            .expect(Command::new("conntrack").arg("-F"), &[])?;
-        Ok(())
+    /// What connection tracking knows, a line for each entry: of a family, and with all these words in it.
+    pub fn entries(&self, family: Family, words: &[&str]) -> Result<Vec<String>> {
+        let family = match family {
+            Family::V4 => "ipv4",
+            Family::V6 => "ipv6",
+        };
+        let listed = self.node.netns().expect(
+            Command::new("conntrack").args(["-L", "-f", family, "-o", "extended"]),
+            &[],
+        )?;
+        let has = |line: &str, word: &&str| line.split_whitespace().any(|part| part == *word);
+        Ok(listed
+            .lines()
+            .filter(|line| words.iter().all(|word| has(line, word)))
+            .map(str::to_owned)
+            .collect())
+    }
+
+    /// Waits until connection tracking has forgotten all that has these words, without anybody's help.
+    pub fn outlast(&self, family: Family, words: &[&str]) -> Result<()> {
+        let end = Instant::now() + patience::here(3 * LONGEST);
+        loop {
+            let left = self.entries(family, words)?;
+            if left.is_empty() {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < end,
+                "connection tracking still knows {left:#?}"
+            );
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Netfilter {
+    fn drop(&mut self) {
+        if self.settled.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.expect_no_invalid() {
+            // A test that returns an error is not panicking.
+            let is_only_said = thread::panicking() || env::var(INVALID).as_deref() == Ok("print");
+            assert!(
+                is_only_said,
+                "{error:#} (if the test has an error of its own, {INVALID}=print shows it)"
+            );
+            anstream::eprintln!("{error:#}");
+        }
     }
 }

@@ -13,7 +13,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("nft", "firewall rules and counters (Debian: nftables)"),
     (
         "conntrack",
-        "flushing connection tracking (Debian: conntrack)",
+        "what connection tracking knows (Debian: conntrack)",
     ),
 ];
 

@@ -11,7 +11,6 @@ use underpass_tests::{
     Lab,
     counter::Meter,
     needs_root,
-    netfilter::Netfilter,
     traffic::{tcp, udp},
 };
 
@@ -223,13 +222,10 @@ fn the_firewall_is_asked(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family)?;
     let host = scene.lab.node.netns();
-    let firewall = Netfilter::new(&scene.lab.node)?;
+    let firewall = &scene.lab.firewall;
     firewall.load(&format!(
-        "add chain inet lab output {{ type filter hook output priority 0; policy accept; }}
-         add chain inet lab input {{ type filter hook input priority 0; policy accept; }}
-         add rule inet lab input iif lo ct state invalid drop
-         add rule inet lab input iif lo ct state new drop
-         add rule inet lab output {} daddr {} meta l4proto {{ tcp, udp }} th dport {HOST} drop",
+        "insert rule inet lab input iif lo ct state new drop
+         insert rule inet lab output {} daddr {} meta l4proto {{ tcp, udp }} th dport {HOST} drop",
         family.nft(),
         family.node(),
     ))?;

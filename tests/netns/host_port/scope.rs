@@ -145,6 +145,9 @@ fn a_connection_of_the_host_survives_the_mapping_of_its_port(
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
+    // It is idle for longer than connection tracking usually remembers here.
+    let established = "net/netfilter/nf_conntrack_tcp_timeout_established";
+    lab.node.netns().set_sysctl(established, "600")?;
     let _first = lab.pod("first")?;
     let at = node_at(family, HOST);
     let _host = tcp::Server::start(lab.node.netns(), at)?;

@@ -87,7 +87,7 @@ pub(crate) fn play() -> Result<(), Failure> {
         to_world(&lab, &client)
     })?;
     stage.step("Proof: the packets went under the stack", || {
-        prove(&lab, &firewall)
+        prove(&lab, firewall)
     })?;
     stage.step("The containers leave", || {
         leave(&lab.node, [web, client], &before)
@@ -109,9 +109,9 @@ fn build() -> Result<Lab> {
     Ok(lab)
 }
 
-fn prepare(lab: &Lab) -> Result<(Traces, Netfilter)> {
+fn prepare(lab: &Lab) -> Result<(Traces, &Netfilter)> {
     let before = Traces::of(&lab.node)?;
-    let firewall = Netfilter::new(&lab.node)?;
+    let firewall = &lab.firewall;
     firewall.count_forwarded("tcp", "meta l4proto tcp")?;
     firewall.count_forwarded("all", "")?;
     screen::say(
