@@ -82,7 +82,7 @@ fn known_of_pod<I: Call>(
     let from = skb.ingress_ifindex();
     if !is_unchanged(skb, head) {
         I::forget();
-    } else if pod.flags & flags::BYPASS != 0 {
+    } else if pod.flags & flags::BYPASS != 0 && head.plain {
         if learn::agrees(skb, head, from, pod, route::WAY) {
             I::leave_by_wire(from, skb.ifindex());
         } else {
@@ -131,6 +131,7 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
     let is_masqueraded = masquerade::is_wanted::<I>(pod, head.tuple.dst);
     let asked = masquerade::asks::<I>(pod, is_masqueraded);
     let may_learn = head.kind == Kind::Flow
+        && head.plain
         && skb.ingress_ifindex() == owner
         && is_unchanged(skb, head)
         && learn::agrees(skb, head, owner, pod, asked);

@@ -84,6 +84,8 @@ pub fn to_pod<I: Call>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) 
     if is_wanted && !bypass {
         I::suspend();
     }
+    // Who begins with options or extension headers goes on with them: such packets have no bypass.
+    let bypass = bypass && head.plain;
     // What comes from the world to a masqueraded pod is noted even without bypass: its replies must
     // keep their source.
     let is_needed = !from_pod && to.flags & flags::MASQUERADE != 0;
