@@ -15,6 +15,7 @@ mod lifecycle;
 mod loading;
 mod masquerade;
 mod netkit;
+mod next_hops;
 mod no_bypass;
 mod odd_traffic;
 mod open;

@@ -28,9 +28,11 @@ pub mod pod;
 pub mod privilege;
 pub mod program;
 pub mod runtime;
+pub mod second;
 pub mod test_run;
 pub mod trace;
 pub mod traffic;
+pub mod tun;
 pub mod wire;
 pub mod world;
 

@@ -72,7 +72,7 @@ impl World {
 
 /// Waits until the kernel delivers packets to an IPv6 address: it makes the route for that a while after the address, even where no
 /// duplicate is looked for.
-fn settle(netns: &Netns, addr: IpAddr) -> Result<()> {
+pub(crate) fn settle(netns: &Netns, addr: IpAddr) -> Result<()> {
     let IpAddr::V6(addr) = addr else {
         return Ok(());
     };

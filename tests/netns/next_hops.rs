@@ -1,0 +1,174 @@
+//! Where the routing table alone does not say how a flow goes: several next hops, marks, answers by another way than the questions, pods
+//! that the bypass can't reach. Both directions take it, or none: whatever is in the stack is complete there.
+
+use std::{net::SocketAddr, thread};
+
+use anyhow::{Context as _, Result};
+use rstest::rstest;
+use serde_json::json;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Pod,
+    kernel::Facility,
+    needs_root,
+    netns::Netns,
+    runtime::Conf,
+    second::{Kind, Second},
+    traffic::tcp,
+    wire::Wire,
+};
+
+const PORT: u16 = 443;
+/// Transfers at a time, and the bytes of each, both ways.
+const TRANSFERS: usize = 12;
+const BYTES: u64 = 1_000_000;
+
+/// What leaves with this mark is routed by this table.
+const MARK: u32 = 7;
+const TABLE: u32 = 200;
+
+/// Fails unless every transfer between a client and a server comes to its end.
+fn all_finish(client: &Netns, server: SocketAddr) -> Result<()> {
+    let transfer = || -> Result<()> {
+        tcp::Client::connect(client, server)?.exchange(BYTES, BYTES)?;
+        Ok(())
+    };
+    let ends = thread::scope(|scope| {
+        let all: Vec<_> = (0..TRANSFERS).map(|_| scope.spawn(transfer)).collect();
+        all.into_iter()
+            .map(|one| one.join().expect("a transfer does not panic"))
+            .collect::<Vec<_>>()
+    });
+    let finished = ends.iter().filter(|end| end.is_ok()).count();
+    ends.into_iter()
+        .collect::<Result<()>>()
+        .with_context(|| format!("{finished} of {TRANSFERS} transfers finish"))
+}
+
+/// A network whose pods the world has routes to, or not.
+fn network(lab: &Lab, masquerade: bool) -> Result<Conf> {
+    lab.world.route_pods()?;
+    Ok(lab.conf().with("ipMasq", masquerade))
+}
+
+/// From a pod to the world and, where the world may, the other way.
+fn both_ways(lab: &Lab, pod: &Pod, family: Family, masquerade: bool) -> Result<()> {
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    all_finish(pod.netns(), remote).context("to the world")?;
+    if masquerade {
+        return Ok(());
+    }
+    let _inside = tcp::Server::start(pod.netns(), family.port(PORT))?;
+    all_finish(lab.world.netns(), pod.at(family, PORT)).context("from the world")
+}
+
+#[rstest]
+#[case(V4, "net/ipv4", 0)]
+#[case(V4, "net/ipv4", 1)]
+#[case(V6, "net/ipv6", 0)]
+#[case(V6, "net/ipv6", 1)]
+#[case(V6, "net/ipv6", 2)]
+fn two_next_hops(
+    #[case] family: Family,
+    #[case] folder: &str,
+    #[case] policy: u32,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    Second::share(&lab)?;
+    let key = format!("{folder}/fib_multipath_hash_policy");
+    lab.node.netns().set_sysctl(&key, &policy.to_string())?;
+    let pod = lab.pod_with("a", &network(&lab, masquerade)?)?;
+    both_ways(&lab, &pod, family, masquerade)
+}
+
+#[rstest]
+fn a_mark_chooses_the_route(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    for (family, option) in [(V4, "-4"), (V6, "-6")] {
+        let route = format!(
+            "route add {} {} table {TABLE}",
+            family.everywhere(),
+            Second::way(family)
+        );
+        let rule = format!("rule add fwmark {MARK} lookup {TABLE}");
+        for line in [route, rule] {
+            let mut ip = std::process::Command::new("ip");
+            ip.arg(option).args(line.split(' '));
+            lab.node.netns().expect(&mut ip, &[])?;
+        }
+    }
+    lab.firewall.load(&format!(
+        "add chain inet lab marking {{ type filter hook prerouting priority -150; }}
+         add rule inet lab marking ip saddr {} ip daddr != {} meta mark set {MARK}
+         add rule inet lab marking ip6 saddr {} ip6 daddr != {} meta mark set {MARK}",
+        V4.pods(),
+        V4.pods(),
+        V6.pods(),
+        V6.pods(),
+    ))?;
+    let pod = lab.pod_with("a", &network(&lab, masquerade)?)?;
+    both_ways(&lab, &pod, family, masquerade)
+}
+
+/// By another network card, and by a tunnel that the bypass does not serve.
+#[rstest]
+fn answers_come_by_another_uplink(
+    #[values(V4, V6)] family: Family,
+    #[values(Kind::Wire(Wire::Ethernet), Kind::Wire(Wire::WireGuard), Kind::Tunnel)] kind: Kind,
+) -> Result<()> {
+    needs_root!();
+    if let Kind::Wire(wire) = kind
+        && wire.is_missing()?
+    {
+        return Ok(());
+    }
+    let lab = Lab::new()?;
+    let _second = Second::connect(&lab, kind)?;
+    let conf = network(&lab, false)?;
+    Second::answer(&lab)?;
+    let pod = lab.pod_with("a", &conf)?;
+    both_ways(&lab, &pod, family, false)
+}
+
+/// What a shaped pod gets passes its queue, and with that its MAC, which it may have changed: there is no bypass to it.
+#[rstest]
+fn a_pod_that_may_change_its_mac(
+    #[values(V4, V6)] family: Family,
+    #[values("shaped", "netkit")] what: &str,
+    #[values("world", "pod")] peer: &str,
+) -> Result<()> {
+    needs_root!();
+    if what == "netkit" && Facility::Netkit.is_missing()? {
+        return Ok(());
+    }
+    let lab = Lab::new()?;
+    let plain = network(&lab, false)?;
+    let free = plain.clone().with("macspoofchk", false);
+    let (conf, other) = if what == "shaped" {
+        let limit = json!({ "ingressRate": 800_000_000, "ingressBurst": 8_000_000 });
+        let shaped = free.with("runtimeConfig", json!({ "bandwidth": limit }));
+        (shaped, plain)
+    } else {
+        (free.with("device", "veth"), plain.with("device", "netkit"))
+    };
+    let pod = lab.pod_with("a", &conf)?;
+    if peer == "world" {
+        return both_ways(&lab, &pod, family, false);
+    }
+    let other = lab.pod_with("b", &other)?;
+    for (client, server) in [(&pod, &other), (&other, &pod)] {
+        let _server = tcp::Server::start(server.netns(), family.port(PORT))?;
+        all_finish(client.netns(), server.at(family, PORT))
+            .with_context(|| format!("from {} to {}", client.name(), server.name()))?;
+    }
+    Ok(())
+}
