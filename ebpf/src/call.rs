@@ -80,10 +80,12 @@ functions! {
     leave_by_wire(pod: u32, uplink: u32) -> u32 = learn::leave_by_wire;
     join() -> u32 = learn::join;
     suspend() -> u32 = learn::suspend;
+    stick() -> u32 = learn::stick;
     note_others(ctx: *mut __sk_buff) -> u32 = learn::note_others;
     follow(ctx: *mut __sk_buff) -> u32 = settle::follow;
     store(at: u32) -> u32 = table::store;
-    look(attempt: u32) -> u32 = table::look;
+    seek(for_host: u32) -> u32 = table::seek;
+    look(attempt: u32, for_host: u32) -> u32 = table::look;
     route(ctx: *mut __sk_buff, in_ifindex: u32, asked: u32) -> u32 = route::lookup;
     is_local(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::is_local;
     host_port(ctx: *mut __sk_buff, client: u32) -> u32 = port::open;

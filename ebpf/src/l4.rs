@@ -58,8 +58,8 @@ pub struct L4 {
     pub length: u8,
     /// Type of an ICMP message; 0 for others.
     pub icmp_type: u8,
-    /// SCTP that begins with something else than data or its acknowledgement: what opens, keeps and
-    /// ends an association, which connection tracking has to see.
+    /// What only the stack can tell apart. SCTP that begins with something else than data or its
+    /// acknowledgement: it opens, keeps or ends an association. ICMP echo with the identifier 0.
     pub control: bool,
 }
 
@@ -138,6 +138,8 @@ impl L4 {
             let [icmp_type, _code] = head.to_ne_bytes();
             let mut l4 = Self::without_ports(Kind::Control);
             l4.icmp_type = icmp_type;
+            // With the identifier 0 a request and its answer have the same tuple both ways.
+            l4.control = identifier == 0;
             if icmp_type == I::ECHO_REQUEST {
                 (l4.kind, l4.sport) = (Kind::Flow, identifier);
             } else if icmp_type == I::ECHO_REPLY {

@@ -68,6 +68,8 @@ pub struct Work<I: Ip> {
     pub half: Half<I::Addr>,
     /// What is known of its flow's state.
     pub state: u32,
+    /// Tick at which its entry was made.
+    pub since: u32,
     /// The translation that is wanted for it.
     pub request: Request<I>,
     /// The tuple that it leaves with, if it is translated.
@@ -196,6 +198,12 @@ pub fn feed_interval(protocol: u8) -> u32 {
         protocol::SCTP => state.feed.sctp,
         _ => state.feed.icmp,
     })
+}
+
+/// After how many ticks of silence connection tracking may have forgotten TCP.
+#[inline(always)]
+pub fn tcp_forgotten() -> u32 {
+    STATE.get(0).map_or(0, |state| state.tcp_forgotten)
 }
 
 /// The level that somebody traces at; 0 if nobody does.

@@ -248,6 +248,11 @@ pub struct Flow<A> {
     pub expires: u32,
     /// Tick at which the entry was made.
     pub since: u32,
+    /// Index of the slot that has the entry's key. A slot with the key of an entry that names another
+    /// one is free.
+    pub slot: u32,
+    /// Zero.
+    pub reserved: u32,
     /// By [`End`] of the packets' source.
     pub halves: [Half<A>; 2],
 }
@@ -291,6 +296,14 @@ pub mod state {
     /// opening is complete and that has not ended, UDP and SCTP heard from both ends for
     /// [`STREAM`](super::STREAM) ticks.
     pub const ASSURED: u32 = 1 << 12;
+    /// Nobody has answered yet, and the world had opened more such flows to the pod than its quota
+    /// has room for: whoever needs a place may have that of this entry.
+    pub const SURPLUS: u32 = 1 << 13;
+    /// TCP: a SYN came out of the stack unchanged. In the entry of the inner tuple alone.
+    pub const SYN: u32 = 1 << 14;
+    /// TCP: and so did a SYN-ACK. Where a proxy of the stack answers for a server, none of both does,
+    /// and sequence numbers change on the way, which no fingerprint tells.
+    pub const SYN_ACK: u32 = 1 << 15;
 }
 
 /// Ticks after which a flow of UDP or SCTP that is heard from both ends is a conversation, not a
@@ -343,5 +356,5 @@ const _: () = assert!(
 );
 const _: () = assert!(size_of::<Tuple<Addr4>>() == 16 && size_of::<Tuple<Addr6>>() == 40);
 const _: () = assert!(size_of::<Half<Addr4>>() == 72 && size_of::<Half<Addr6>>() == 96);
-const _: () = assert!(size_of::<Flow<Addr4>>() == 160 && size_of::<Flow<Addr6>>() == 208);
+const _: () = assert!(size_of::<Flow<Addr4>>() == 168 && size_of::<Flow<Addr6>>() == 216);
 const _: () = assert!(core::mem::offset_of!(Flow<Addr4>, tag) == 0);

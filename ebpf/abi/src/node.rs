@@ -68,8 +68,9 @@ pub struct State {
     pub policy: u32,
     /// How often connection tracking is fed.
     pub feed: Feed,
-    /// Zero.
-    pub reserved: u32,
+    /// Ticks of silence after which connection tracking may have forgotten a TCP connection that it
+    /// could follow: the shortest of its timers that applies.
+    pub tcp_forgotten: u32,
 }
 
 /// After how many ticks a packet of a bypassed flow's direction goes through the stack again, so

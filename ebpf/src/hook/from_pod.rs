@@ -61,6 +61,9 @@ pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if known == flow::ABSENT {
         known = I::host_port(ctx, Skb::new(ctx).ifindex());
     }
+    if let Some(refusal) = port::refusal(known) {
+        return code(Err(refusal));
+    }
     match known {
         port::CROWDED => CROWDED,
         flow::PRESENT if I::work().is_some_and(|work| twice::is_in_the_way(work)) => CROWDED,

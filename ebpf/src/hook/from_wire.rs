@@ -68,6 +68,9 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     if known == flow::ABSENT {
         known = I::host_port(ctx, 0);
     }
+    if let Some(refusal) = port::refusal(known) {
+        return code(Err(refusal));
+    }
     if known == port::CROWDED
         || known == flow::PRESENT && I::work().is_some_and(|work| twice::is_in_the_way(work))
     {

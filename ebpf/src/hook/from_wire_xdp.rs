@@ -42,7 +42,8 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
     };
     // SAFETY: see `stage::flow::find`.
     let flow = unsafe { &mut *flow };
-    if flow.state & state::BYPASS == 0 {
+    const USUAL: u32 = state::BYPASS | state::ANSWERED;
+    if flow.state & (USUAL | state::RST) != USUAL {
         return XDP_PASS;
     }
     let tag = &raw const flow.tag;

@@ -62,8 +62,9 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     if head.kind != Kind::Flow || I::copy_live() == flow::ABSENT {
         return UNKNOWN;
     }
-    match endpoint(head.tuple.src.wide()).and_then(|owner| device(owner.ifindex)) {
-        Some(pod) => code(known_of_pod(&skb, head, half, pod)),
+    let owner = endpoint(head.tuple.src.wide()).map(|owner| owner.ifindex);
+    match owner.and_then(|owner| Some((owner, device(owner)?))) {
+        Some((owner, pod)) => code(known_of_pod(&skb, head, half, owner, pod)),
         None => code(known_of_host::<I>(&skb, half)),
     }
 }
@@ -73,6 +74,7 @@ fn known_of_pod<I: Call>(
     skb: &Skb,
     head: &Head<I>,
     half: &Half<I::Addr>,
+    owner: u32,
     pod: &Device,
 ) -> Step<Verdict> {
     if half.action == action::NONE {
@@ -80,7 +82,9 @@ fn known_of_pod<I: Call>(
     }
     twice::note::<I>();
     let from = skb.ingress_ifindex();
-    if !is_unchanged(skb, head) {
+    if from != owner {
+        // In its name, by another (without `antiSpoof`): nothing to learn from, and nothing to forget for.
+    } else if !is_unchanged(skb, head) {
         I::forget();
     } else if pod.flags & flags::BYPASS != 0 && head.plain {
         if learn::agrees(skb, head, from, pod, route::WAY) {

@@ -104,6 +104,8 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
         return NEXT;
     }
     let is_sticky = flow.state & state::STICKY != 0;
+    // Until it is known to be answered, and while it may have been reset, each packet is taken note of.
+    let is_usual_state = flow.state & (state::ANSWERED | state::RST) == state::ANSWERED;
     let tag = &raw const flow.tag;
     let half = half(flow, end);
     let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
@@ -116,7 +118,8 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
         }
         return NEXT;
     }
-    if trust == Trust::Stamp && (changes_state || half.stamp != stamp()) {
+    let is_noted = !changes_state && is_usual_state;
+    if trust == Trust::Stamp && (!is_noted || half.stamp != stamp()) {
         return SETTLE;
     }
     if rewrite(&mut skb, &mut head, half).is_err() {

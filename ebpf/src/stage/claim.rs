@@ -16,7 +16,7 @@ use underpass_abi::{
 };
 
 use super::{
-    entries::{Opener, Request, write_outer},
+    entries::{Opener, Request, for_host, write_outer},
     flow::{find, has_target, is_alive},
     port,
     table::{self, PARTNER, STORED, remove_all},
@@ -188,7 +188,7 @@ pub fn insert<I: Call>() -> u32 {
         remove_all::<I>(&place.key, expired);
     }
     write_outer::<I>(flow, request, place.end);
-    match I::store(PARTNER) {
+    match I::store(PARTNER | for_host(request)) {
         STORED => CLAIMED,
         table::TAKEN => NO_PORT,
         _ => NO_ROOM,

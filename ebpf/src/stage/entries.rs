@@ -9,15 +9,14 @@ use underpass_abi::{
 use underpass_ebpf::ip::Ip;
 
 use super::{
-    claim::{CLAIMED, NO_ROOM},
+    claim::{CLAIMED, NO_PORT, NO_ROOM},
     flow::{find, half, is_alive, leaves_as, outgoing, prolong, set_outgoing},
     learn::{enter, leave_to_pod, leave_to_wire},
-    quota::GRANTED,
-    table::{PARTNER, PLACE, STORED, remove_one},
+    table::{FOR_HOST, PARTNER, PLACE, STORED, remove_one},
     twice,
 };
 use crate::{
-    call::{Call, charge},
+    call::Call,
     maps::{Net, Place, Work, device, endpoint, tick},
     memory,
 };
@@ -40,6 +39,21 @@ pub struct Request<I: Ip> {
     pub out: u8,
     /// Action for replies: `PEER` or `STACK`.
     pub back: u8,
+    /// Who paid for it.
+    pub payer: Payer,
+}
+
+/// Whose quota of half-open flows a translated flow was taken from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Payer {
+    /// Nobody's: it is the host's, or the world's.
+    Nobody,
+    /// The owner's.
+    Owner,
+    /// The client's.
+    Client,
+    /// There was nothing left of what the world may open: it is the first to go.
+    Surplus,
 }
 
 /// Who sends the first packet of a translated flow.
@@ -60,7 +74,10 @@ pub enum Opener {
 #[inline(always)]
 pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
     memory::clear(flow);
-    flow.state = opened(request, end) | state::OUTER;
+    flow.state = opened(request, end) | state::OUTER | surplus(request);
+    if request.payer == Payer::Client {
+        flow.state |= end.other().charged();
+    }
     prolong(flow, request.outer.protocol, tick());
     let own = half(flow, end);
     set_outgoing::<I>(own, &request.outer);
@@ -81,6 +98,16 @@ pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: 
     }
 }
 
+/// The host's own flows have places that pods don't get.
+#[inline(always)]
+pub fn for_host<I: Ip>(request: &Request<I>) -> u32 {
+    if request.owner == 0 && request.opener == Opener::Owner {
+        FOR_HOST
+    } else {
+        0
+    }
+}
+
 /// The state of a new flow's entry, of which the owner has `end`.
 #[inline(always)]
 fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
@@ -88,6 +115,15 @@ fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
         Opener::Owner | Opener::Aside => end.heard(),
         Opener::Other => state::PORT,
         Opener::Client => end.heard() | state::PORT,
+    }
+}
+
+#[inline(always)]
+fn surplus<I: Ip>(request: &Request<I>) -> u32 {
+    if request.payer == Payer::Surplus {
+        state::SURPLUS
+    } else {
+        0
     }
 }
 
@@ -151,24 +187,18 @@ pub fn commit<I: Call>() -> u32 {
         return NO_ROOM;
     };
     memory::clear(flow);
-    flow.state = opened(request, end);
-    prolong(flow, request.inner.protocol, tick());
-    fill_inner::<I>(half(flow, end), request);
-    // What the world opens to a host port is charged to the container that it reaches, as far as its
-    // quota goes: it has to be remembered in any case.
-    let is_charged = match request.opener {
-        Opener::Owner => request.owner != 0,
-        Opener::Other => request.client == 0 && charge(request.owner) == GRANTED,
-        Opener::Client | Opener::Aside => false,
-    };
-    if is_charged {
+    flow.state = opened(request, end) | surplus(request);
+    if request.payer == Payer::Owner {
         flow.state |= end.charged();
     }
+    prolong(flow, request.inner.protocol, tick());
+    fill_inner::<I>(half(flow, end), request);
     // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
     if find::<I>(key).is_some_and(|known| !is_alive(known, tick())) {
         remove_one::<I>(key);
     }
-    if I::store(PLACE) == STORED {
+    let stored = I::store(PLACE | for_host(request));
+    if stored == STORED {
         return CLAIMED;
     }
     let winner = find::<I>(key).map(|flow| half(flow, end));
@@ -185,7 +215,7 @@ pub fn commit<I: Call>() -> u32 {
         return NO_ROOM;
     };
     if winner.rewrite & rewrite::SRC == 0 || request.opener == Opener::Other {
-        return NO_ROOM;
+        return NO_PORT;
     }
     request.outer = outgoing::<I>(winner, request.inner.protocol);
     CLAIMED
@@ -212,6 +242,7 @@ pub fn restore<I: Call>() -> u32 {
         return NO_ROOM;
     };
     request.opener = opener(survivor.rewrite, *known);
+    request.payer = Payer::Nobody;
     if twice::is_inner(survivor.rewrite, *known) {
         request.inner = head.tuple;
         request.outer = *partner;

@@ -3,6 +3,7 @@
 use underpass_abi::{
     addr::Family as _,
     flow::{End, Flow, Half, Key, STREAM, Tuple, action, protocol, rewrite, state},
+    quota::WINDOW,
 };
 use underpass_ebpf::l4::tcp;
 
@@ -78,6 +79,8 @@ pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
 pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
     let is_assured = flow.state & state::ASSURED != 0;
     let limit = match protocol {
+        // A stray RST, which its receiver ignores, must not cost a connection its life.
+        protocol::TCP if flow.state & state::RST != 0 => constant!(timeout.tcp_opening),
         protocol::TCP if is_ending(flow.state) => constant!(timeout.tcp_closing),
         protocol::TCP if is_assured => constant!(timeout.tcp_established),
         protocol::TCP => constant!(timeout.tcp_opening),
@@ -107,7 +110,9 @@ const ENDED: u32 = state::ANSWERED
     | state::OFFERED
     | state::BYPASS
     | state::STICKY
-    | state::ASSURED;
+    | state::ASSURED
+    | state::SYN
+    | state::SYN_ACK;
 
 /// The flow's state after a packet from `end` with these TCP flags (0 for other protocols).
 #[inline(always)]
@@ -136,6 +141,10 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
         // take it up.
         return tracked & !state::FINISHED | state::OFFERED;
     }
+    if tracked & state::OFFERED != 0 && tracked & state::ANSWERED == end.other().heard() {
+        // Who made the offer goes on before it was taken up.
+        return tracked;
+    }
     let mut after = tracked | end.heard();
     if flags & tcp::SYN != 0 {
         after &= !(state::FINISHED | state::OFFERED);
@@ -160,6 +169,7 @@ pub fn copy_live<I: Net>() -> u32 {
         place: Place { key, end },
         half: copy,
         state,
+        since,
         partner_place,
         ..
     }) = I::work()
@@ -171,6 +181,7 @@ pub fn copy_live<I: Net>() -> u32 {
     };
     memory::copy(copy, half(flow, *end));
     *state = flow.state;
+    *since = flow.since;
     if flow.tag != key.tag() {
         return ABSENT;
     }
@@ -307,10 +318,15 @@ fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
     if !is_answered {
         return;
     }
+    flow.state &= !state::SURPLUS;
+    let may_refund = tick.wrapping_sub(flow.since) < WINDOW;
     for end in [End::A, End::B] {
         if flow.state & end.charged() != 0 {
             flow.state &= !end.charged();
-            refund(half(flow, end).in_ifindex);
+            // After that time the charge has run off.
+            if may_refund {
+                refund(half(flow, end).in_ifindex);
+            }
         }
     }
 }

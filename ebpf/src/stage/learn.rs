@@ -9,8 +9,14 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::{End, Flow, Half, action, protocol, rewrite, state},
     node::policy,
+    quota::WORLD,
 };
-use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind, packet::Load as _};
+use underpass_ebpf::{
+    fingerprint::fingerprint,
+    ip::Head,
+    l4::{Kind, tcp},
+    packet::Load as _,
+};
 
 use super::{
     flow::{ABSENT, PRESENT, find, half, leaves_as, outgoing, prolong, set_outgoing, unlearn},
@@ -21,7 +27,7 @@ use super::{
     twice::TWICE,
 };
 use crate::{
-    call::{Call, charge},
+    call::{Call, charge, refund},
     maps::{Net, Place, Work, constant, count, device, endpoint, policy, stamp, tick},
     memory,
     skb::Skb,
@@ -92,12 +98,15 @@ pub fn to_pod<I: Call>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) 
     if !bypass && !is_needed {
         return IGNORED;
     }
-    let charged = if from_pod {
-        (end, from_ifindex)
+    let payer = if from_pod {
+        Payer::Opener(from_ifindex)
     } else {
-        (end.other(), to_ifindex)
+        Payer::Reached {
+            pod: to_ifindex,
+            must_be: is_needed,
+        }
     };
-    let Some(flow) = open::<I>(end, charged, is_needed) else {
+    let Some(flow) = open::<I>(end, payer) else {
         return IGNORED;
     };
     let uplink = if from_pod { 0 } else { from_ifindex };
@@ -147,6 +156,7 @@ pub fn to_pod<I: Call>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) 
             back.action = action::STACK;
         }
     }
+    show_opening::<I>();
     I::join();
     record::learned(&key.0, Skb::new(ctx).ifindex());
     LEARNED
@@ -160,7 +170,7 @@ pub fn to_wire<I: Call>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u
         return IGNORED;
     };
     let (end, tuple) = (place.end, &place.key.0);
-    if open::<I>(end, (end, pod_ifindex), false).is_none() {
+    if open::<I>(end, Payer::Opener(pod_ifindex)).is_none() {
         return IGNORED;
     }
     record::learned(tuple, Skb::new(ctx).ifindex());
@@ -196,9 +206,28 @@ pub fn leave_by_wire<I: Call>(pod_ifindex: u32, uplink: u32) -> u32 {
     leave_to_wire(out, uplink);
     out.action = action::WIRE;
     pass(out, 0);
+    show_opening::<I>();
     I::join();
     PRESENT
 }
+
+/// Notes that a packet which opens TCP, in [`Work::head`], came out of the stack.
+#[inline(always)]
+fn show_opening<I: Net>() {
+    let Some(Work { head, place, .. }) = I::work() else {
+        return;
+    };
+    let shown = match head.tcp_flags & (tcp::SYN | tcp::ACK) {
+        tcp::SYN => state::SYN,
+        SYN_ACK => state::SYN_ACK,
+        _ => return,
+    };
+    if let Some(flow) = find::<I>(&place.key) {
+        flow.state |= shown;
+    }
+}
+
+const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
 
 /// The stack let a packet of this direction through.
 #[inline(always)]
@@ -229,7 +258,7 @@ pub fn join<I: Net>() -> u32 {
     let (a, b) = (flow.halves[0].rewrite, flow.halves[1].rewrite);
     if a | b == 0 {
         if has_passed(&flow.halves[0]) && has_passed(&flow.halves[1]) {
-            flow.state |= opened(flow.state, protocol);
+            flow.state |= opened(flow.state, is_answered(flow.state), protocol);
         }
         return PRESENT;
     }
@@ -243,7 +272,9 @@ pub fn join<I: Net>() -> u32 {
         return ABSENT;
     };
     if has_passed(inner) && has_passed(half(outer, partner_place.end.other())) {
-        let bits = opened(flow.state | outer.state, protocol);
+        // The two keys may be turned differently, so who was heard can't be added up.
+        let answered = is_answered(flow.state) || is_answered(outer.state);
+        let bits = opened(flow.state | outer.state, answered, protocol);
         flow.state |= bits;
         outer.state |= bits;
     }
@@ -257,24 +288,27 @@ fn has_passed<A>(half: &Half<A>) -> bool {
     half.passed != 0 && (half.in_ifindex == 0 || device(half.in_ifindex).is_some())
 }
 
-/// The bits of a flow whose directions have both passed: of TCP only while it is open, and where
-/// connection tracking is liberal only after all three packets of the opening.
 #[inline(always)]
-fn opened(flow_state: u32, protocol: u8) -> u32 {
+const fn is_answered(flow_state: u32) -> bool {
+    flow_state & state::ANSWERED == state::ANSWERED
+}
+
+/// The bits of a flow whose directions have both passed: of TCP only while it is open, if its opening
+/// came out of the stack as well, and where connection tracking is liberal only after all three
+/// packets of that.
+#[inline(always)]
+fn opened(flow_state: u32, is_answered: bool, protocol: u8) -> u32 {
+    const SHOWN: u32 = state::SYN | state::SYN_ACK;
     if protocol != protocol::TCP {
         return state::BYPASS;
     }
-    if flow_state & (state::RST | state::FINISHED) != 0 {
+    if flow_state & (state::RST | state::FINISHED) != 0 || flow_state & SHOWN != SHOWN {
         return 0;
     }
     if policy() & policy::LIBERAL == 0 {
         return state::BYPASS | state::STICKY;
     }
-    if flow_state & state::ANSWERED == state::ANSWERED {
-        state::BYPASS
-    } else {
-        0
-    }
+    if is_answered { state::BYPASS } else { 0 }
 }
 
 /// One direction of the flow at [`Work::place`] has no bypass any more: both go back to the stack,
@@ -300,6 +334,32 @@ pub fn suspend<I: Net>() -> u32 {
         count(Counter::Suspended);
     }
     close::<I>(place, partner_place, flow);
+    PRESENT
+}
+
+/// Connection tracking may not know the flow at [`Work::place`] any more: it ends on the bypass.
+#[inline(always)]
+pub fn stick<I: Net>() -> u32 {
+    let Some(Work {
+        place,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    let Some(flow) = find::<I>(&place.key) else {
+        return ABSENT;
+    };
+    flow.state |= state::STICKY;
+    for half in &flow.halves {
+        if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 {
+            partner_place.set(&outgoing::<I>(half, place.key.0.protocol));
+            if let Some(partner) = find::<I>(&partner_place.key) {
+                partner.state |= state::STICKY;
+            }
+        }
+    }
     PRESENT
 }
 
@@ -436,15 +496,19 @@ pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
     half.stamp = 0;
 }
 
-/// The flow at [`Work::place`] as it is known, or an empty one, heard from `end`. A new flow is
-/// `charged` to the pod behind a host veth, which is at one of its ends; one whose pod is over its
-/// quota is not remembered, unless it `must_be`.
+/// Who pays for a flow that begins: the pod behind a host veth.
+#[derive(Clone, Copy)]
+enum Payer {
+    /// That began it.
+    Opener(u32),
+    /// That the world reached; the flow must be remembered, or need not be.
+    Reached { pod: u32, must_be: bool },
+}
+
+/// The flow at [`Work::place`] as it is known, or an empty one, heard from `end`. Of a pod that is
+/// over its quota no new flow is remembered; one from the world that must be is the first to go.
 #[inline(always)]
-fn open<I: Call>(
-    end: End,
-    charged: (End, u32),
-    must_be: bool,
-) -> Option<&'static mut Flow<I::Addr>> {
+fn open<I: Call>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
     let Work {
         head,
         place: Place { key, .. },
@@ -458,21 +522,31 @@ fn open<I: Call>(
         I::note();
         return find::<I>(key);
     }
-    let (payer, pod) = charged;
-    let is_full = charge(pod) == FULL;
-    if is_full && !must_be {
+    let (account, may_be_surplus) = match payer {
+        Payer::Opener(pod) => (pod, false),
+        Payer::Reached { pod, must_be } => (pod | WORLD, must_be),
+    };
+    let is_full = charge(account) == FULL;
+    if is_full && !may_be_surplus {
         count(Counter::OverQuota);
         return None;
     }
     let flow = I::scratch()?;
     memory::clear(flow);
     flow.state = end.heard();
-    if !is_full {
-        flow.state |= payer.charged();
+    match payer {
+        Payer::Opener(pod) => {
+            flow.state |= end.charged();
+            half(flow, end).in_ifindex = pod;
+        }
+        Payer::Reached { .. } if is_full => flow.state |= state::SURPLUS,
+        Payer::Reached { .. } => {}
     }
-    half(flow, payer).in_ifindex = pod;
     prolong(flow, head.tuple.protocol, tick());
     if I::store(PLACE) != STORED {
+        if !is_full {
+            refund(account);
+        }
         return None;
     }
     find::<I>(key)

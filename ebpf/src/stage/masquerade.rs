@@ -12,13 +12,13 @@ use underpass_ebpf::{ip::Head, l4::tcp};
 
 use super::{
     claim::{CLAIMED, NO_PORT},
-    entries::Opener,
+    entries::{Opener, Payer},
     quota::FULL,
     record,
     route::{SOURCE, WAY},
 };
 use crate::{
-    call::{Call, charge},
+    call::{Call, charge, refund},
     maps::{Net, Work, constant, count, device, keeps_source, trace_level},
     skb::Skb,
     verdict::{Step, Verdict},
@@ -55,11 +55,19 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
     request.uplink = uplink;
     request.opener = Opener::Owner;
     (request.out, request.back) = (action::STACK, action::STACK);
+    request.payer = if owner == 0 {
+        Payer::Nobody
+    } else {
+        Payer::Owner
+    };
     let result = I::claim(skb.raw());
     if trace_level() != 0
         && let Some(Work { request, .. }) = I::work()
     {
         record::claimed(result, &request.inner, &request.outer);
+    }
+    if result != CLAIMED && owner != 0 {
+        refund(owner);
     }
     match result {
         CLAIMED => {

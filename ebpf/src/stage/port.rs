@@ -10,6 +10,7 @@ use underpass_abi::{
     counter::Counter,
     flow::{Half, Tuple, action, protocol, rewrite, state},
     port::{HostPort, PortTarget},
+    quota::WORLD,
 };
 use underpass_ebpf::{
     ip::Head,
@@ -17,17 +18,18 @@ use underpass_ebpf::{
 };
 
 use super::{
-    claim::{CLAIMED, USED},
-    entries::Opener,
+    claim::{self, CLAIMED, NO_PORT, USED},
+    entries::{Opener, Payer},
     flow::ABSENT,
     masquerade::may_open,
-    route, twice,
+    quota, route, twice,
 };
 use crate::{
-    call::Call,
+    call::{Call, charge, refund},
     maps::{Net, Work, count, endpoint, is_service_address, port},
     memory,
     skb::Skb,
+    verdict::Verdict,
 };
 
 /// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
@@ -72,19 +74,66 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     if !is_local::<I>(ctx) || belongs_to_host::<I>(ctx, head) {
         return ABSENT;
     }
-    if I::insert() != CLAIMED {
+    // Of a flow that nobody answers, who began it pays; the world by what it may open to the container.
+    request.payer = if client == 0 {
+        if charge(target.ifindex | WORLD) == quota::FULL {
+            Payer::Surplus
+        } else {
+            Payer::Nobody
+        }
+    } else if charge(client) == quota::FULL {
+        return OVER_QUOTA;
+    } else {
+        Payer::Client
+    };
+    let result = store::<I>();
+    if request.payer == Payer::Client && result != CLAIMED && result != CROWDED {
+        refund(client);
+    }
+    match result {
+        CLAIMED => {
+            count(Counter::HostPort);
+            I::copy_live()
+        }
         // Another CPU may have been faster with the same flow.
-        return I::copy_live();
+        NO_PORT => I::copy_live(),
+        other => other,
+    }
+}
+
+/// Stores both entries of [`Work::request`]: [`CLAIMED`], [`CROWDED`], [`NO_ROOM`], or [`NO_PORT`] if
+/// the outer tuple is taken.
+#[inline(always)]
+fn store<I: Call>() -> u32 {
+    match I::insert() {
+        CLAIMED => {}
+        claim::NO_ROOM => return NO_ROOM,
+        _ => return NO_PORT,
     }
     // The container's entry is under its own tuple, not under that of the packet.
     I::aim(INNER);
     let stored = I::commit();
     I::aim(PACKET);
-    if stored != CLAIMED {
-        return CROWDED;
+    match stored {
+        CLAIMED => CLAIMED,
+        NO_PORT => CROWDED,
+        _ => NO_ROOM,
     }
-    count(Counter::HostPort);
-    I::copy_live()
+}
+
+/// What [`open`] found: the client has too many half-open flows.
+pub const OVER_QUOTA: u32 = 4;
+/// What [`open`] found: the table is full.
+pub const NO_ROOM: u32 = 5;
+
+/// The verdict on a packet to a host port whose flow can't be remembered, if [`open`] found that.
+#[inline(always)]
+pub fn refusal(found: u32) -> Option<Verdict> {
+    match found {
+        OVER_QUOTA => Some(Verdict::Drop(Counter::DropFlowQuota)),
+        NO_ROOM => Some(Verdict::Drop(Counter::DropMapFull)),
+        _ => None,
+    }
 }
 
 /// What [`open`] found: the container that the packet came from serves the port itself, or talks to

@@ -1,7 +1,7 @@
 //! A pod's share of flows that nobody answered yet: one that floods fills its own, not that of
 //! others.
 
-use underpass_abi::quota::{CAPACITY, SHIFT};
+use underpass_abi::quota::{CAPACITY, SHIFT, WORLD};
 
 use crate::maps::{device, half_open, set_half_open, tick};
 
@@ -10,10 +10,11 @@ pub const GRANTED: u32 = 0;
 /// The pod has too many half-open flows.
 pub const FULL: u32 = 1;
 
-/// Takes a new flow from the quota of the pod behind the host veth `pod`.
+/// Takes a new flow from the quota of the pod behind the host veth `pod`; with [`WORLD`] from that of
+/// flows that the world opens to it.
 #[inline(always)]
 pub fn charge(pod: u32) -> u32 {
-    let Some(cost) = device(pod).map(|pod| u64::from(pod.flow_cost)) else {
+    let Some(cost) = device(pod & !WORLD).map(|pod| u64::from(pod.flow_cost)) else {
         return GRANTED;
     };
     let now = u64::from(tick()) << SHIFT;
@@ -29,10 +30,10 @@ pub fn charge(pod: u32) -> u32 {
     GRANTED
 }
 
-/// A flow was answered: the quota has room for another.
+/// A flow was answered, or could not be stored: the quota has room for another.
 #[inline(always)]
 pub fn refund(pod: u32) -> u32 {
-    if let (Some(device), Some(until)) = (device(pod), half_open(pod)) {
+    if let (Some(device), Some(until)) = (device(pod & !WORLD), half_open(pod)) {
         *until = (*until).saturating_sub(u64::from(device.flow_cost));
     }
     GRANTED

@@ -6,7 +6,7 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     counter::Counter,
     endpoint::device as flags,
-    flow::{Half, action, rewrite, state},
+    flow::{Half, STREAM, action, protocol, rewrite, state},
     node::policy,
 };
 
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Place, Work, count, device, feed_interval, policy, stamp, tick},
+    maps::{Place, Work, count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
     memory,
 };
 
@@ -36,6 +36,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         place: Place { key, .. },
         half: copy,
         state,
+        since,
         partner_place,
         ..
     }) = I::work()
@@ -49,9 +50,13 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         I::suspend();
         return STALE;
     }
-    if *state & state::STICKY == 0 && is_due(copy, key.0.protocol) {
-        count(Counter::Fed);
-        return STALE;
+    if *state & state::STICKY == 0 {
+        if must_stick(copy, key.0.protocol) {
+            I::stick();
+        } else if is_due(copy, key.0.protocol, *since) {
+            count(Counter::Fed);
+            return STALE;
+        }
     }
     I::note();
     count(Counter::Revalidated);
@@ -71,8 +76,25 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
 /// Whether connection tracking must hear of this direction: until the stack lets a packet of it
 /// through, all of them go there.
 #[inline(always)]
-fn is_due<A>(half: &Half<A>, protocol: u8) -> bool {
-    tick().wrapping_sub(half.passed) >= feed_interval(protocol)
+fn is_due<A>(half: &Half<A>, protocol: u8, since: u32) -> bool {
+    /// Ticks in which connection tracking has to see that UDP goes on: two seconds after the first
+    /// packet it is a stream, with a longer timer.
+    const YOUNG: u32 = STREAM + 2;
+    let now = tick();
+    let interval = if protocol == protocol::UDP && now.wrapping_sub(since) <= YOUNG {
+        1
+    } else {
+        feed_interval(protocol)
+    };
+    now.wrapping_sub(half.passed) >= interval
+}
+
+/// Whether connection tracking would not know this TCP any more: it has become strict, or the
+/// connection was silent for longer than the shortest of its timers.
+#[inline(always)]
+fn must_stick<A>(half: &Half<A>, protocol: u8) -> bool {
+    protocol == protocol::TCP
+        && (policy() & policy::LIBERAL == 0 || tick().wrapping_sub(half.passed) >= tcp_forgotten())
 }
 
 /// What [`follow`] found: the direction has lost its way.

@@ -9,7 +9,7 @@
 use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_get_prandom_u32};
 use underpass_abi::{
     counter::Counter,
-    flow::{Flow, Key, state},
+    flow::{Flow, Key, action, state},
 };
 
 use super::flow::{find, has_target, is_alive, outgoing};
@@ -23,6 +23,8 @@ use crate::{
 pub const PLACE: u32 = 0;
 /// [`store`] under [`Work::partner_place`](crate::maps::Work::partner_place).
 pub const PARTNER: u32 = 1;
+/// With one of these: the flow is the host's own.
+pub const FOR_HOST: u32 = 2;
 
 /// The entry is in the table.
 pub const STORED: u32 = 0;
@@ -34,19 +36,27 @@ pub const NO_ROOM: u32 = 2;
 /// How many slots are looked at. Where four fifths of them are conversations', a new flow is refused
 /// once in a thousand times; where one half is, practically never.
 const LOOKS: u32 = 32;
+/// After so many looks one that was only noted, because others use its port, has to go.
+const TAKE_OTHERS: u32 = 8;
 /// After so many looks a flow that nobody answered has to go.
 const TAKE_UNANSWERED: u32 = 20;
 /// After so many looks one that is no conversation yet has to go.
 const TAKE_UNASSURED: u32 = 26;
 
-/// Stores the flow that was built in the scratch room under one of the two keys of [`Work`](crate::maps::Work), if that
-/// is free.
+/// How many slots are tried if other CPUs take them at the same time.
+const TRIES: u32 = 3;
+/// One slot in so many is kept for the host's own flows.
+const HOST_SHARE: u32 = 16;
+
+/// Stores the flow that was built in the scratch room under one of the two keys of
+/// [`Work`](crate::maps::Work), if that is free. With [`FOR_HOST`] it takes a place that pods don't
+/// get.
 #[inline(always)]
 pub fn store<I: Call>(at: u32) -> u32 {
     let (Some(flow), Some(work)) = (I::scratch(), I::work()) else {
         return NO_ROOM;
     };
-    let key = if at == PLACE {
+    let key = if at & PARTNER == PLACE {
         &work.place.key
     } else {
         &work.partner_place.key
@@ -54,71 +64,128 @@ pub fn store<I: Call>(at: u32) -> u32 {
     if I::flows().get_ptr(key).is_some() {
         return TAKEN;
     }
-    let mut slot = NONE;
-    for attempt in 0..LOOKS {
-        slot = I::look(attempt);
-        if slot != NONE {
-            break;
-        }
-    }
-    let Some(slot) = I::slots().get_ptr_mut(slot.wrapping_sub(1)) else {
-        count(Counter::TableFull);
-        return NO_ROOM;
-    };
     flow.tag = key.tag();
     flow.since = tick();
-    if I::flows()
-        .insert(key, &*flow, u64::from(BPF_NOEXIST))
-        .is_err()
-    {
-        // Another CPU was faster, or there is no memory.
-        return if I::flows().get_ptr(key).is_some() {
-            TAKEN
-        } else {
-            NO_ROOM
+    for attempt in 0..TRIES {
+        let found = I::seek(at & FOR_HOST);
+        let Some(slot) = I::slots().get_ptr_mut(found.wrapping_sub(1)) else {
+            break;
         };
+        // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
+        let slot = unsafe { &mut *slot };
+        // Written at once after the look, so that of two CPUs that found the same slot the slower one
+        // has it before the faster one looks again.
+        memory::copy(slot, key);
+        if attempt == 0 {
+            flow.slot = found - 1;
+            let inserted = I::flows().insert(key, &*flow, u64::from(BPF_NOEXIST));
+            if inserted.is_err() {
+                // Another CPU was faster with the same flow, or there is no memory.
+                return if I::flows().get_ptr(key).is_some() {
+                    TAKEN
+                } else {
+                    NO_ROOM
+                };
+            }
+        } else if let Some(stored) = find::<I>(key) {
+            stored.slot = found - 1;
+        }
+        if *slot == *key {
+            return STORED;
+        }
+        if attempt == TRIES - 1 {
+            // It lives without a slot, and is removed when somebody looks it up after its end.
+            return STORED;
+        }
     }
-    // Two CPUs that found the same slot: the flow of one of them has none, and is removed when
-    // somebody looks it up after it has expired.
-    // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
-    memory::copy(unsafe { &mut *slot }, key);
-    STORED
+    count(Counter::TableFull);
+    // Without a second slot the entry has to go again.
+    remove_one::<I>(key);
+    NO_ROOM
 }
 
-/// What [`look`] found: the slot is another's.
+/// What [`look`] and [`seek`] found: the slot is another's.
 const NONE: u32 = 0;
+
+/// Finds a free slot: its number plus one, or [`NONE`].
+#[inline(always)]
+pub fn seek<I: Call>(for_host: u32) -> u32 {
+    for attempt in 0..LOOKS {
+        let slot = I::look(attempt, for_host);
+        if slot != NONE {
+            return slot;
+        }
+    }
+    NONE
+}
 
 /// Looks at a slot at random, and empties it if its flow is gone or may be taken away: its number
 /// plus one, or [`NONE`].
 #[inline(always)]
-pub fn look<I: Net>(attempt: u32) -> u32 {
+pub fn look<I: Net>(attempt: u32, for_host: u32) -> u32 {
     // SAFETY: the helper has no arguments.
-    let random = unsafe { bpf_get_prandom_u32() };
-    let slot = random & (constant!(flows).wrapping_sub(1));
+    let random = u64::from(unsafe { bpf_get_prandom_u32() });
+    let all = constant!(flows);
+    let kept = all / HOST_SHARE;
+    let (first, slots) = if for_host == 0 {
+        (kept, all - kept)
+    } else {
+        (0, kept)
+    };
+    let slot = first + ((random * u64::from(slots)) >> 32) as u32;
     let (Some(key), Some(work)) = (I::slots().get_ptr(slot), I::work()) else {
         return NONE;
     };
     // SAFETY: any bytes are a key.
     let key = unsafe { *key };
-    if let Some(flow) = find::<I>(&key) {
-        // The two entries of one flow are stored one after the other.
-        if key == work.partner_place.key || key == work.place.key {
-            return NONE;
-        }
-        if is_over::<I>(&key, flow) {
-            count(Counter::Expired);
-        } else {
-            let is_wanted = attempt >= TAKE_UNANSWERED
-                && flow.state & state::ANSWERED != state::ANSWERED
-                || attempt >= TAKE_UNASSURED && flow.state & state::ASSURED == 0;
-            if !is_wanted {
-                return NONE;
-            }
-            count(Counter::MadeRoom);
-        }
-        remove_all::<I>(&key, flow);
+    let Some(flow) = find::<I>(&key) else {
+        return slot + 1;
+    };
+    if flow.slot != slot {
+        return slot + 1;
     }
+    // The two entries of one flow are stored one after the other.
+    if key == work.partner_place.key || key == work.place.key {
+        return NONE;
+    }
+    if is_over::<I>(&key, flow) {
+        count(Counter::Expired);
+    } else if may_go::<I>(&key, flow, attempt) {
+        count(Counter::MadeRoom);
+    } else {
+        return NONE;
+    }
+    remove_all::<I>(&key, flow);
     slot + 1
+}
+
+/// Whether a flow that lives has to make room at this attempt.
+#[inline(always)]
+fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> bool {
+    if flow.state & state::SURPLUS != 0 {
+        return true;
+    }
+    if flow.halves[0].action == action::OTHERS {
+        // It is noted again with its next packet.
+        return attempt >= TAKE_OTHERS;
+    }
+    if flow.state & state::ASSURED != 0 || attempt < TAKE_UNANSWERED {
+        return false;
+    }
+    if flow.state & state::ANSWERED == state::ANSWERED && attempt < TAKE_UNASSURED {
+        return false;
+    }
+    // Two flows may share an entry: a conversation stays whole.
+    let mut is_shared = false;
+    for half in &flow.halves {
+        if half.rewrite != 0 {
+            let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
+            if find::<I>(&partner).is_some_and(|other| other.state & state::ASSURED != 0) {
+                is_shared = true;
+            }
+        }
+    }
+    !is_shared
 }
 
 /// Whether a flow has expired, both its entries if it is translated, or lost one of its pods.

@@ -19,13 +19,13 @@ use underpass_ebpf::{ip::Head, l4::Kind};
 use super::{
     bypass,
     claim::CLAIMED,
-    entries::{Opener, Request},
+    entries::{Opener, Payer, Request},
     flow::{ABSENT, PRESENT},
     masquerade::may_open,
-    port, translate,
+    port, quota, translate,
 };
 use crate::{
-    call::Call,
+    call::{Call, charge, refund},
     maps::{Net, Work, count, endpoint},
     skb::Skb,
     verdict::{CROWDED, NEXT, Step, Verdict, code},
@@ -63,6 +63,7 @@ pub fn make_room<I: Call>(ctx: *mut __sk_buff, client: u32) -> i32 {
     match I::open_twice(ctx, client) {
         PRESENT => NEXT,
         FULL => code(Err(Verdict::Drop(Counter::DropNoPort))),
+        OVER_QUOTA => code(Err(Verdict::Drop(Counter::DropFlowQuota))),
         _ => CROWDED,
     }
 }
@@ -86,7 +87,21 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
     if !is_prepared {
         return ABSENT;
     }
+    let Some(Work { request, .. }) = I::work() else {
+        return ABSENT;
+    };
+    let owner = request.owner;
+    request.payer = if owner == 0 || owner == LOOPBACK {
+        Payer::Nobody
+    } else if charge(owner) == quota::FULL {
+        return OVER_QUOTA;
+    } else {
+        Payer::Owner
+    };
     if I::claim(ctx) != CLAIMED {
+        if owner != 0 {
+            refund(owner);
+        }
         return FULL;
     }
     let Some(Work { request, .. }) = I::work() else {
@@ -100,6 +115,8 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
 
 /// What [`open`] found: no free port.
 pub const FULL: u32 = 3;
+/// What [`open`] found: the client has too many half-open flows.
+pub const OVER_QUOTA: u32 = 4;
 
 /// Whether the packet is for a port of this host, and not one that the host itself uses.
 #[inline(always)]

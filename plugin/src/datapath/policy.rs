@@ -71,6 +71,8 @@ pub(crate) struct Rules {
     /// See [`policy`].
     pub(crate) policy: u32,
     pub(crate) feed: Feed,
+    /// As in [`State`].
+    tcp_forgotten: u32,
 }
 
 impl Stack {
@@ -118,6 +120,7 @@ impl Stack {
                 icmp: interval(icmp, hz),
                 sctp: interval(sctp, hz),
             },
+            tcp_forgotten: forgotten(tcp, hz),
         }
     }
 
@@ -153,13 +156,19 @@ impl Rules {
         Self {
             policy: state.policy,
             feed: state.feed,
+            tcp_forgotten: state.tcp_forgotten,
         }
     }
 
     pub(crate) const fn put(self, state: &mut State) {
-        let Self { policy, feed } = self;
+        let Self {
+            policy,
+            feed,
+            tcp_forgotten,
+        } = self;
         state.policy = policy;
         state.feed = feed;
+        state.tcp_forgotten = tcp_forgotten;
     }
 }
 
@@ -191,6 +200,16 @@ fn interval(timer: Option<u32>, hz: u32) -> u32 {
     let share = timer.map_or(longest, |seconds| jiffies(seconds) / TRIES);
     let ticks = share.min(longest) >> tick_shift(hz);
     u32::try_from(ticks).unwrap_or(1).max(1)
+}
+
+/// Ticks of silence after which a TCP connection may be forgotten; the kernel's default where it does not
+/// tell.
+fn forgotten(timer: Option<u32>, hz: u32) -> u32 {
+    const UNACKNOWLEDGED: u32 = 300;
+    let jiffies = u64::from(timer.unwrap_or(UNACKNOWLEDGED)) * u64::from(hz);
+    u32::try_from(jiffies >> tick_shift(hz))
+        .unwrap_or(u32::MAX)
+        .max(1)
 }
 
 /// An interval in milliseconds.
