@@ -4,6 +4,7 @@ mod bandwidth;
 mod check;
 mod demo;
 mod expiry;
+mod feeding;
 mod firewall;
 mod fixtures;
 mod fragments;

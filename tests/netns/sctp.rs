@@ -36,13 +36,13 @@ const TALK: [(u8, u8); 4] = [
 ];
 
 /// One end of an association, played by hand.
-struct End {
-    link: RawLink,
-    seen: Capture,
+pub(crate) struct End {
+    pub(crate) link: RawLink,
+    pub(crate) seen: Capture,
 }
 
 impl End {
-    fn of(netns: &Netns, interface: &str) -> Result<Self> {
+    pub(crate) fn of(netns: &Netns, interface: &str) -> Result<Self> {
         // A kernel with SCTP would answer as well, and sets the checksum of a packet to zero for a moment while it checks it.
         let ruleset = "table inet silence {
             chain prerouting { type filter hook prerouting priority raw; meta l4proto sctp drop; }
@@ -68,7 +68,7 @@ impl End {
 }
 
 /// Plays the opening of an association and some more; whom the server saw.
-fn play(
+pub(crate) fn play(
     client: &End,
     (ends, source, dport): (Ends, u16, u16),
     server: &End,
