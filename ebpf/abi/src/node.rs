@@ -137,6 +137,14 @@ pub mod flag {
     pub const BPF_F_IPV6: u64 = 1 << 7;
 }
 
+/// Slots beside a flow table of so many entries. A flow without a slot, which two CPUs that find the same
+/// one can leave, takes nobody's place: whoever has a slot finds room in the table.
+#[inline(always)]
+#[must_use]
+pub const fn slots(flows: u32) -> u32 {
+    flows - flows / 8
+}
+
 /// Jiffies per second to the shift that makes a tick last close to one second.
 #[must_use]
 pub const fn tick_shift(hz: u32) -> u32 {

@@ -26,6 +26,9 @@ use crate::{
     xdp::{Frame, redirect_to_pod},
 };
 
+/// State of flows whose packets need not be taken note of.
+const USUAL: u32 = state::BYPASS | state::ANSWERED;
+
 /// IPv4 and IPv6.
 #[inline(always)]
 pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
@@ -42,7 +45,6 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
     };
     // SAFETY: see `stage::flow::find`.
     let flow = unsafe { &mut *flow };
-    const USUAL: u32 = state::BYPASS | state::ANSWERED;
     if flow.state & (USUAL | state::RST) != USUAL {
         return XDP_PASS;
     }

@@ -10,6 +10,7 @@ use aya_ebpf::{bindings::BPF_NOEXIST, helpers::generated::bpf_get_prandom_u32};
 use underpass_abi::{
     counter::Counter,
     flow::{Flow, Key, action, state},
+    node::slots,
 };
 
 use super::flow::{find, has_target, is_alive, outgoing};
@@ -76,6 +77,7 @@ pub fn store<I: Call>(at: u32) -> u32 {
         // Written at once after the look, so that of two CPUs that found the same slot the slower one
         // has it before the faster one looks again.
         memory::copy(slot, key);
+        slot.0.reserved2 = now();
         if attempt == 0 {
             flow.slot = found - 1;
             let inserted = I::flows().insert(key, &*flow, u64::from(BPF_NOEXIST));
@@ -90,7 +92,7 @@ pub fn store<I: Call>(at: u32) -> u32 {
         } else if let Some(stored) = find::<I>(key) {
             stored.slot = found - 1;
         }
-        if *slot == *key {
+        if has_key::<I>(slot, key) {
             return STORED;
         }
         if attempt == TRIES - 1 {
@@ -125,21 +127,25 @@ pub fn seek<I: Call>(for_host: u32) -> u32 {
 pub fn look<I: Net>(attempt: u32, for_host: u32) -> u32 {
     // SAFETY: the helper has no arguments.
     let random = u64::from(unsafe { bpf_get_prandom_u32() });
-    let all = constant!(flows);
+    let all = slots(constant!(flows));
     let kept = all / HOST_SHARE;
-    let (first, slots) = if for_host == 0 {
+    let (first, share) = if for_host == 0 {
         (kept, all - kept)
     } else {
         (0, kept)
     };
-    let slot = first + ((random * u64::from(slots)) >> 32) as u32;
+    let slot = first + ((random * u64::from(share)) >> 32) as u32;
     let (Some(key), Some(work)) = (I::slots().get_ptr(slot), I::work()) else {
         return NONE;
     };
     // SAFETY: any bytes are a key.
-    let key = unsafe { *key };
+    let mut key = unsafe { *key };
+    let written = key.0.reserved2;
+    key.0.reserved2 = 0;
     let Some(flow) = find::<I>(&key) else {
-        return slot + 1;
+        // Whoever wrote it in this tick may be about to store its flow.
+        let is_fresh = key.0.protocol != 0 && written == now();
+        return if is_fresh { NONE } else { slot + 1 };
     };
     if flow.slot != slot {
         return slot + 1;
@@ -156,7 +162,31 @@ pub fn look<I: Net>(attempt: u32, for_host: u32) -> u32 {
         return NONE;
     }
     remove_all::<I>(&key, flow);
-    slot + 1
+    // That took a while, in which another CPU may have found the slot free.
+    let is_left = I::slots().get_ptr(slot).is_some_and(|again| {
+        // SAFETY: as above.
+        has_key::<I>(unsafe { &*again }, &key)
+    });
+    if is_left { slot + 1 } else { NONE }
+}
+
+/// Whether a slot has this key.
+#[inline(always)]
+fn has_key<I: Net>(slot: &Key<I::Addr>, key: &Key<I::Addr>) -> bool {
+    let (Key(slot), Key(key)) = (slot, key);
+    slot.src == key.src
+        && slot.dst == key.dst
+        && slot.sport == key.sport
+        && slot.dport == key.dport
+        && slot.protocol == key.protocol
+}
+
+/// When a slot is taken, in the part of its key that is zero in all keys: ticks, of which 16 bits are
+/// enough to tell now from a while ago.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+fn now() -> u16 {
+    tick() as u16
 }
 
 /// Whether a flow that lives has to make room at this attempt.

@@ -17,7 +17,7 @@ use nix::{
 };
 use underpass_abi::{
     map,
-    node::{NODE_SYMBOL, Node, State},
+    node::{NODE_SYMBOL, Node, State, slots},
 };
 
 use super::{Error, Pins, feature, lock::Lock, pin::Folder, policy::Rules};
@@ -143,8 +143,11 @@ fn load_into(folder: &Folder, node: Node) -> Result<(), Error> {
 fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
     let mut loader = EbpfLoader::new();
     loader.override_global(NODE_SYMBOL, node, true);
-    for name in [map::FLOWS4, map::FLOWS6, map::SLOTS4, map::SLOTS6] {
+    for name in [map::FLOWS4, map::FLOWS6] {
         loader.map_max_entries(name, node.flows);
+    }
+    for name in [map::SLOTS4, map::SLOTS6] {
+        loader.map_max_entries(name, slots(node.flows));
     }
     let cpus = cpus();
     for table in EVICTING {
