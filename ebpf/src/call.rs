@@ -16,8 +16,8 @@ use crate::{
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
     maps::Net,
     stage::{
-        bypass, claim, entries, error, flow, hold, learn, parse, port, quota, route, settle, table,
-        translate, twice,
+        bypass, claim, entries, error, flow, hold, join, learn, parse, port, quota, route, settle,
+        table, translate, twice,
     },
 };
 
@@ -74,13 +74,13 @@ functions! {
     release(ctx: *mut __sk_buff, way: u32) -> i32 = hold::release;
     copy_live() -> u32 = flow::copy_live;
     note() -> u32 = flow::note;
-    forget() -> u32 = learn::forget;
+    forget() -> u32 = join::forget;
     learn_pod(ctx: *mut __sk_buff, from: u32, to: u32) -> u32 = learn::to_pod;
     learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;
     leave_by_wire(pod: u32, uplink: u32) -> u32 = learn::leave_by_wire;
-    join() -> u32 = learn::join;
-    suspend() -> u32 = learn::suspend;
-    stick() -> u32 = learn::stick;
+    join() -> u32 = join::join;
+    suspend() -> u32 = join::suspend;
+    stick() -> u32 = join::stick;
     note_others(ctx: *mut __sk_buff) -> u32 = learn::note_others;
     follow(ctx: *mut __sk_buff) -> u32 = settle::follow;
     store(at: u32) -> u32 = table::store;

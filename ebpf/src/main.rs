@@ -61,6 +61,7 @@ mod stage {
     pub mod flow;
     pub mod fragment;
     pub mod hold;
+    pub mod join;
     pub mod learn;
     pub mod masquerade;
     pub mod parse;

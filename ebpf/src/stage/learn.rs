@@ -1,13 +1,12 @@
 //! Learning: a packet left the stack with the tuple it entered with, so whatever decides in the
-//! stack let it through unchanged. When a packet of *each* direction did, later packets of both take
-//! the bypass; when one direction loses its way, both go back.
+//! stack let it through unchanged. [`join`](super::join) then sees whether the other direction has passed, too.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{End, Flow, Half, action, protocol, rewrite, state},
+    flow::{End, Flow, Half, action, rewrite, state},
     node::policy,
     quota::WORLD,
 };
@@ -19,11 +18,11 @@ use underpass_ebpf::{
 };
 
 use super::{
-    flow::{ABSENT, PRESENT, find, half, leaves_as, outgoing, prolong, set_outgoing, unlearn},
+    flow::{ABSENT, PRESENT, find, half, leaves_as, outgoing, prolong, set_outgoing},
     quota::FULL,
     record,
     source::{is_dhcp, same_mac},
-    table::{PLACE, STORED, remove_one},
+    table::{PLACE, STORED},
     twice::TWICE,
 };
 use crate::{
@@ -237,175 +236,6 @@ fn pass<A>(half: &mut Half<A>, uplink: u32) {
     }
     half.passed = tick();
     half.uplink = uplink;
-}
-
-/// Opens the bypass for the flow whose entry is at [`Work::place`], if both its directions have
-/// passed and connection tracking has seen what it must. This is the only place that does.
-#[inline(always)]
-pub fn join<I: Net>() -> u32 {
-    let Some(Work {
-        place,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let protocol = place.key.0.protocol;
-    let Some(flow) = find::<I>(&place.key) else {
-        return ABSENT;
-    };
-    let (a, b) = (flow.halves[0].rewrite, flow.halves[1].rewrite);
-    if a | b == 0 {
-        if has_passed(&flow.halves[0]) && has_passed(&flow.halves[1]) {
-            flow.state |= opened(flow.state, is_answered(flow.state), protocol);
-        }
-        return PRESENT;
-    }
-    let inner = if a != 0 {
-        &flow.halves[0]
-    } else {
-        &flow.halves[1]
-    };
-    partner_place.set(&outgoing::<I>(inner, protocol));
-    let Some(outer) = find::<I>(&partner_place.key) else {
-        return ABSENT;
-    };
-    if has_passed(inner) && has_passed(half(outer, partner_place.end.other())) {
-        // The two keys may be turned differently, so who was heard can't be added up.
-        let answered = is_answered(flow.state) || is_answered(outer.state);
-        let bits = opened(flow.state | outer.state, answered, protocol);
-        flow.state |= bits;
-        outer.state |= bits;
-    }
-    PRESENT
-}
-
-/// Whether a packet of this direction came out of the stack as it had entered, and who sent it is
-/// still there.
-#[inline(always)]
-fn has_passed<A>(half: &Half<A>) -> bool {
-    half.passed != 0 && (half.in_ifindex == 0 || device(half.in_ifindex).is_some())
-}
-
-#[inline(always)]
-const fn is_answered(flow_state: u32) -> bool {
-    flow_state & state::ANSWERED == state::ANSWERED
-}
-
-/// The bits of a flow whose directions have both passed: of TCP only while it is open, if its opening
-/// came out of the stack as well, and where connection tracking is liberal only after all three
-/// packets of that.
-#[inline(always)]
-fn opened(flow_state: u32, is_answered: bool, protocol: u8) -> u32 {
-    const SHOWN: u32 = state::SYN | state::SYN_ACK;
-    if protocol != protocol::TCP {
-        return state::BYPASS;
-    }
-    if flow_state & (state::RST | state::FINISHED) != 0 || flow_state & SHOWN != SHOWN {
-        return 0;
-    }
-    if policy() & policy::LIBERAL == 0 {
-        return state::BYPASS | state::STICKY;
-    }
-    if is_answered { state::BYPASS } else { 0 }
-}
-
-/// One direction of the flow at [`Work::place`] has no bypass any more: both go back to the stack,
-/// until both have passed again. What connection tracking would not know again stays.
-#[inline(always)]
-pub fn suspend<I: Net>() -> u32 {
-    let Some(Work {
-        place,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let Some(flow) = find::<I>(&place.key) else {
-        return ABSENT;
-    };
-    let must_stay = flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0;
-    if must_stay {
-        return PRESENT;
-    }
-    if flow.state & state::BYPASS != 0 {
-        count(Counter::Suspended);
-    }
-    close::<I>(place, partner_place, flow);
-    PRESENT
-}
-
-/// Connection tracking may not know the flow at [`Work::place`] any more: it ends on the bypass.
-#[inline(always)]
-pub fn stick<I: Net>() -> u32 {
-    let Some(Work {
-        place,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let Some(flow) = find::<I>(&place.key) else {
-        return ABSENT;
-    };
-    flow.state |= state::STICKY;
-    for half in &flow.halves {
-        if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 {
-            partner_place.set(&outgoing::<I>(half, place.key.0.protocol));
-            if let Some(partner) = find::<I>(&partner_place.key) {
-                partner.state |= state::STICKY;
-            }
-        }
-    }
-    PRESENT
-}
-
-/// Takes the bypass from a flow, from both its entries if it is translated.
-#[inline(always)]
-fn close<I: Net>(place: &Place<I>, partner_place: &mut Place<I>, flow: &mut Flow<I::Addr>) {
-    unlearn(flow);
-    for half in &flow.halves {
-        if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 {
-            partner_place.set(&outgoing::<I>(half, place.key.0.protocol));
-            if let Some(partner) = find::<I>(&partner_place.key) {
-                unlearn(partner);
-            }
-        }
-    }
-}
-
-/// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides
-/// again.
-///
-/// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
-/// stack from now on.
-#[inline(always)]
-pub fn forget<I: Net>() -> u32 {
-    let Some(Work {
-        place,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let Some(flow) = find::<I>(&place.key) else {
-        return ABSENT;
-    };
-    if flow.state & state::BYPASS != 0 {
-        count(Counter::Forgotten);
-    }
-    close::<I>(place, partner_place, flow);
-    let is_plain = flow.state & state::OUTER == 0
-        && flow.halves[0].rewrite | flow.halves[1].rewrite == 0
-        && flow.halves[0].action != action::OTHERS;
-    if is_plain {
-        remove_one::<I>(&place.key);
-    }
-    PRESENT
 }
 
 /// Whether the bypass may take over what the stack sends out of this uplink.
