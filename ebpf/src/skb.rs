@@ -39,6 +39,10 @@ const RETURNING: u32 = 0x7551;
 /// waited for it right behind.
 const AGAIN: u32 = 0x7552;
 
+/// Bit of `skb->tc_index` of a packet that came in by an uplink in a VRF, whose ifindex the lower bits are: to the kernel it comes
+/// from the device of the VRF.
+const ARRIVED: u32 = 0x8000;
+
 /// A packet at a tc hook.
 pub struct Skb {
     ctx: TcContext,
@@ -148,6 +152,27 @@ impl Skb {
     #[inline(always)]
     pub fn mark_again(&mut self) {
         self.mark(AGAIN);
+    }
+
+    /// Notes the device of this hook for [`Self::arrival`]. One with a larger number than fits stays unknown.
+    #[inline(always)]
+    pub fn mark_arrival(&mut self) {
+        let ifindex = self.ifindex();
+        if ifindex < ARRIVED {
+            self.mark(ARRIVED | ifindex);
+        }
+    }
+
+    /// Device that the packet came in by, also if that is in a VRF; 0 if this host made it.
+    #[inline(always)]
+    pub fn arrival(&self) -> u32 {
+        // SAFETY: see `protocol`.
+        let mark = unsafe { (*self.raw()).tc_index };
+        if mark & ARRIVED == 0 {
+            self.ingress_ifindex()
+        } else {
+            mark & !ARRIVED
+        }
     }
 
     /// Makes a packet whose Ethernet destination is another device of this host one for this host.

@@ -4,6 +4,7 @@
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
+    endpoint::device as flags,
     flow::{action, rewrite},
 };
 use underpass_ebpf::l4::Kind;
@@ -11,7 +12,7 @@ use underpass_ebpf::l4::Kind;
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Work, endpoint},
+    maps::{Work, device, endpoint},
     skb::Skb,
     stage::{
         bypass::{self, Side},
@@ -94,6 +95,9 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         fragment::remember(head);
     }
     if endpoint(head.tuple.dst.wide()).is_some() {
+        if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
+            skb.mark_arrival();
+        }
         learn::sign(&mut skb, head);
     }
     PASS

@@ -40,7 +40,7 @@ pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
     }
     if head.kind == Kind::Flow {
         if learn::is_unchanged::<I>(&skb, head) {
-            I::learn_pod(ctx, skb.ingress_ifindex(), skb.ifindex());
+            I::learn_pod(ctx, skb.arrival(), skb.ifindex());
         } else {
             I::forget();
         }
