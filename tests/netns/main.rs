@@ -23,6 +23,7 @@ mod open;
 mod pod_to_pod;
 mod pod_to_world;
 mod rare_headers;
+mod reviewed;
 mod routers;
 mod scene;
 mod sctp;
