@@ -2,6 +2,7 @@
 
 mod bandwidth;
 mod check;
+mod connections;
 mod demo;
 mod expiry;
 mod feeding;

@@ -36,6 +36,14 @@ impl Setting {
         Self::new(libc::IPPROTO_IPV6, name, &[0, 0, 1, 4, 0, 0, 0, 0])
     }
 
+    /// A connection that ends by a reset when it is closed.
+    #[must_use]
+    pub fn no_linger() -> Self {
+        // `struct linger`: switched on, for no time.
+        let value = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
+        Self::new(libc::SOL_SOCKET, libc::SO_LINGER, &value)
+    }
+
     /// UDP with a checksum of zero, sent and received.
     #[must_use]
     pub fn no_checksum(family: Family) -> Vec<Self> {

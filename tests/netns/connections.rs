@@ -1,0 +1,334 @@
+//! TCP beside connection tracking, by the two sysctls that say how strict it is: what it has seen of a connection, and that no connection
+//! stalls. The table is in docs/limitations.md.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rstest::rstest;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node, Pod,
+    capture::Capture,
+    needs_root,
+    netfilter::LONGEST,
+    netns::Netns,
+    patience,
+    second::{Kind, Second},
+    traffic::{SILENCE, offload, option::Setting, tcp},
+    wire::Wire,
+    world::World,
+};
+
+const PORT: u16 = 443;
+const LARGE: u64 = 20_000_000;
+const SOURCE: u16 = 45_678;
+/// Bytes of each exchange, both ways, while something changes.
+const SOME: u64 = 1_000_000;
+
+/// What `nf_conntrack_tcp_be_liberal` is set to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tracking {
+    Strict,
+    Liberal,
+}
+
+/// A lab where connection tracking is like that from the beginning.
+fn lab(tracking: Tracking, loose: u8) -> Result<Lab> {
+    let lab = Lab::new()?;
+    let liberal = u8::from(tracking == Tracking::Liberal);
+    // An idle connection is remembered, other than one that ends.
+    for (key, value) in [
+        ("be_liberal", liberal),
+        ("loose", loose),
+        ("timeout_established", 100),
+    ] {
+        let key = format!("net/netfilter/nf_conntrack_tcp_{key}");
+        lab.node.netns().set_sysctl(&key, &value.to_string())?;
+    }
+    Ok(lab)
+}
+
+/// What connection tracking knows of the connections from a port: state, and how long it remembers.
+fn states(lab: &Lab, family: Family, port: u16) -> Result<Vec<(String, Duration)>> {
+    let entries = lab
+        .firewall
+        .entries(family, &["tcp", &format!("sport={port}")])?;
+    entries
+        .iter()
+        .map(|entry| {
+            // Family and protocol, each with its number, come first.
+            let [left, state] = entry
+                .split_whitespace()
+                .skip(4)
+                .take(2)
+                .collect::<Vec<_>>()
+                .try_into()
+                .ok()
+                .with_context(|| entry.clone())?;
+            let left = left.parse().with_context(|| entry.clone())?;
+            Ok((state.to_owned(), Duration::from_secs(left)))
+        })
+        .collect()
+}
+
+/// How a client ends its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Close,
+    Reset,
+}
+
+#[rstest]
+fn a_row_of_the_table(
+    #[values(V4, V6)] family: Family,
+    #[values(Tracking::Strict, Tracking::Liberal)] tracking: Tracking,
+    #[values(0, 1)] loose: u8,
+    #[values("world", "pod")] peer: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(tracking, loose)?;
+    let (pod, other) = (lab.pod("a")?, lab.pod("b")?);
+    let (netns, at): (&Netns, SocketAddr) = match peer {
+        "world" => (lab.world.netns(), family.remote_at(PORT)),
+        _ => (other.netns(), other.at(family, PORT)),
+    };
+    let _server = tcp::Server::start(netns, at)?;
+    for (port, end) in [(SOURCE, End::Close), (SOURCE + 1, End::Reset)] {
+        let mut client = tcp::Client::connect_from(pod.netns(), port, at)?;
+        client.exchange(LARGE, LARGE)?;
+        // A strict one must have seen nothing more than the opening, or it would judge by windows that it did not see grow: it may
+        // forget the connection. A liberal one has to hear of it in time.
+        let (idle, seen): (_, &[&str]) = match tracking {
+            Tracking::Strict => (LONGEST + LONGEST / 5, &["SYN_RECV"]),
+            Tracking::Liberal => (LONGEST / 2, &["ESTABLISHED"]),
+        };
+        for _ in 0..2 {
+            let now = states(&lab, family, port)?;
+            ensure!(
+                now.iter().all(|(state, _)| seen.contains(&state.as_str())),
+                "it is {now:?}"
+            );
+            ensure!(tracking == Tracking::Strict || now.len() == 1, "{now:?}");
+            thread::sleep(patience::here(idle));
+            client.chat(5).context("after a while")?;
+        }
+        client.exchange(SOME, SOME)?;
+        if end == End::Reset {
+            client.set(&[Setting::no_linger()])?;
+        }
+        drop(client);
+        thread::sleep(patience::here(Duration::from_millis(200)));
+        let after = states(&lab, family, port)?;
+        if tracking == Tracking::Strict {
+            ensure!(
+                after
+                    .iter()
+                    .all(|(state, _)| seen.contains(&state.as_str())),
+                "{after:?}"
+            );
+            continue;
+        }
+        let [(state, left)] = &after[..] else {
+            bail!("after {end:?} it is {after:?}");
+        };
+        // Where it can't tell whether the other end takes a reset, connection tracking keeps the state, but not for long.
+        let closed: &[&str] = match end {
+            End::Close => &["TIME_WAIT", "LAST_ACK", "CLOSE"],
+            End::Reset => &["CLOSE", "ESTABLISHED"],
+        };
+        ensure!(
+            closed.contains(&state.as_str()) && *left <= patience::here(LONGEST),
+            "after {end:?} it is {after:?}"
+        );
+    }
+    lab.firewall.expect_no_invalid()
+}
+
+/// Where connection tracking is liberal, a connection comes back to it all the time.
+#[rstest]
+fn a_rule_that_comes_later_ends_a_connection(
+    #[values(V4, V6)] family: Family,
+    #[values("dport", "sport")] direction: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(Tracking::Liberal, 1)?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect(pod.netns(), remote)?;
+    client.exchange(SOME, SOME)?;
+    lab.firewall
+        .drop_forwarded(&format!("tcp {direction} {PORT}"))?;
+    let start = Instant::now();
+    while client.chat(1).is_ok() {
+        ensure!(
+            start.elapsed() < patience::here(LONGEST),
+            "it goes on after {:?}",
+            start.elapsed()
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Exchanges on one connection while something changes again and again.
+fn while_changing(
+    client: &mut tcp::Client,
+    mut change: impl FnMut(usize) -> Result<()> + Send,
+) -> Result<()> {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let changing = scope.spawn(|| -> Result<()> {
+            for round in 0..5 {
+                thread::sleep(patience::here(Duration::from_millis(1300)));
+                change(round)?;
+            }
+            thread::sleep(patience::here(Duration::from_millis(1300)));
+            is_over.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        let mut exchanges = 0;
+        let mut end = Ok(());
+        while end.is_ok() && !is_over.load(Ordering::Relaxed) && !changing.is_finished() {
+            end = client.exchange(SOME, SOME).map(drop);
+            exchanges += 1;
+        }
+        changing.join().expect("changes do not panic")?;
+        end.with_context(|| format!("exchange {exchanges}"))
+    })
+}
+
+/// The way to the world changes, and back, more than once.
+#[rstest]
+fn a_route_changes_in_the_middle(
+    #[values(V4, V6)] family: Family,
+    #[values(Tracking::Strict, Tracking::Liberal)] tracking: Tracking,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(tracking, 0)?;
+    lab.world.route_pods()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masquerade))?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect(pod.netns(), remote)?;
+    client.exchange(SOME, SOME)?;
+    while_changing(&mut client, |round| {
+        let way = if round % 2 == 0 {
+            Second::way(family)
+        } else {
+            Second::other_way(family)
+        };
+        let route = format!("route replace {} {way}", family.everywhere());
+        lab.node.netns().ip(&[route])
+    })?;
+    lab.firewall.expect_no_invalid()
+}
+
+/// The way back changes alone: answers come by another uplink than before.
+#[rstest]
+fn answers_change_their_way_in_the_middle(
+    #[values(V4, V6)] family: Family,
+    #[values(Tracking::Strict, Tracking::Liberal)] tracking: Tracking,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(tracking, 0)?;
+    lab.world.route_pods()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect(pod.netns(), remote)?;
+    client.exchange(SOME, SOME)?;
+    while_changing(&mut client, |round| {
+        if round % 2 == 0 {
+            return Second::answer(&lab);
+        }
+        lab.world.netns().ip(&[format!(
+            "route replace {} via {}",
+            family.pods(),
+            family.node()
+        )])
+    })?;
+    lab.firewall.expect_no_invalid()
+}
+
+/// What the MTU shrinks to, one after the other.
+const SHRUNK: [usize; 5] = [1400, 1350, 1300, 1290, 1280];
+/// Bytes of an Ethernet header.
+const ETHERNET: usize = 14;
+
+/// What shrinks is the uplink itself, or the node's route; who sends too much is told so from here.
+#[rstest]
+fn a_path_mtu_shrinks_in_the_middle(
+    #[values(V4, V6)] family: Family,
+    #[values(Tracking::Strict, Tracking::Liberal)] tracking: Tracking,
+    #[values(true, false)] masquerade: bool,
+    #[values("device", "route")] what: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(tracking, 0)?;
+    lab.world.route_pods()?;
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masquerade))?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    // Else segments are seen before they are cut.
+    offload::take_off(pod.netns(), Pod::IFNAME)?;
+    let mut client = tcp::Client::connect(pod.netns(), remote)?;
+    client.exchange(SOME, SOME)?;
+    while_changing(&mut client, |round| {
+        let mtu = SHRUNK[round];
+        if what == "route" {
+            let route = format!(
+                "route replace {} {} mtu lock {mtu}",
+                family.everywhere(),
+                Second::other_way(family)
+            );
+            return lab.node.netns().ip(&[route]);
+        }
+        for (end, device) in [
+            (lab.world.netns(), World::LINK),
+            (lab.node.netns(), Node::UPLINK),
+        ] {
+            end.ip(&[format!("link set {device} mtu {mtu}")])?;
+        }
+        Ok(())
+    })?;
+    let line = Capture::start(lab.world.netns(), World::LINK)?;
+    client.exchange(SOME, 0)?;
+    thread::sleep(SILENCE / 4);
+    let longest = line.frames().iter().map(Vec::len).max();
+    ensure!(
+        longest.is_some_and(|longest| longest <= ETHERNET + SHRUNK[4]),
+        "a frame of {longest:?} bytes"
+    );
+    lab.firewall.expect_no_invalid()
+}
+
+/// Pods begin, talk and end while others do: nothing of one connection is taken for another's that had its port before.
+#[rstest]
+fn a_port_is_used_again_at_once(
+    #[values(V4, V6)] family: Family,
+    #[values(Tracking::Strict, Tracking::Liberal)] tracking: Tracking,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(tracking, 0)?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    for round in 0..40 {
+        let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+        client
+            .exchange(10_000, 10_000)
+            .with_context(|| format!("round {round}"))?;
+        // Else the port would wait at the client.
+        client.set(&[Setting::no_linger()])?;
+    }
+    lab.firewall.expect_no_invalid()
+}
