@@ -33,7 +33,7 @@ pub const STALE: u32 = 1;
 #[inline(always)]
 pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
     let Some(Work {
-        place: Place { key, .. },
+        place: Place { key, end },
         half: copy,
         state,
         since,
@@ -55,6 +55,9 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
             I::stick();
         } else if is_due(copy, key.0.protocol, *since) {
             count(Counter::Fed);
+            if let Some(flow) = find::<I>(key) {
+                half(flow, *end).stamp = ASKED;
+            }
             return STALE;
         }
     }
@@ -89,11 +92,17 @@ fn is_due<A>(half: &Half<A>, protocol: u8, since: u32) -> bool {
     now.wrapping_sub(half.passed) >= interval
 }
 
+/// Stamp of a direction whose packets go to the stack, which has not let one through yet. No tick has
+/// it.
+const ASKED: u64 = u64::MAX;
+
 /// Whether connection tracking would not know this TCP any more: it has become strict, or the
-/// connection was silent for longer than the shortest of its timers.
+/// connection was silent for longer than the shortest of its timers. Not if the stack was asked and
+/// gave no answer: a rule may have come that drops the connection.
 #[inline(always)]
 fn must_stick<A>(half: &Half<A>, protocol: u8) -> bool {
     protocol == protocol::TCP
+        && half.stamp != ASKED
         && (policy() & policy::LIBERAL == 0 || tick().wrapping_sub(half.passed) >= tcp_forgotten())
 }
 

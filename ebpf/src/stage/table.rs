@@ -83,6 +83,7 @@ pub fn store<I: Call>(at: u32) -> u32 {
             let inserted = I::flows().insert(key, &*flow, u64::from(BPF_NOEXIST));
             if inserted.is_err() {
                 // Another CPU was faster with the same flow, or there is no memory.
+                slot.0.protocol = 0;
                 return if I::flows().get_ptr(key).is_some() {
                     TAKEN
                 } else {
@@ -161,7 +162,8 @@ pub fn look<I: Net>(attempt: u32, for_host: u32) -> u32 {
     } else {
         return NONE;
     }
-    remove_all::<I>(&key, flow);
+    remove_partners::<I>(&key, flow);
+    let _ = I::flows().remove(&key);
     // That took a while, in which another CPU may have found the slot free.
     let is_left = I::slots().get_ptr(slot).is_some_and(|again| {
         // SAFETY: as above.
@@ -240,17 +242,32 @@ fn is_over<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) -> bool {
 #[inline(always)]
 pub fn remove_all<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
     // The others first: the memory of an entry that was removed may be another's at once.
+    remove_partners::<I>(key, flow);
+    remove_one::<I>(key);
+}
+
+#[inline(always)]
+fn remove_partners<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
     for half in &flow.halves {
         if half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
             remove_one::<I>(&partner);
         }
     }
-    remove_one::<I>(key);
 }
 
-/// Removes one entry. Its slot is found empty by whoever looks at it.
+/// Removes one entry, and frees its slot at once: one that was written in this tick would be left
+/// alone until the next.
 #[inline(always)]
 pub fn remove_one<I: Net>(key: &Key<I::Addr>) {
+    if let Some(flow) = find::<I>(key)
+        && let Some(slot) = I::slots().get_ptr_mut(flow.slot)
+    {
+        // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
+        let slot = unsafe { &mut *slot };
+        if has_key::<I>(slot, key) {
+            slot.0.protocol = 0;
+        }
+    }
     let _ = I::flows().remove(key);
 }
