@@ -33,5 +33,6 @@ mod soak;
 mod spoofing;
 mod trace;
 mod uplinks;
+mod vlan;
 mod world_to_pod;
 mod xdp;

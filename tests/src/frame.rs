@@ -188,6 +188,52 @@ pub fn as_fragment_of(datagram: u16, frame: &[u8], offset: u16, more: bool) -> V
     fragment
 }
 
+/// A VLAN tag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag {
+    kind: u16,
+    control: u16,
+}
+
+impl Tag {
+    /// That of IEEE 802.1Q, with this priority and number.
+    #[must_use]
+    pub const fn customer(control: u16) -> Self {
+        Self::new(0x8100, control)
+    }
+
+    /// That of IEEE 802.1ad, with this priority and number.
+    #[must_use]
+    pub const fn provider(control: u16) -> Self {
+        Self::new(0x88a8, control)
+    }
+
+    /// A tag of this `EtherType`.
+    #[must_use]
+    pub const fn new(kind: u16, control: u16) -> Self {
+        Self { kind, control }
+    }
+
+    /// A frame with the tag on it.
+    #[must_use]
+    pub fn put_on(self, frame: &[u8]) -> Vec<u8> {
+        let mut tagged = frame.to_vec();
+        let bytes = [self.kind.to_be_bytes(), self.control.to_be_bytes()].concat();
+        tagged.splice(12..12, bytes);
+        tagged
+    }
+}
+
+/// The VLAN tag of a frame, if it has one.
+#[must_use]
+pub fn tag(frame: &[u8]) -> Option<Tag> {
+    let &[k0, k1, c0, c1] = frame.get(12..16)? else {
+        return None;
+    };
+    let kind = u16::from_be_bytes([k0, k1]);
+    matches!(kind, 0x8100 | 0x88a8).then(|| Tag::new(kind, u16::from_be_bytes([c0, c1])))
+}
+
 /// The IP header's addresses and hop limit, and the ports if there are any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Summary {
