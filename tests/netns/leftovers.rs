@@ -1,17 +1,25 @@
 //! Nothing stays behind: not after DEL, not after a failure, not after the plugin was killed.
 
-use std::{collections::BTreeSet, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{
+    Family::{self, V4, V6},
     Lab, Pod,
+    capture::Capture,
     counter::Registry,
     leak::Traces,
     needs_root,
     runtime::{Call, Conf},
-    traffic::ping,
+    traffic::{ping, raw::RawLink},
+    world::World,
 };
 
 /// A node on which everything that is loaded once is loaded.
@@ -142,7 +150,7 @@ fn a_kill_in_the_middle_of_the_first_load() -> Result<()> {
         let netns = lab.node.netns().sibling("a")?;
         kill_add(&lab, &netns, Duration::from_millis(delay))?;
         let pod = lab.pod("b")?;
-        ping::ping(pod.netns(), underpass_tests::Family::V4.remote())?;
+        ping::ping(pod.netns(), V4.remote())?;
         pod.del()?;
         let now = Traces::of(&lab.node)?;
         ensure!(now.registry == clean.registry, "{delay} ms: {now:#?}");
@@ -175,4 +183,49 @@ fn kill_add(lab: &Lab, netns: &underpass_tests::netns::Netns, delay: Duration) -
         .run(&lab.node)?
         .silence()?;
     Ok(killed)
+}
+
+/// While a container goes, what it sends goes out as it did before, or not at all.
+#[rstest]
+fn a_container_that_goes_does_not_show_its_address(#[values(V4, V6)] family: Family) -> Result<()> {
+    const ROUNDS: usize = 10;
+    const PORT: u16 = 443;
+    needs_root!();
+    let lab = Lab::new()?;
+    let arrived = Capture::start(lab.world.netns(), World::LINK)?;
+    for round in 0..ROUNDS {
+        let pod = lab.pod(&format!("a{round}"))?;
+        let own = pod.ip(family);
+        let ends = pod.ends(family.remote())?;
+        let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut port = 0;
+                // Until its device is gone, flows that are known and new ones.
+                while !stop.load(Ordering::Relaxed)
+                    && link
+                        .send(&ends.udp(2000 + port % 50, PORT, b"still here"))
+                        .is_ok()
+                {
+                    port += 1;
+                }
+            });
+            thread::sleep(Duration::from_millis(30));
+            let gone = pod.del();
+            stop.store(true, Ordering::Relaxed);
+            gone
+        })?;
+        let sources = arrived.addresses();
+        ensure!(
+            sources.contains(&family.node()),
+            "nothing arrived in round {round}"
+        );
+        let shown = sources.iter().filter(|&&source| source == own).count();
+        ensure!(
+            shown == 0,
+            "{shown} packets came from {own} in round {round}"
+        );
+    }
+    Ok(())
 }

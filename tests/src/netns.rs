@@ -243,6 +243,12 @@ impl Netns {
         Ok(())
     }
 
+    /// Loads rules of nftables.
+    pub fn nft(&self, rules: &str) -> Result<()> {
+        self.expect(Command::new("nft").args(["-f", "-"]), rules.as_bytes())?;
+        Ok(())
+    }
+
     /// What `ip -json <arguments>` says.
     pub fn ip_json(&self, arguments: &[&str]) -> Result<serde_json::Value> {
         let text = self.expect(Command::new("ip").arg("-json").args(arguments), &[])?;

@@ -2,12 +2,14 @@
 
 use std::{
     env, fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
     sync::LazyLock,
 };
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 
 use crate::{loaded, netns::Netns};
 
@@ -80,6 +82,18 @@ impl Node {
         let mut command = Command::new(plugin());
         command.env_clear().args(arguments);
         self.netns.expect(&mut command, &[])
+    }
+
+    /// The entries that `underpass flows` shows for these two ends, in whatever order.
+    pub fn flows(&self, ends: [SocketAddr; 2]) -> Result<Vec<Value>> {
+        let said = self.underpass(&["flows", "--json"])?;
+        let lines: Vec<Value> = serde_json::from_str(&said).context("read the JSON of flows")?;
+        let wanted = ends.map(|end| Value::from(end.to_string()));
+        let is_between = |line: &Value| {
+            let shown = line["ends"].as_array();
+            shown.is_some_and(|shown| wanted.iter().all(|end| shown.contains(end)))
+        };
+        Ok(lines.into_iter().filter(is_between).collect())
     }
 }
 

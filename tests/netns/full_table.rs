@@ -1,0 +1,206 @@
+//! A full flow table, and who has to leave: never a conversation, whoever it is that wants a place.
+
+use std::{thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use underpass_abi::counter::Counter;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Pod,
+    counter::Meter,
+    frame::Ends,
+    needs_root,
+    traffic::{raw::RawLink, tcp, udp},
+    world::World,
+};
+
+const PORT: u16 = 443;
+const INSIDE: u16 = 80;
+/// A port of the node that leads to [`INSIDE`].
+const HOST: u16 = 8080;
+/// Entries of the smallest table.
+const FLOWS: u16 = 1024;
+
+/// A lab with the smallest tables: a container may have 32 flows that nobody answered.
+fn small() -> Result<Lab> {
+    let lab = Lab::unloaded()?;
+    lab.node
+        .underpass(&["load", "--flows", &FLOWS.to_string()])?;
+    Ok(lab)
+}
+
+/// Rules by which a container neither answers these ports nor says that nobody is there.
+fn ignore(pod: &Pod, ports: &str) -> Result<()> {
+    pod.netns().nft(&format!(
+        "table inet indifference {{
+            chain input {{ type filter hook input priority 0; udp dport {ports} drop; }}
+        }}"
+    ))
+}
+
+/// Datagrams to the node's port, each from another source port.
+fn flood(link: &RawLink, ends: &Ends) -> Result<()> {
+    for sport in 10_000..12_500 {
+        link.send(&ends.udp(sport, HOST, b"flood"))?;
+    }
+    Ok(())
+}
+
+#[rstest]
+fn who_floods_a_host_port_has_a_quota(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = small()?;
+    let (a, c) = (lab.pod("a")?, lab.pod("c")?);
+    let served = lab.pod_with("b", &lab.conf().with_host_port(HOST, INSIDE))?;
+    ignore(&served, &INSIDE.to_string())?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let meter = Meter::start(&lab.node)?;
+    let link = RawLink::open(a.netns(), Pod::IFNAME)?;
+    flood(&link, &a.ends(family.node())?)?;
+    for _ in 0..10 {
+        let seen = tcp::visit(c.netns(), remote)?;
+        ensure!(seen == family.node(), "{seen}");
+    }
+    meter.expect(Counter::DropFlowQuota, 1000)
+}
+
+#[rstest]
+fn the_world_takes_no_quota(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = small()?;
+    let pod = lab.pod_with("b", &lab.conf().with_host_port(HOST, INSIDE))?;
+    ignore(&pod, &INSIDE.to_string())?;
+    let remote = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let meter = Meter::start(&lab.node)?;
+    let link = RawLink::open(lab.world.netns(), World::LINK)?;
+    flood(
+        &link,
+        &lab.ends_from_world(family.gateway(), family.node())?,
+    )?;
+    for _ in 0..20 {
+        let answer = udp::Client::open(pod.netns(), family)?.ask(remote, 100);
+        answer.with_context(|| format!("counted: {:?}", meter.read()))?;
+    }
+    meter.expect_none(Counter::DropFlowQuota)
+}
+
+/// Ten times as many answered flows as the table has entries, two entries each, while connections of the same pod and of another say
+/// nothing.
+#[rstest]
+fn idle_connections_outlive_ten_tables(#[values(V4, V6)] family: Family) -> Result<()> {
+    const FIRST: u16 = 10_000;
+    needs_root!();
+    let lab = small()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    ignore(&a, &format!("{FIRST}-{}", FIRST + 10 * FLOWS))?;
+    let remote = family.remote_at(PORT);
+    let _world = underpass_tests::traffic::serve(lab.world.netns(), remote)?;
+    let _inside = tcp::Server::start(b.netns(), family.port(INSIDE))?;
+    let mut idle = [
+        tcp::Client::connect(a.netns(), remote)?,
+        tcp::Client::connect(b.netns(), remote)?,
+        tcp::Client::connect(a.netns(), b.at(family, INSIDE))?,
+    ];
+    for client in &mut idle {
+        client.chat(5)?;
+    }
+    let meter = Meter::start(&lab.node)?;
+    let (link, ends) = (RawLink::open(a.netns(), Pod::IFNAME)?, a.ends(remote.ip())?);
+    for sport in FIRST..FIRST + 10 * FLOWS {
+        link.send(&ends.udp(sport, PORT, b"question"))?;
+        if sport % 16 == 0 {
+            // Whom nobody answered yet is held to a quota of 32.
+            thread::sleep(Duration::from_micros(500));
+        }
+    }
+    let counted = meter.read()?;
+    let made = counted.get(Counter::MadeRoom) + counted.get(Counter::Expired);
+    ensure!(
+        made > 5 * u64::from(FLOWS),
+        "{made} places were given to others: {counted:?}"
+    );
+    for (number, client) in idle.iter_mut().enumerate() {
+        client
+            .chat(5)
+            .with_context(|| format!("idle connection {number}; counted: {counted:?}"))?;
+    }
+    Ok(())
+}
+
+/// Where all have a conversation, who comes last finds no place; the node itself has places of its own.
+#[rstest]
+fn conversations_do_not_make_room(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// Conversations at first: of two entries each, so most places are theirs.
+    const FIRST: usize = 300;
+    /// Then so many at a time, until one finds no place.
+    const MORE: usize = 40;
+    const ROUNDS: usize = 6;
+    /// After which a datagram makes a conversation of a question and its answer.
+    const STREAM: Duration = Duration::from_secs(3);
+    needs_root!();
+    let lab = small()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _world = underpass_tests::traffic::serve(lab.world.netns(), remote)?;
+    let meter = Meter::start(&lab.node)?;
+    let refused = || -> Result<u64> { Ok(meter.read()?.get(Counter::TableFull)) };
+    let open = || udp::Client::open(pod.netns(), family);
+    let mut first = (0..FIRST).map(|_| open()).collect::<Result<Vec<_>>>()?;
+    for _ in 0..2 {
+        for client in &mut first {
+            client.ask(remote, 100)?;
+        }
+        thread::sleep(STREAM);
+    }
+    ensure!(refused()? == 0, "there was room for {FIRST}");
+    let mut later = Vec::new();
+    for _ in 0..ROUNDS {
+        for _ in 0..MORE {
+            let client = open()?;
+            client.send(remote, b"first")?;
+            later.push(client);
+            // Whom nobody answered yet is held to a quota.
+            thread::sleep(Duration::from_millis(2));
+        }
+        if refused()? > 0 {
+            break;
+        }
+        thread::sleep(STREAM);
+        for client in &later {
+            client.send(remote, b"again")?;
+        }
+    }
+    let counted = meter.read()?;
+    ensure!(
+        counted.get(Counter::TableFull) > 0 && counted.get(Counter::DropMapFull) > 0,
+        "{} found room: {counted:?}",
+        FIRST + later.len()
+    );
+    for (number, client) in first.iter_mut().enumerate() {
+        client
+            .ask(remote, 100)
+            .with_context(|| format!("conversation {number}; counted: {counted:?}"))?;
+    }
+    tcp::visit(lab.node.netns(), remote).context("from the node itself")?;
+    Ok(())
+}
+
+/// What is over leaves at once: many more connections than entries, one after the other.
+#[rstest]
+fn connections_that_ended_leave_their_places(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = small()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let meter = Meter::start(&lab.node)?;
+    for round in 0..FLOWS {
+        let seen = tcp::visit(pod.netns(), remote)
+            .with_context(|| format!("connection {round}; counted: {:?}", meter.read()))?;
+        ensure!(seen == family.node(), "{seen}");
+    }
+    meter.expect_none(Counter::TableFull)
+}

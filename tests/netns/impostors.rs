@@ -1,0 +1,270 @@
+//! Packets that have the tuple of a flow and are not its own: from another pod, by another uplink, in nobody's window.
+
+use std::{net::IpAddr, thread, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::{HashMap, Map};
+use etherparse::PacketBuilder;
+use rstest::rstest;
+use underpass_abi::{
+    addr::{self, Addr4, Addr6},
+    flow::{Flow, Key, protocol, state},
+    map,
+};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node, Pod,
+    capture::Capture,
+    counter::open,
+    frame::{self, Ends, HOPS},
+    needs_root,
+    second::{Kind, Second},
+    traffic::{PATIENCE, SILENCE, raw::RawLink, tcp, udp},
+    wire::Wire,
+    world::World,
+};
+
+const PORT: u16 = 443;
+const SOURCE: u16 = 45_678;
+
+/// Between two packets of a kind.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Echo with identifier 0 has the same tuple whoever asks: who may only answer can't ask.
+#[rstest]
+fn who_may_answer_pings_may_not_ping(
+    #[values(V4, V6)] family: Family,
+    #[values(0, 7)] identifier: u8,
+) -> Result<()> {
+    const ROUNDS: u8 = 10;
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let (request, reply, name) = match family {
+        V4 => (8, 0, "icmp type echo-request"),
+        V6 => (128, 129, "icmpv6 type echo-request"),
+    };
+    let (ip, from) = (family.nft(), b.ip(family));
+    lab.firewall
+        .drop_forwarded(&format!("{ip} saddr {from} {name}"))?;
+    let at_a = Capture::start(a.netns(), Pod::IFNAME)?;
+    let heard = |kind: u8| {
+        let is_it = |bytes: &Vec<u8>| {
+            frame::read(bytes)
+                .is_some_and(|seen| seen.src == from && [1, 58].contains(&seen.protocol))
+                && bytes.get(14 + family.header_len()) == Some(&kind)
+        };
+        at_a.frames().iter().filter(|bytes| is_it(bytes)).count()
+    };
+    let ways = [
+        (
+            RawLink::open(a.netns(), Pod::IFNAME)?,
+            a.ends(b.ip(family))?,
+        ),
+        (
+            RawLink::open(b.netns(), Pod::IFNAME)?,
+            b.ends(a.ip(family))?,
+        ),
+    ];
+    for round in 0..ROUNDS {
+        for (link, ends) in &ways {
+            // The bypass is learned from the first, and connection tracking is not asked again at once.
+            for number in 0..3 {
+                let rest = [0, identifier, round, number];
+                link.send(&ends.icmp(request, 0, rest, b"anybody?"))?;
+                thread::sleep(PAUSE / 10);
+            }
+        }
+        thread::sleep(PAUSE);
+    }
+    thread::sleep(SILENCE / 2);
+    let (passed, answers) = (heard(request), heard(reply));
+    ensure!(passed == 0, "{passed} requests passed");
+    ensure!(answers == 3 * usize::from(ROUNDS), "{answers} answers");
+    Ok(())
+}
+
+/// For each TCP entry, the state and when it expires; and the tick in which the newest entry of all was made.
+fn lives<A: addr::Family>(node: &Node, name: &str) -> Result<(Vec<(u32, u32)>, u32)> {
+    let flows: HashMap<_, Key<A>, Flow<A>> = Map::HashMap(open(node, name)?).try_into()?;
+    let entries = flows.iter().collect::<Result<Vec<_>, _>>()?;
+    let newest = entries.iter().map(|(_, flow)| flow.since).max();
+    let of_tcp = entries
+        .iter()
+        .filter(|(key, _)| key.0.protocol == protocol::TCP)
+        .map(|(_, flow)| (flow.state, flow.expires));
+    Ok((of_tcp.collect(), newest.context("no entry")?))
+}
+
+/// A reset in nobody's window.
+fn stray_reset(ends: &Ends, sport: u16, dport: u16) -> Result<Vec<u8>> {
+    let ethernet = PacketBuilder::ethernet2(ends.src_mac, ends.dst_mac);
+    let ip = match (ends.src, ends.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => ethernet.ipv4(src.octets(), dst.octets(), HOPS),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => ethernet.ipv6(src.octets(), dst.octets(), HOPS),
+        _ => anyhow::bail!("{ends:?} are of different families"),
+    };
+    let mut frame = Vec::new();
+    ip.tcp(sport, dport, 1, 0).rst().write(&mut frame, &[])?;
+    Ok(frame)
+}
+
+/// Its receiver ignores it, so the connection is not forgotten soon after.
+#[rstest]
+fn a_stray_reset_costs_no_life(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// More than a connection that ended is remembered, and less than one that opens, in ticks.
+    const LONG: u32 = 100;
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _servers = underpass_tests::traffic::serve(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect(pod.netns(), remote)?;
+    let seen = client.chat(5)?;
+    // What is acknowledged late shows that the connection goes on.
+    thread::sleep(SILENCE / 2);
+    let link = RawLink::open(lab.world.netns(), World::LINK)?;
+    let ends = lab.ends_from_world(remote.ip(), family.node())?;
+    link.send(&stray_reset(&ends, PORT, seen.port())?)?;
+    thread::sleep(SILENCE / 2);
+    // It has a new entry made.
+    udp::Client::open(pod.netns(), family)?.ask(remote, 100)?;
+    let (entries, now) = match family {
+        V4 => lives::<Addr4>(&lab.node, map::FLOWS4)?,
+        V6 => lives::<Addr6>(&lab.node, map::FLOWS6)?,
+    };
+    let left: Vec<i32> = entries
+        .iter()
+        .map(|(_, expires)| expires.wrapping_sub(now).cast_signed())
+        .collect();
+    ensure!(
+        entries.iter().any(|(bits, _)| bits & state::RST != 0),
+        "no entry was reset: {entries:x?}"
+    );
+    ensure!(
+        left.iter().all(|&left| left > LONG.cast_signed()),
+        "ticks that are left: {left:?}"
+    );
+    client.chat(5)?;
+    Ok(())
+}
+
+/// A container that may forge has others' packets in its name, and no say in their flows.
+#[rstest]
+fn a_forged_packet_ends_no_flow(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = lab.conf().with("ipMasq", false);
+    let pod = lab.pod_with("a", &conf)?;
+    let forger = lab.pod_with("c", &conf.with("antiSpoof", false))?;
+    let remote = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let mut client = udp::Client::open_at(pod.netns(), family, SOURCE)?;
+    client.chat(remote, 10)?;
+    let ends = [pod.at(family, SOURCE), remote];
+    let bypassed = || -> Result<u64> {
+        let found = lab.node.flows(ends)?;
+        ensure!(found.len() == 1, "{found:#?}");
+        let directions = found[0]["directions"].as_array();
+        let packets = directions.into_iter().flatten();
+        Ok(packets.filter_map(|way| way["packets"].as_u64()).sum())
+    };
+    let before = bypassed()?;
+    ensure!(before >= 10, "{before} packets took the bypass");
+    let link = RawLink::open(forger.netns(), Pod::IFNAME)?;
+    let forged = forger.ends(remote.ip())?.from_ip(pod.ip(family));
+    let arrived = Capture::start(lab.world.netns(), World::LINK)?;
+    link.send(&forged.udp(SOURCE, PORT, b"forged"))?;
+    let is_forged = |bytes: &[u8]| bytes.ends_with(b"forged");
+    ensure!(
+        arrived.wait_for(PATIENCE, is_forged).is_some(),
+        "it did not arrive"
+    );
+    let meanwhile = bypassed()?;
+    ensure!(meanwhile >= before, "{meanwhile} after {before}");
+    client.chat(remote, 10)?;
+    let after = bypassed()?;
+    ensure!(after >= meanwhile + 16, "{after} after {meanwhile}");
+    Ok(())
+}
+
+/// Who looks at the way that a packet's source would be reached by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Filter {
+    Nobody,
+    /// The sysctl, which IPv4 alone has.
+    Sysctl,
+    /// A rule of the firewall.
+    Rule,
+}
+
+/// Where reverse paths are filtered, an answer that comes by another uplink than the flow's is for the stack to judge.
+#[rstest]
+#[case(V4, Filter::Nobody)]
+#[case(V4, Filter::Sysctl)]
+#[case(V4, Filter::Rule)]
+#[case(V6, Filter::Nobody)]
+#[case(V6, Filter::Rule)]
+fn an_answer_by_another_uplink_is_filtered(
+    #[case] family: Family,
+    #[case] filter: Filter,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    let strict = if filter == Filter::Sysctl { "1" } else { "0" };
+    for device in ["all", Node::UPLINK, Second::LINK] {
+        let key = format!("net/ipv4/conf/{device}/rp_filter");
+        lab.node.netns().set_sysctl(&key, strict)?;
+    }
+    if filter == Filter::Rule {
+        lab.node.netns().nft(
+            "table inet reverse {
+                chain prerouting {
+                    type filter hook prerouting priority raw;
+                    fib saddr . iif oif missing drop
+                }
+            }",
+        )?;
+    }
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masquerade))?;
+    let remote = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let mut client = udp::Client::open_at(pod.netns(), family, SOURCE)?;
+    client.chat(remote, 10)?;
+    let arrived = Capture::start(pod.netns(), Pod::IFNAME)?;
+    let to = if masquerade {
+        family.node()
+    } else {
+        pod.ip(family)
+    };
+    let ways = [
+        (World::LINK, "by the first"),
+        (Second::LINK, "by the second"),
+    ];
+    for (device, payload) in ways {
+        let ends = Ends {
+            src_mac: lab.world.netns().mac(device)?,
+            dst_mac: lab.node.netns().mac(device)?,
+            src: remote.ip(),
+            dst: to,
+        };
+        let link = RawLink::open(lab.world.netns(), device)?;
+        for _ in 0..5 {
+            link.send(&ends.udp(PORT, SOURCE, payload.as_bytes()))?;
+        }
+    }
+    let has_come = |payload: &'static str| move |bytes: &[u8]| bytes.ends_with(payload.as_bytes());
+    let by_first = arrived.wait_for(PATIENCE, has_come("by the first"));
+    ensure!(by_first.is_some(), "nothing arrives");
+    let by_second = arrived.wait_for(SILENCE, has_come("by the second"));
+    ensure!(
+        by_second.is_some() == (filter == Filter::Nobody),
+        "by the second uplink: {by_second:02x?}"
+    );
+    client.chat(remote, 3)?;
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Others on the node who translate to its address: Docker, podman, libvirt, by netfilter. A port that their connections have is not given
+//! to a pod's, and the other way round.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{Context as _, Result, ensure};
+use rstest::rstest;
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, needs_root,
+    netns::Netns,
+    traffic::{serve, tcp, udp},
+};
+
+const PORT: u16 = 443;
+/// Source ports that both use, from here on.
+const FIRST: u16 = 40_000;
+/// How many flows each of both has.
+const FLOWS: u16 = 50;
+
+/// A container of somebody else's and its bridge's address.
+fn addresses(family: Family) -> [IpAddr; 2] {
+    [2, 1].map(|last| match family {
+        V4 => Ipv4Addr::new(172, 17, 0, last).into(),
+        V6 => Ipv6Addr::new(0xfd17, 0, 0, 0, 0, 0, 0, last.into()).into(),
+    })
+}
+
+/// A container behind a bridge of the node, masqueraded by the rules that Docker makes.
+fn container(lab: &Lab) -> Result<Netns> {
+    let (node, container) = (lab.node.netns(), lab.node.netns().sibling("others")?);
+    node.ip(&[
+        "link add docker0 type bridge".to_owned(),
+        "link add veth0 type veth peer name eth0 netns others".to_owned(),
+        "link set veth0 master docker0".to_owned(),
+        "link set veth0 up".to_owned(),
+        "link set docker0 up".to_owned(),
+    ])?;
+    container.ip(&["link set eth0 up".to_owned()])?;
+    for (family, bits, nodad) in [(V4, 24, ""), (V6, 64, "nodad")] {
+        let [own, bridge] = addresses(family);
+        node.ip(&[format!("address add {bridge}/{bits} dev docker0 {nodad}")])?;
+        container.ip(&[
+            format!("address add {own}/{bits} dev eth0 {nodad}"),
+            format!("route add {} via {bridge}", family.everywhere()),
+        ])?;
+        lab.firewall.load(&format!(
+            "add rule inet lab postrouting {} saddr {own} oifname != docker0 masquerade",
+            family.nft()
+        ))?;
+    }
+    Ok(container)
+}
+
+/// A flow by TCP or UDP.
+enum Talk {
+    Tcp(tcp::Client),
+    Udp(udp::Client),
+}
+
+impl Talk {
+    fn begin(netns: &Netns, by: &str, family: Family, port: u16) -> Result<Self> {
+        Ok(if by == "TCP" {
+            Self::Tcp(tcp::Client::connect_from(
+                netns,
+                port,
+                family.remote_at(PORT),
+            )?)
+        } else {
+            Self::Udp(udp::Client::open_at(netns, family, port)?)
+        })
+    }
+
+    /// Says something, and hears as whom it was seen. Content that is another's, or an answer to another, fails.
+    fn go_on(&mut self, family: Family) -> Result<SocketAddr> {
+        match self {
+            Self::Tcp(client) => client.chat(2),
+            Self::Udp(client) => Ok(client.chat(family.remote_at(PORT), 2)?.seen),
+        }
+    }
+}
+
+#[rstest]
+fn ports_are_shared_with_netfilter(
+    #[values(V4, V6)] family: Family,
+    #[values("TCP", "UDP")] by: &str,
+    #[values("netfilter", "underpass")] first: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    // Connection tracking keeps the bindings of others, and only their own packets keep it from forgetting them.
+    for timer in [
+        "tcp_timeout_established",
+        "udp_timeout",
+        "udp_timeout_stream",
+    ] {
+        let key = format!("net/netfilter/nf_conntrack_{timer}");
+        lab.node.netns().set_sysctl(&key, "120")?;
+    }
+    let pod = lab.pod("a")?;
+    let others = container(&lab)?;
+    let _servers = serve(lab.world.netns(), family.remote_at(PORT))?;
+    let order = if first == "netfilter" {
+        [&others, pod.netns()]
+    } else {
+        [pod.netns(), &others]
+    };
+    let mut talks = Vec::new();
+    for netns in order {
+        for port in FIRST..FIRST + FLOWS {
+            let begun = || -> Result<_> {
+                let mut talk = Talk::begin(netns, by, family, port)?;
+                let seen = talk.go_on(family)?;
+                Ok((talk, seen))
+            };
+            let (talk, seen) =
+                begun().with_context(|| format!("{} from port {port}", netns.name()))?;
+            ensure!(seen.ip() == family.node(), "seen {seen}");
+            talks.push((netns.name(), port, talk, seen));
+        }
+    }
+    for round in 0..3 {
+        for (name, port, talk, seen) in &mut talks {
+            let now = talk
+                .go_on(family)
+                .with_context(|| format!("{name} from port {port}, round {round}"))?;
+            ensure!(now == *seen, "{name} was {seen} and is {now}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! The two entries of a translated flow, of which one was removed: the other brings it back as it was.
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::{HashMap, Map};
+use rstest::rstest;
+use underpass_abi::{
+    addr::{self, Addr4, Addr6},
+    counter::Counter,
+    flow::{Flow, Key, protocol, state},
+    map,
+};
+use underpass_tests::{
+    Family::{self, V4, V6},
+    Lab, Node, Pod,
+    capture::Capture,
+    counter::{Meter, open},
+    frame, needs_root,
+    traffic::{PATIENCE, raw::RawLink, tcp},
+    world::World,
+};
+
+const PORT: u16 = 443;
+const SOURCE: u16 = 45_678;
+
+/// An entry's state: of the outer one or the inner one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Entry {
+    is_outer: bool,
+    state: u32,
+}
+
+/// What is known of TCP, after the removal of what `goes` fits.
+fn entries(node: &Node, family: Family, goes: impl Fn(Entry) -> bool) -> Result<Vec<Entry>> {
+    match family {
+        V4 => entries_in::<Addr4>(node, map::FLOWS4, goes),
+        V6 => entries_in::<Addr6>(node, map::FLOWS6, goes),
+    }
+}
+
+fn entries_in<A: addr::Family>(
+    node: &Node,
+    name: &str,
+    goes: impl Fn(Entry) -> bool,
+) -> Result<Vec<Entry>> {
+    let mut flows: HashMap<_, Key<A>, Flow<A>> = Map::HashMap(open(node, name)?).try_into()?;
+    let all = flows.iter().collect::<Result<Vec<_>, _>>()?;
+    let mut left = Vec::new();
+    for (key, flow) in all {
+        if key.0.protocol != protocol::TCP {
+            continue;
+        }
+        let entry = Entry {
+            is_outer: flow.state & state::OUTER != 0,
+            state: flow.state,
+        };
+        if goes(entry) {
+            flows.remove(&key)?;
+        } else {
+            left.push(entry);
+        }
+    }
+    Ok(left)
+}
+
+/// A SYN that nobody answers is sent again, and meanwhile its outer entry was removed: it is no answer to itself.
+#[rstest]
+fn a_question_does_not_answer_itself(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.netns().nft(&format!(
+        "table inet silence {{
+            chain input {{ type filter hook input priority 0; tcp dport {PORT} drop; }}
+        }}"
+    ))?;
+    let pod = lab.pod("a")?;
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    let arrived = Capture::start(lab.world.netns(), World::LINK)?;
+    let syn = pod.ends(family.remote())?.syn(SOURCE, PORT);
+    let has_come = |count: usize| {
+        let is_it = |bytes: &Vec<u8>| {
+            frame::read(bytes).is_some_and(|seen| seen.ports == Some((SOURCE, PORT)))
+        };
+        arrived
+            .wait_for(PATIENCE, |_| {
+                arrived.frames().iter().filter(|bytes| is_it(bytes)).count() >= count
+            })
+            .context("a SYN did not arrive")
+    };
+    link.send(&syn)?;
+    has_come(1)?;
+    for count in 2..4 {
+        let left = entries(&lab.node, family, |entry| entry.is_outer)?;
+        ensure!(left.len() == 1, "{left:x?}");
+        link.send(&syn)?;
+        has_come(count)?;
+    }
+    let left = entries(&lab.node, family, |_| false)?;
+    ensure!(left.len() == 2, "{left:x?}");
+    for entry in left {
+        let is_none =
+            entry.state & state::ANSWERED != state::ANSWERED && entry.state & state::ASSURED == 0;
+        ensure!(is_none, "a SYN was taken for a conversation: {entry:x?}");
+    }
+    Ok(())
+}
+
+/// The pod's next packet brings it back with all that is known, and none goes astray.
+#[rstest]
+fn a_connection_outlives_its_outer_entry(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+    let seen = client.chat(5)?;
+    let shared = state::ASSURED | state::BYPASS | state::STICKY;
+    for _ in 0..3 {
+        let left = entries(&lab.node, family, |entry| entry.is_outer)?;
+        ensure!(left.len() == 1, "{left:x?}");
+        let meter = Meter::start(&lab.node)?;
+        let now = client.chat(5)?;
+        ensure!(now == seen, "it was {seen} and is {now}");
+        let both = entries(&lab.node, family, |_| false)?;
+        ensure!(
+            both.len() == 2 && both.iter().all(|entry| entry.state & shared == shared),
+            "{both:x?}"
+        );
+        meter.expect(Counter::BypassWire, 3)?;
+        meter.expect(Counter::BypassPeer, 3)?;
+    }
+    Ok(())
+}
