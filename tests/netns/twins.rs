@@ -1,5 +1,7 @@
 //! The two entries of a translated flow, of which one was removed: the other brings it back as it was.
 
+use std::{net::SocketAddr, thread, time::Duration};
+
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map};
 use rstest::rstest;
@@ -15,7 +17,7 @@ use underpass_tests::{
     capture::Capture,
     counter::{Meter, open},
     frame, needs_root,
-    traffic::{PATIENCE, raw::RawLink, tcp},
+    traffic::{PATIENCE, raw::RawLink, tcp, udp},
     world::World,
 };
 
@@ -29,7 +31,7 @@ struct Entry {
     state: u32,
 }
 
-/// What is known of TCP, after the removal of what `goes` fits.
+/// What is known of flows, after the removal of what `goes` fits.
 fn entries(node: &Node, family: Family, goes: impl Fn(Entry) -> bool) -> Result<Vec<Entry>> {
     match family {
         V4 => entries_in::<Addr4>(node, map::FLOWS4, goes),
@@ -46,7 +48,7 @@ fn entries_in<A: addr::Family>(
     let all = flows.iter().collect::<Result<Vec<_>, _>>()?;
     let mut left = Vec::new();
     for (key, flow) in all {
-        if key.0.protocol != protocol::TCP {
+        if ![protocol::TCP, protocol::UDP].contains(&key.0.protocol) {
             continue;
         }
         let entry = Entry {
@@ -129,5 +131,34 @@ fn a_connection_outlives_its_outer_entry(#[values(V4, V6)] family: Family) -> Re
         meter.expect(Counter::BypassWire, 3)?;
         meter.expect(Counter::BypassPeer, 3)?;
     }
+    Ok(())
+}
+
+/// Whose outer entry became another's is given another port with its next packet.
+#[rstest]
+fn a_flow_whose_port_is_anothers_gets_a_new_one(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// Longer than a flow goes unchecked.
+    const TICKS: Duration = Duration::from_millis(2500);
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let remote = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let open = |pod: &Pod| udp::Client::open_at(pod.netns(), family, SOURCE);
+    let (mut first, mut second) = (open(&a)?, open(&b)?);
+    let kept = SocketAddr::new(family.node(), SOURCE);
+    let seen = first.chat(remote, 5)?.seen;
+    ensure!(seen == kept, "the first was {seen}");
+    entries(&lab.node, family, |entry| entry.is_outer)?;
+    let seen = second.chat(remote, 5)?.seen;
+    ensure!(seen == kept, "the second was {seen}");
+    thread::sleep(TICKS);
+    let seen = first.chat(remote, 5)?.seen;
+    ensure!(
+        seen.ip() == family.node() && seen.port() != SOURCE,
+        "the first is {seen}"
+    );
+    let seen = second.chat(remote, 5)?.seen;
+    ensure!(seen == kept, "the second is {seen}");
     Ok(())
 }

@@ -80,7 +80,9 @@ fn known_of_pod<I: Call>(
     if half.action == action::NONE {
         return Err(Verdict::Sent(UNKNOWN));
     }
-    twice::note::<I>();
+    if !twice::note::<I>() {
+        return Err(Verdict::Sent(UNKNOWN));
+    }
     let from = skb.ingress_ifindex();
     if from != owner {
         // In its name, by another (without `antiSpoof`): nothing to learn from, and nothing to forget for.

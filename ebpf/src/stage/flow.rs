@@ -21,6 +21,8 @@ use crate::{
 pub const ABSENT: u32 = 0;
 /// A flow.
 pub const PRESENT: u32 = 1;
+/// There was a flow until now: somebody else has the tuple that its packets would leave with.
+pub const GONE: u32 = 2;
 
 /// The entry under a key.
 ///
@@ -232,6 +234,7 @@ fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
 }
 
 /// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.
+/// [`PRESENT`], [`GONE`], or [`ABSENT`] if one of the flow's entries is not there.
 #[inline(always)]
 pub fn note<I: Net>() -> u32 {
     let Some(Work {
@@ -274,9 +277,8 @@ pub fn note<I: Net>() -> u32 {
         End::B => key.0,
     };
     if !leaves_as::<I>(self::half(other, partner_place.end.other()), &answer) {
-        // It is gone, and somebody else has the tuple now.
         remove_one::<I>(key);
-        return PRESENT;
+        return GONE;
     }
     other.state = after(other.state, partner_place.end, head.tcp_flags);
     if is_new {

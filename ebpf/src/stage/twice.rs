@@ -20,7 +20,7 @@ use super::{
     bypass,
     claim::CLAIMED,
     entries::{Opener, Payer, Request},
-    flow::{ABSENT, PRESENT},
+    flow::{ABSENT, GONE, PRESENT},
     masquerade::may_open,
     port, quota, translate,
 };
@@ -208,11 +208,16 @@ pub fn turn<I: Call>(ctx: *mut __sk_buff) -> i32 {
     code(turn_around::<I>(&mut skb))
 }
 
-/// Takes note of the packet, and brings the other entry of its flow back, if that was evicted.
+/// Takes note of the packet, and brings the other entry of its flow back, if that was removed.
+/// Whether there still is a flow.
 #[inline(always)]
-pub fn note<I: Call>() {
-    if I::note() == ABSENT {
-        I::restore();
+pub fn note<I: Call>() -> bool {
+    match I::note() {
+        ABSENT => {
+            I::restore();
+            true
+        }
+        found => found != GONE,
     }
 }
 
