@@ -1,13 +1,15 @@
-//! Traffic on every path while containers come, go and take each other's ports: some seconds of it here, as many minutes as wanted by
-//! `cargo xtask test soak`.
+//! Traffic on every path while containers come, go and take each other's ports, routes change, and a second uplink comes and goes: some
+//! seconds of it here, as many minutes as wanted by `cargo xtask test soak`.
 
 mod book;
 mod guests;
+mod idle;
 mod party;
+mod paths;
+mod routes;
 
 use std::{
     env,
-    net::{IpAddr, SocketAddr},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -17,17 +19,17 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use underpass_abi::counter::{Counter, Kind};
 use underpass_tests::{
-    Family, Lab, Pod,
+    Family, Lab,
     counter::{Counters, Meter},
     leak::Traces,
     needs_root,
-    netns::Netns,
     runtime::Conf,
-    traffic::ping::Ping,
 };
 
 use book::{Book, Place};
-use party::{Asker, Outcome, Server, transfer};
+use party::Server;
+use paths::{Path, Walk};
+use routes::Ways;
 
 /// How long it takes, in seconds.
 const SECONDS: &str = "UNDERPASS_SOAK_SECONDS";
@@ -122,224 +124,60 @@ fn is_explained(counted: &Counters) -> Result<()> {
     Ok(())
 }
 
-/// A way for requests, and what must become of them.
-struct Path<'a> {
-    name: &'static str,
-    from: &'a Netns,
-    to: SocketAddr,
-    place: Place,
-    /// Whom the server must see.
-    seen: IpAddr,
-    /// The largest datagram, in bytes.
-    largest: usize,
-}
-
-/// The ways between those that stay: nothing may ever be lost on them for good.
-fn paths<'a>(lab: &'a Lab, server: &Pod, client: &'a Pod, family: Family) -> Vec<Path<'a>> {
-    let (world, node) = (lab.world.netns(), lab.node.netns());
-    let steady = |name, from, at: IpAddr, seen, largest| Path {
-        name,
-        from,
-        to: SocketAddr::new(at, STEADY),
-        place: Place::Port(STEADY),
-        seen,
-        largest,
-    };
-    let direct = |name, at: IpAddr| Path {
-        name,
-        from: client.netns(),
-        to: SocketAddr::new(at, INSIDE),
-        place: Place::At(at),
-        seen: client.ip(family),
-        largest: 4000,
-    };
-    let here = family.node();
-    let by = |v4, v6| match family {
-        Family::V4 => v4,
-        Family::V6 => v6,
-    };
-    vec![
-        direct(
-            by("pod to pod, IPv4", "pod to pod, IPv6"),
-            server.ip(family),
-        ),
-        Path {
-            seen: here,
-            ..direct(
-                by("pod to world, IPv4", "pod to world, IPv6"),
-                family.remote(),
-            )
-        },
-        steady(
-            by("world to host port, IPv4", "world to host port, IPv6"),
-            world,
-            here,
-            family.gateway(),
-            4000,
-        ),
-        steady(
-            by("pod to host port, IPv4", "pod to host port, IPv6"),
-            client.netns(),
-            here,
-            client.ip(family),
-            4000,
-        ),
-        steady(
-            by("node to host port, IPv4", "node to host port, IPv6"),
-            node,
-            here,
-            family.pod_gateway(),
-            1200,
-        ),
-        steady(
-            by("node by loopback, IPv4", "node by loopback, IPv6"),
-            node,
-            family.loopback(),
-            family.pod_gateway(),
-            1200,
-        ),
-    ]
-}
-
-/// The ways to the port that moves.
-fn moving<'a>(lab: &'a Lab, client: &'a Pod, family: Family) -> Vec<Path<'a>> {
-    let by = |v4, v6| match family {
-        Family::V4 => v4,
-        Family::V6 => v6,
-    };
-    let path = |name, from, at: IpAddr, seen| Path {
-        name,
-        from,
-        to: SocketAddr::new(at, MOVING),
-        place: Place::Port(MOVING),
-        seen,
-        largest: 1200,
-    };
-    let here = family.node();
-    vec![
-        path(
-            by("world to moving port, IPv4", "world to moving port, IPv6"),
-            lab.world.netns(),
-            here,
-            family.gateway(),
-        ),
-        path(
-            by("pod to moving port, IPv4", "pod to moving port, IPv6"),
-            client.netns(),
-            here,
-            client.ip(family),
-        ),
-        path(
-            by("node to moving port, IPv4", "node to moving port, IPv6"),
-            lab.node.netns(),
-            family.loopback(),
-            family.pod_gateway(),
-        ),
-    ]
-}
-
 fn soak(lab: &Lab, time: Duration, meter: &Meter<'_>) -> Result<Arc<Book>> {
     let server = lab.pod_with("server", &with_port(lab, STEADY))?;
     let client = lab.pod_with("client", &small(lab))?;
+    let routed = lab.pod_with("routed", &small(lab).with("ipMasq", false))?;
     let book = &Arc::new(Book::open(time));
     let _inside = Server::start(server.netns(), "server", Family::V6.port(INSIDE), book)?;
+    let _open = Server::start(routed.netns(), "routed", Family::V6.port(INSIDE), book)?;
     let _beyond = Family::BOTH
         .map(|family| Server::start(lab.world.netns(), "world", family.remote_at(INSIDE), book));
     let mut present = vec![(Place::Port(STEADY), "server")];
     for family in Family::BOTH {
         present.push((Place::At(server.ip(family)), "server"));
+        present.push((Place::At(routed.ip(family)), "routed"));
         present.push((Place::At(family.remote()), "world"));
     }
     for (place, name) in present {
         book.arrive(place, name, Duration::ZERO);
         book.settle(place, name);
     }
-    let all: Vec<Path<'_>> = Family::BOTH
+    let ways = Ways::prepare(lab)?;
+    let steady: Vec<Path<'_>> = Family::BOTH
         .into_iter()
-        .flat_map(|family| {
-            let mut all = paths(lab, &server, &client, family);
-            all.extend(moving(lab, &client, family));
-            all
-        })
+        .flat_map(|family| paths::steady(lab, &server, &client, &routed, family))
         .collect();
-    let ping = || {
-        pings(lab, &server, &client, book)?;
-        server.call_with_result("CHECK").run(&lab.node)?.silence()
-    };
+    let moving: Vec<Path<'_>> = Family::BOTH
+        .into_iter()
+        .flat_map(|family| paths::moving(lab, &client, family))
+        .collect();
+    // What lasts as long as all of this begins while the first uplink is the only one.
+    let mut walks = Vec::new();
+    for path in steady.iter().chain(&moving) {
+        walks.push(Walk::begin(path, book)?);
+    }
+    let idle = idle::open(&steady, lab.node.netns(), book)?;
+    let pings = paths::Pings::begin(lab, &server, &client)?;
     thread::scope(|scope| {
-        for path in &all {
-            scope.spawn(|| book.part(walk(path, book)));
+        for walk in walks {
+            scope.spawn(|| walk.go_on(book));
         }
+        scope.spawn(|| book.part(idle::speak(idle, time, book)));
+        scope.spawn(|| book.part(ways.change(&server, book)));
         scope.spawn(|| book.part(guests::visitors(lab, &client, book)));
         scope.spawn(|| book.part(guests::successors(lab, book)));
         scope.spawn(|| book.part(guests::killed(lab, book)));
-        scope.spawn(|| book.part(ping()));
+        scope.spawn(|| book.part(pings.go_on(book)));
         scope.spawn(|| book.part(tell(book, meter)));
     });
-    server.del()?;
-    client.del()?;
+    for pod in [&server, &client, &routed] {
+        pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    }
+    for pod in [server, client, routed] {
+        pod.del()?;
+    }
     Ok(Arc::clone(book))
-}
-
-/// One long flow of datagrams, and a connection now and then.
-fn walk(path: &Path<'_>, book: &Book) -> Result<()> {
-    let mut asker = Asker::open(path.from, Family::of(path.to.ip()))?;
-    for round in 0_usize.. {
-        if !book.is_open() {
-            break;
-        }
-        let since = book.now();
-        let outcome = if round % 8 == 0 {
-            transfer(path.from, book, path.place, path.to)
-        } else {
-            let len = [60, 1200, path.largest][round % 3];
-            asker.ask(book, path.place, path.to, len)
-        };
-        note(book, path, since, outcome);
-        thread::sleep(REST);
-    }
-    Ok(())
-}
-
-/// Counts an exchange; one that failed although its server was there all the time is wrong.
-fn note(book: &Book, path: &Path<'_>, since: Duration, outcome: Outcome) {
-    match outcome {
-        Outcome::Answered(seen, repeated) => {
-            if seen != path.seen {
-                book.accuse(format!("{}: the server saw {seen}", path.name));
-            }
-            book.count(path.name, |tally| {
-                tally.answered += 1;
-                tally.repeated += repeated;
-            });
-        }
-        Outcome::Silence if book.is_steady(path.place, since) => book.accuse(format!(
-            "{}: nobody answered at {} since {since:?}, now {:?}",
-            path.name,
-            path.to,
-            book.now()
-        )),
-        Outcome::Silence => book.count(path.name, |tally| tally.interrupted += 1),
-    }
-}
-
-fn pings(lab: &Lab, server: &Pod, client: &Pod, book: &Book) -> Result<()> {
-    let mut series = Vec::new();
-    for family in Family::BOTH {
-        let to = [server.ip(family), family.remote(), family.node()];
-        for to in to {
-            series.push(Ping::new(client.netns(), to)?);
-        }
-        series.push(Ping::new(lab.node.netns(), server.ip(family))?);
-    }
-    while book.is_open() {
-        for (ping, len) in series.iter_mut().zip([56, 1400, 4000].into_iter().cycle()) {
-            ping.echo(len)?;
-            book.count("pings, IPv4 and IPv6", |tally| tally.answered += 1);
-        }
-        thread::sleep(REST);
-    }
-    Ok(())
 }
 
 /// Tells who waits for it how it goes.

@@ -1,11 +1,12 @@
 //! Who serves what, and when: what the ends of each exchange are judged by.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     net::IpAddr,
     str::FromStr,
     sync::{Mutex, MutexGuard, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -73,6 +74,8 @@ pub(super) struct Tally {
     pub answered: u64,
     /// Datagrams that had to be sent again.
     pub repeated: u64,
+    /// What the slowest of those that went well took.
+    pub longest: Duration,
     /// Exchanges that ended because their server came or went.
     pub interrupted: u64,
 }
@@ -85,6 +88,20 @@ pub(super) struct Book {
     tenures: Mutex<HashMap<Place, Vec<Tenure>>>,
     tallies: Mutex<BTreeMap<&'static str, Tally>>,
     wrong: Mutex<Vec<String>>,
+    ongoing: Mutex<BTreeSet<Duration>>,
+}
+
+/// An exchange that began, until dropped.
+#[derive(Debug)]
+pub(super) struct Ongoing<'a> {
+    book: &'a Book,
+    since: Duration,
+}
+
+impl Drop for Ongoing<'_> {
+    fn drop(&mut self) {
+        lock(&self.book.ongoing).remove(&self.since);
+    }
 }
 
 impl Book {
@@ -97,6 +114,7 @@ impl Book {
             tenures: Mutex::default(),
             tallies: Mutex::default(),
             wrong: Mutex::default(),
+            ongoing: Mutex::default(),
         }
     }
 
@@ -172,6 +190,28 @@ impl Book {
             .is_some_and(|only| only.spans(since, now) && present.next().is_none())
     }
 
+    /// An exchange begins, of which others may have to wait for the end.
+    pub(super) fn begin(&self) -> Ongoing<'_> {
+        let mut ongoing = lock(&self.ongoing);
+        let mut since = self.now();
+        // A clock may tell two of them the same time.
+        while !ongoing.insert(since) {
+            since += Duration::from_nanos(1);
+        }
+        Ongoing { book: self, since }
+    }
+
+    /// Waits for the end of all exchanges that began before.
+    pub(super) fn outlast(&self) {
+        let now = self.now();
+        while lock(&self.ongoing)
+            .first()
+            .is_some_and(|&since| since <= now)
+        {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Something went wrong.
     pub(super) fn accuse(&self, what: String) {
         lock(&self.wrong).push(what);
@@ -217,6 +257,18 @@ pub(super) struct Heading {
     pub place: Place,
     /// When, in nanoseconds of the record.
     pub since: u64,
+}
+
+impl Heading {
+    /// Of a request that is sent now.
+    pub(super) fn new(book: &Book, session: u64, number: u64, place: Place) -> Self {
+        Self {
+            session,
+            number,
+            place,
+            since: u64::try_from(book.now().as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
 }
 
 impl fmt::Display for Heading {

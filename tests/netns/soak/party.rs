@@ -14,7 +14,11 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use nix::sys::socket::{Shutdown, shutdown};
-use underpass_tests::{Family, netns::Netns, patience, traffic::content::Content};
+use underpass_tests::{
+    netns::Netns,
+    patience,
+    traffic::{content::Content, tcp},
+};
 
 use super::book::{Book, Heading, Place};
 
@@ -131,6 +135,9 @@ fn serve(mut stream: TcpStream, peer: SocketAddr, name: &str, book: &Book) -> io
         return Ok(());
     };
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+    if heading.number > 0 {
+        return talk(stream, reader, peer, heading, name, book);
+    }
     writeln!(stream, "{peer}")?;
     let received = Content::new(heading.session).check(&mut reader, TRANSFER);
     if let Err(error) = &received
@@ -142,11 +149,31 @@ fn serve(mut stream: TcpStream, peer: SocketAddr, name: &str, book: &Book) -> io
     Content::new(!heading.session).send(&mut stream, TRANSFER)
 }
 
+/// Answers one word after the other, however long the next one takes.
+fn talk(
+    mut stream: TcpStream,
+    mut reader: BufReader<TcpStream>,
+    peer: SocketAddr,
+    mut heading: Heading,
+    name: &str,
+    book: &Book,
+) -> io::Result<()> {
+    stream.set_read_timeout(None)?;
+    loop {
+        stream.write_all(format!("{peer} {heading}\n").as_bytes())?;
+        let line = read_line(&mut reader)?;
+        match judge(book, name, line.as_bytes()) {
+            Some(next) => heading = next,
+            None => return Ok(()),
+        }
+    }
+}
+
 /// How an exchange ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// Well, and the server saw this address; so many datagrams were sent again.
-    Answered(IpAddr, u64),
+    /// Well, and the server saw this client; so many datagrams were sent again.
+    Answered(SocketAddr, u64),
     /// With no answer, or only the beginning of one.
     Silence,
 }
@@ -160,15 +187,15 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// A socket of a namespace, at any port, not connected.
-    pub(super) fn open(netns: &Netns, family: Family) -> Result<Self> {
+    /// A socket of a namespace at an address, at any port, not connected.
+    pub(super) fn open(netns: &Netns, own: IpAddr) -> Result<Self> {
         let socket = netns
-            .run(|| UdpSocket::bind(family.port(0)))
+            .run(|| UdpSocket::bind(SocketAddr::new(own, 0)))
             .with_context(|| format!("open a UDP socket in {}", netns.name()))?;
         socket.set_read_timeout(Some(patience::here(PATIENCE)))?;
         Ok(Self {
             socket,
-            session: SESSIONS.fetch_add(1, Ordering::Relaxed),
+            session: new_session(),
             number: 0,
         })
     }
@@ -177,7 +204,7 @@ impl Asker {
     pub(super) fn ask(&mut self, book: &Book, place: Place, to: SocketAddr, len: usize) -> Outcome {
         self.number += 1;
         for again in 0..TRIES {
-            let heading = self.heading(book, place);
+            let heading = Heading::new(book, self.session, self.number, place);
             let mut request = format!("{heading}\n").into_bytes();
             let start = request.len();
             request.extend((start..len).map(|at| at.to_le_bytes()[0]));
@@ -191,22 +218,13 @@ impl Asker {
         Outcome::Silence
     }
 
-    fn heading(&self, book: &Book, place: Place) -> Heading {
-        Heading {
-            session: self.session,
-            number: self.number,
-            place,
-            since: u64::try_from(book.now().as_nanos()).unwrap_or(u64::MAX),
-        }
-    }
-
     fn hear(
         &self,
         book: &Book,
         to: SocketAddr,
         heading: &Heading,
         request: &[u8],
-    ) -> Option<IpAddr> {
+    ) -> Option<SocketAddr> {
         let mut buffer = vec![0; 1 << 16];
         loop {
             let (len, from) = self.socket.recv_from(&mut buffer).ok()?;
@@ -241,22 +259,22 @@ impl Asker {
                 ));
                 return None;
             }
-            let seen = String::from_utf8_lossy(seen).parse::<SocketAddr>().ok()?;
-            return Some(seen.ip());
+            return String::from_utf8_lossy(seen).parse().ok();
         }
     }
 }
 
-/// One connection, with a transfer in each direction.
-pub(super) fn transfer(netns: &Netns, book: &Book, place: Place, to: SocketAddr) -> Outcome {
-    let heading = Heading {
-        session: SESSIONS.fetch_add(1, Ordering::Relaxed),
-        number: 0,
-        place,
-        since: u64::try_from(book.now().as_nanos()).unwrap_or(u64::MAX),
-    };
-    match converse(netns, &heading, to) {
-        Ok(seen) => Outcome::Answered(seen.ip(), 0),
+/// One connection from an address and port of a namespace, with a transfer in each direction.
+pub(super) fn transfer(
+    netns: &Netns,
+    own: SocketAddr,
+    book: &Book,
+    place: Place,
+    to: SocketAddr,
+) -> Outcome {
+    let heading = Heading::new(book, new_session(), 0, place);
+    match converse(netns, own, &heading, to) {
+        Ok(seen) => Outcome::Answered(seen, 0),
         Err(error) => {
             if error.kind() == io::ErrorKind::InvalidData {
                 book.accuse(format!("{to} was asked by {heading}: {error}"));
@@ -266,10 +284,23 @@ pub(super) fn transfer(netns: &Netns, book: &Book, place: Place, to: SocketAddr)
     }
 }
 
-fn converse(netns: &Netns, heading: &Heading, to: SocketAddr) -> io::Result<SocketAddr> {
-    let mut stream = netns.run(|| TcpStream::connect_timeout(&to, patience::here(STANDSTILL)))?;
+/// A connection from an address and port of a namespace, on which nothing may stand still.
+pub(super) fn connect(netns: &Netns, own: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    let stream = netns
+        .run(|| tcp::dial(Some(own), to, &[], patience::here(STANDSTILL)))
+        .map_err(io::Error::other)?;
     stream.set_read_timeout(Some(patience::here(STANDSTILL)))?;
     stream.set_write_timeout(Some(patience::here(STANDSTILL)))?;
+    Ok(stream)
+}
+
+fn converse(
+    netns: &Netns,
+    own: SocketAddr,
+    heading: &Heading,
+    to: SocketAddr,
+) -> io::Result<SocketAddr> {
+    let mut stream = connect(netns, own, to)?;
     writeln!(stream, "{heading}")?;
     let mut reader = BufReader::new(stream.try_clone()?);
     Content::new(heading.session).send(&mut stream, TRANSFER)?;
@@ -282,8 +313,13 @@ fn converse(netns: &Netns, heading: &Heading, to: SocketAddr) -> io::Result<Sock
         .map_err(|_| invalid(&format!("{line:?} is no address")))
 }
 
+/// A number that no other client has.
+pub(super) fn new_session() -> u64 {
+    SESSIONS.fetch_add(1, Ordering::Relaxed)
+}
+
 /// A whole line, without its end.
-fn read_line(reader: &mut impl io::BufRead) -> io::Result<String> {
+pub(super) fn read_line(reader: &mut impl io::BufRead) -> io::Result<String> {
     let mut line = String::new();
     reader.read_line(&mut line)?;
     match line.pop() {

@@ -229,7 +229,8 @@ pub fn refuses(netns: &Netns, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn dial(
+/// Connects from where this thread is, waiting no longer than `patience`.
+pub fn dial(
     from: Option<SocketAddr>,
     to: SocketAddr,
     options: &[Setting],
