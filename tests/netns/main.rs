@@ -12,6 +12,7 @@ mod fragments;
 mod hops;
 mod host;
 mod host_port;
+mod kube_proxy;
 mod leftovers;
 mod lifecycle;
 mod loading;
