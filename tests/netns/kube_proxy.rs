@@ -311,26 +311,23 @@ fn a_source_port_goes_from_the_service_to_its_backend(
 fn what_goes_straight_to_a_backend_takes_the_bypass(
     #[values(V4, V6)] family: Family,
     #[values(Iptables, Nftables)] mode: Mode,
+    #[values(BY_POD, BY_WORLD)] service: u16,
 ) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family, mode)?;
     let client = scene.client.netns();
-    let (pod, world) = (scene.backend.at(family, PORT), family.remote_at(PORT));
-    for (service, direct, counter) in [
-        (BY_POD, pod, Counter::BypassPeer),
-        (BY_WORLD, world, Counter::BypassWire),
-    ] {
-        let service = family.service_at(service);
-        let mut translated = udp::Client::open(client, family)?;
-        let meter = Meter::start(&scene.lab.node)?;
-        translated.chat(service, 20)?;
-        meter.expect_no_bypass()?;
-        let mut straight = udp::Client::open(client, family)?;
-        straight.chat(direct, 20)?;
-        meter.expect(counter, 17)?;
-        translated.chat(service, 20)?;
-        tcp::Client::connect(client, direct)?.chat(20)?;
-        meter.expect(counter, 34)?;
-    }
-    Ok(())
+    let (direct, counter) = match service {
+        BY_POD => (scene.backend.at(family, PORT), Counter::BypassPeer),
+        _ => (family.remote_at(PORT), Counter::BypassWire),
+    };
+    let service = family.service_at(service);
+    let meter = Meter::start(&scene.lab.node)?;
+    let mut translated = udp::Client::open(client, family)?;
+    translated.chat(service, 20)?;
+    meter.expect_no_bypass()?;
+    udp::Client::open(client, family)?.chat(direct, 20)?;
+    meter.expect(counter, 17)?;
+    translated.chat(service, 20)?;
+    tcp::Client::connect(client, direct)?.chat(20)?;
+    meter.expect(counter, 34)
 }
