@@ -15,6 +15,7 @@ mod host;
 mod host_port;
 mod impostors;
 mod ipsec;
+mod kube_proxy;
 mod leftovers;
 mod lifecycle;
 mod loading;

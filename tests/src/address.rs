@@ -52,6 +52,29 @@ impl Family {
         self.choose([10, 96, 0, 10], [0xfd00, 0x96, 0, 0, 0, 0, 0, 0x10])
     }
 
+    /// The range that Services get addresses from.
+    #[must_use]
+    pub const fn services(self) -> &'static str {
+        match self {
+            Self::V4 => "10.96.0.0/16",
+            Self::V6 => "fd00:96::/108",
+        }
+    }
+
+    /// The address of one of kube-proxy's Services: on no device either, and none is [`Self::service`].
+    #[must_use]
+    pub const fn cluster_ip(self, number: u8) -> IpAddr {
+        let last = number as u16;
+        self.choose([10, 96, 1, number], [0xfd00, 0x96, 0, 0, 0, 0, 1, last])
+    }
+
+    /// A pod of another node of the cluster. There is none.
+    #[must_use]
+    pub const fn pod_elsewhere(self, number: u8) -> IpAddr {
+        let last = number as u16;
+        self.choose([10, 244, 1, number], [0xfd00, 0x244, 1, 0, 0, 0, 0, last])
+    }
+
     /// An address of the pods' range that no pod of a test gets.
     #[must_use]
     pub const fn unused_pod(self) -> IpAddr {

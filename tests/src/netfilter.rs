@@ -1,6 +1,7 @@
 //! The node's own firewall, as kube-proxy or an operator would set it up: it drops what connection tracking calls INVALID, lets pass what
 //! belongs to something known, and says no to the rest but for what begins in an orderly way. Tests add counters, translations and drops.
 
+pub mod kube_proxy;
 mod timers;
 
 use std::{
@@ -8,7 +9,7 @@ use std::{
     net::SocketAddr,
     process::Command,
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -18,6 +19,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
+use self::kube_proxy::{Mode, Service};
 use crate::{Family, Node, patience};
 
 pub use timers::LONGEST;
@@ -60,14 +62,19 @@ pub struct Netfilter {
 }
 
 impl Netfilter {
-    /// The strict firewall, and connection tracking with a short memory.
+    /// The strict firewall beside kube-proxy's rules, and connection tracking with a short memory.
     pub fn new(node: &Arc<Node>) -> Result<Self> {
+        static RULES: LazyLock<String> = LazyLock::new(|| {
+            let proxy =
+                kube_proxy::usual().map(|mode| kube_proxy::rules(mode, &kube_proxy::elsewhere()));
+            [STRICT, proxy.as_deref().unwrap_or_default()].concat()
+        });
         let netfilter = Self {
             node: Arc::clone(node),
             settled: AtomicBool::new(false),
         };
         // The rules first: they load connection tracking, which has the timers.
-        netfilter.load(STRICT)?;
+        netfilter.load(&RULES)?;
         timers::shorten(node.netns())?;
         Ok(netfilter)
     }
@@ -199,6 +206,13 @@ impl Netfilter {
             service.ip(),
             service.port(),
         ))
+    }
+
+    /// Has kube-proxy serve these Services in this mode, and no others.
+    pub fn proxy(&self, mode: Mode, services: &[Service]) -> Result<()> {
+        kube_proxy::prepare(self.node.netns(), mode)?;
+        let rules = [kube_proxy::removal(), kube_proxy::rules(mode, services)];
+        self.load(&rules.concat())
     }
 
     /// What connection tracking knows, a line for each entry: of a family, and with all these words in it.

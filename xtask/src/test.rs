@@ -8,8 +8,16 @@ use crate::{build, process, report, vm};
 
 mod soak;
 
+/// What the fixtures look at, for whoever runs tests.
+const VARIABLES: &str = "\
+Variables:
+  UNDERPASS_TEST_PROXY    the rules of kube-proxy that every node has beside its firewall: iptables (default), nftables, none
+  UNDERPASS_TEST_DEVICE   the device of containers: veth, netkit, auto
+  UNDERPASS_TEST_BYPASS   the bypass of networks: off is the control
+  UNDERPASS_TEST_INVALID  print: packets that are INVALID for connection tracking alone fail no test";
+
 #[derive(clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(args_conflicts_with_subcommands = true, after_help = VARIABLES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     place: Option<Place>,

@@ -85,6 +85,9 @@ pub(crate) struct Arguments {
     /// Give containers this device (`netkit`, `auto`) in all tests that do not say which; docs/kernels.md is left alone.
     #[arg(long, conflicts_with = "programs", value_parser = ["veth", "netkit", "auto"])]
     device: Option<String>,
+    /// Have these rules of kube-proxy on every node beside its firewall (default: `iptables`); docs/kernels.md is left alone.
+    #[arg(long, conflicts_with = "programs", value_parser = ["iptables", "nftables", "none"])]
+    proxy: Option<String>,
     /// Minutes for the tests of one kernel; those that it does not reach are reported as not run, and count as failed.
     #[arg(long, default_value_t = 60)]
     minutes: u64,
@@ -98,7 +101,9 @@ impl Arguments {
     fn parts(&self) -> &'static [Part] {
         match (self.programs, self.chosen().is_empty()) {
             (true, _) => &[Part::Programs],
-            (false, true) if self.device.is_none() => &[Part::Programs, Part::Tests],
+            (false, true) if self.device.is_none() && self.proxy.is_none() => {
+                &[Part::Programs, Part::Tests]
+            }
             (false, _) => &[],
         }
     }
@@ -124,10 +129,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     build::plugins(workspace)?;
     let executables = Executables::build(workspace)?;
     let kernels = kernels(workspace, arguments)?;
-    let folder = workspace.target.join(match &arguments.device {
-        Some(device) => format!("vm-{device}"),
-        None => "vm".to_owned(),
-    });
+    let kind: Vec<&str> = ["vm"]
+        .into_iter()
+        .chain(arguments.device.as_deref())
+        .chain(arguments.proxy.as_deref())
+        .collect();
+    let folder = workspace.target.join(kind.join("-"));
 
     let queue: Mutex<VecDeque<&Kernel>> = Mutex::new(kernels.iter().collect());
     let next = || {
@@ -235,6 +242,9 @@ fn one(
     }
     if let Some(device) = &arguments.device {
         job.extend([" --device ", device]);
+    }
+    if let Some(proxy) = &arguments.proxy {
+        job.extend([" --proxy ", proxy]);
     }
     job.push('\n');
 

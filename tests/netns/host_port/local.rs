@@ -11,6 +11,7 @@ use underpass_tests::{
     Lab,
     counter::Meter,
     needs_root,
+    netfilter::kube_proxy::Mode,
     traffic::{tcp, udp},
 };
 
@@ -83,6 +84,8 @@ fn content_is_carried_whole(
 fn sockets_of_every_kind(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family)?;
+    // In its iptables mode it forbids what goes to 127.0.0.1 from another address, also to the node itself.
+    scene.lab.firewall.proxy(Mode::Nftables, &[])?;
     let host = scene.lab.node.netns();
     let gateway = family.pod_gateway();
     for at in own_addresses(family) {

@@ -29,6 +29,9 @@ pub(crate) struct Arguments {
     /// What the tests give to containers.
     #[arg(long)]
     device: Option<String>,
+    /// Which rules of kube-proxy nodes have.
+    #[arg(long)]
+    proxy: Option<String>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -60,8 +63,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             let name = test.full_name();
             if arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part)) {
                 let loaded = sets.next()?;
-                let device = arguments.device.as_deref();
-                results.write(&test.run(&stop, &logs, device, &loaded)?)?;
+                let choices = test::Choices {
+                    device: arguments.device.as_deref(),
+                    proxy: arguments.proxy.as_deref(),
+                };
+                results.write(&test.run(&stop, &logs, choices, &loaded)?)?;
             }
         }
     }

@@ -22,11 +22,21 @@ const PATIENCE: (&str, &str) = ("UNDERPASS_TEST_PATIENCE", "4");
 /// Which device containers get where a test does not say it.
 const DEVICE: &str = "UNDERPASS_TEST_DEVICE";
 
+/// Which rules of kube-proxy nodes have beside their firewall.
+const PROXY: &str = "UNDERPASS_TEST_PROXY";
+
 /// What was loaded before the test, see [`Sets`](super::load::Sets).
 const LOADED: &str = "UNDERPASS_TEST_LOADED";
 
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
 const NOT_HERE: &str = "not on this kernel: ";
+
+/// What was asked of all tests; else they have their own defaults.
+#[derive(Clone, Copy)]
+pub(super) struct Choices<'a> {
+    pub(super) device: Option<&'a str>,
+    pub(super) proxy: Option<&'a str>,
+}
 
 /// A test of a file of tests.
 pub(super) struct Test {
@@ -70,7 +80,7 @@ impl Test {
         &self,
         stop: &Path,
         logs: &Path,
-        device: Option<&str>,
+        choices: Choices<'_>,
         loaded: &Path,
     ) -> anyhow::Result<Record> {
         let start = Instant::now();
@@ -79,7 +89,7 @@ impl Test {
             Outcome::NotRun
         } else {
             let log = logs.join(format!("{}.log", name.replace("::", ".")));
-            let status = self.execute(&log, device, loaded)?;
+            let status = self.execute(&log, choices, loaded)?;
             let printed =
                 fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
             let outcome = judge(status, &String::from_utf8_lossy(&printed));
@@ -101,7 +111,7 @@ impl Test {
     fn execute(
         &self,
         log: &Path,
-        device: Option<&str>,
+        choices: Choices<'_>,
         loaded: &Path,
     ) -> anyhow::Result<Option<ExitStatus>> {
         let output =
@@ -113,7 +123,8 @@ impl Test {
             .env("CI", "true")
             .env(PATIENCE.0, PATIENCE.1)
             .env(LOADED, loaded)
-            .envs(device.map(|device| (DEVICE, device)))
+            .envs(choices.device.map(|device| (DEVICE, device)))
+            .envs(choices.proxy.map(|proxy| (PROXY, proxy)))
             .stdin(Stdio::null())
             .stdout(output.try_clone().context("cannot share a log")?)
             .stderr(output)
