@@ -4,6 +4,7 @@ mod bandwidth;
 mod check;
 mod connections;
 mod demo;
+mod departures;
 mod expiry;
 mod feeding;
 mod firewall;

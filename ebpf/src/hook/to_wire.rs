@@ -6,7 +6,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{Half, action, rewrite},
+    flow::{Half, action, protocol, rewrite, state},
 };
 use underpass_ebpf::{ip::Head, l4::Kind};
 
@@ -77,7 +77,7 @@ fn known_of_pod<I: Call>(
     owner: u32,
     pod: &Device,
 ) -> Step<Verdict> {
-    if half.action == action::NONE {
+    if half.action == action::NONE || is_given_up::<I>(skb, head, half) {
         return Err(Verdict::Sent(UNKNOWN));
     }
     if !twice::note::<I>() {
@@ -99,6 +99,35 @@ fn known_of_pod<I: Call>(
         translate::as_known::<I>(skb)?;
     }
     Ok(Verdict::Stack)
+}
+
+/// Whether a pod's masqueraded flow gets another mapping with the packet in [`Work::head`], because
+/// its address may be one that the node has no more: where a new connection begins on the ports of
+/// one that has ended, and where the route has changed before anybody answered. The old one is
+/// removed then. (Connection tracking forgets both as well.)
+#[inline(always)]
+fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool {
+    let Some(Work {
+        place,
+        state,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return false;
+    };
+    if half.rewrite != rewrite::SRC || *state & state::PORT != 0 {
+        return false;
+    }
+    // An opener that has an answer already must not lose it.
+    let begins = head.tuple.protocol != protocol::TCP || flow::begins(head.tcp_flags);
+    let is_answered = *state & state::ANSWERED == state::ANSWERED;
+    let has_moved = half.out_ifindex != 0 && half.out_ifindex != skb.ifindex();
+    let is_over = flow::begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
+    if is_over {
+        flow::remove::<I>(&place.key, half, partner_place);
+    }
+    is_over
 }
 
 /// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this

@@ -101,8 +101,14 @@ const fn is_ending(flow_state: u32) -> bool {
 
 /// Whether a packet with these TCP flags begins a new connection on the tuple of one that has ended.
 #[inline(always)]
-const fn begins_anew(flow_state: u32, flags: u8) -> bool {
-    flags & (tcp::SYN | tcp::ACK) == tcp::SYN && is_ending(flow_state)
+pub const fn begins_anew(flow_state: u32, flags: u8) -> bool {
+    begins(flags) && is_ending(flow_state)
+}
+
+/// Whether a packet with these TCP flags asks for a connection.
+#[inline(always)]
+pub const fn begins(flags: u8) -> bool {
+    flags & (tcp::SYN | tcp::ACK) == tcp::SYN
 }
 
 /// What is forgotten of a flow on whose tuple a new one begins.

@@ -13,7 +13,11 @@ use underpass_abi::{
 use super::{Error as DatapathError, Maps, Pins, lock::Lock, netkit, object};
 use crate::{
     error::Error,
-    netlink::{Netlink, filter::Direction, link::Device},
+    netlink::{
+        Netlink,
+        filter::Direction,
+        link::{By, Device},
+    },
     uplink::Uplink,
 };
 
@@ -202,8 +206,9 @@ pub(crate) fn missing(
     Ok(missing)
 }
 
-/// Makes the programs know the uplinks as they are now, and sit on all of them. The caller raises
-/// the epoch when this returns [`Changed::Yes`], after everything else that it changes.
+/// Makes the programs know the uplinks as they are now, and sit on all of them. One that went away
+/// meanwhile is forgotten. The caller raises the epoch when this returns [`Changed::Yes`], after
+/// everything else that it changes.
 pub(crate) fn reconcile_uplinks(
     lock: &Lock,
     netlink: &Netlink,
@@ -212,19 +217,38 @@ pub(crate) fn reconcile_uplinks(
 ) -> Result<Changed, Error> {
     let mut changed = Changed::No;
     for uplink in uplinks {
-        if maps.device(uplink.index)? != Some(uplink.device) {
-            maps.set_device(uplink.index, uplink.device)?;
-            changed = Changed::Yes;
+        match reconcile_uplink(lock, netlink, maps, uplink) {
+            Ok(Changed::No) => {}
+            Ok(Changed::Yes) => changed = Changed::Yes,
+            Err(_) if netlink.link(By::Index(uplink.index))?.is_none() => {
+                maps.remove_device(uplink.index)?;
+                changed = Changed::Yes;
+            }
+            Err(error) => return Err(error),
         }
-        let places = places(uplink.device.flags);
-        if !missing(netlink, maps.pins(), &[(uplink.index, places)])?.is_empty() {
-            let device = Device {
-                index: uplink.index,
-                name: uplink.name.clone(),
-            };
-            load_and_attach(lock, netlink, maps.pins(), &device, places)?;
-            changed = Changed::Yes;
-        }
+    }
+    Ok(changed)
+}
+
+fn reconcile_uplink(
+    lock: &Lock,
+    netlink: &Netlink,
+    maps: &mut Maps,
+    uplink: &Uplink,
+) -> Result<Changed, Error> {
+    let mut changed = Changed::No;
+    if maps.device(uplink.index)? != Some(uplink.device) {
+        maps.set_device(uplink.index, uplink.device)?;
+        changed = Changed::Yes;
+    }
+    let places = places(uplink.device.flags);
+    if !missing(netlink, maps.pins(), &[(uplink.index, places)])?.is_empty() {
+        let device = Device {
+            index: uplink.index,
+            name: uplink.name.clone(),
+        };
+        load_and_attach(lock, netlink, maps.pins(), &device, places)?;
+        changed = Changed::Yes;
     }
     Ok(changed)
 }

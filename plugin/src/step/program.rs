@@ -90,22 +90,28 @@ pub(crate) fn apply(node: &Netlink, pins: &Pins, plan: &Plan, pair: &Pair) -> Re
     attach::attach(node, pins, &pair.host, attach::places(plan.flags))
 }
 
-/// Brings the uplinks up to date, if they are not.
+/// Brings the uplinks up to date, if they are not: what there is now.
 pub(crate) fn repair_uplinks(
     node: &Netlink,
     maps: &mut Maps,
-    uplinks: &[Uplink],
-) -> Result<(), Error> {
+    patterns: Option<&[Glob]>,
+) -> Result<Outward, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
-    match attach::reconcile_uplinks(&lock, node, maps, uplinks)? {
-        Changed::Yes => Ok(maps.raise_epoch()?),
-        Changed::No => Ok(()),
+    let outward = outward(node, maps, patterns)?;
+    if attach::reconcile_uplinks(&lock, node, maps, &outward.uplinks)? == Changed::Yes {
+        maps.raise_epoch()?;
     }
+    Ok(outward)
 }
 
 /// Brings the uplinks up to date, and what the programs must know of the node's own stack; then makes
 /// every flow validate itself again: the last change of an ADD to the maps.
-pub(crate) fn finish(node: &Netlink, maps: &mut Maps, uplinks: &[Uplink]) -> Result<(), Error> {
+pub(crate) fn finish(
+    node: &Netlink,
+    maps: &mut Maps,
+    patterns: Option<&[Glob]>,
+    uplinks: &[Uplink],
+) -> Result<(), Error> {
     // Nearly always all is well. The kernel answers such questions one after the other, so who asked
     // with the lock in hand would let everybody behind the lock wait for everybody before the kernel.
     let mut wrong = Vec::new();
@@ -113,7 +119,9 @@ pub(crate) fn finish(node: &Netlink, maps: &mut Maps, uplinks: &[Uplink]) -> Res
     let rules = Rules::wanted();
     let lock = Lock::acquire(maps.pins().root())?;
     if !wrong.is_empty() {
-        attach::reconcile_uplinks(&lock, node, maps, uplinks)?;
+        // What this call saw may be older than what another one has written since.
+        let outward = outward(node, maps, patterns)?;
+        attach::reconcile_uplinks(&lock, node, maps, &outward.uplinks)?;
     }
     policy::set(&lock, maps, rules)?;
     Ok(maps.raise_epoch()?)

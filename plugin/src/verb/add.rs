@@ -95,7 +95,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("filters");
     // Before the first packet: one that left by an uplink without programs would show the
     // container's address.
-    program::finish(&node, &mut maps, &uplinks)?;
+    program::finish(&node, &mut maps, conf.uplinks.as_deref(), &uplinks)?;
     xdp::apply_uplinks(&node, &pins, &uplinks, xdp)?;
     time.lap("uplink programs");
     link::open(&node, &pod, &plan, &pair, &mut undo)?;

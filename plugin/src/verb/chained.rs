@@ -92,7 +92,7 @@ pub(super) fn add(request: &Request, previous: CniResult, name: Name) -> Result<
         &mut undo,
     )?;
     port::apply(&node, &mut maps, claims, &services, &mut undo)?;
-    program::finish(&node, &mut maps, &uplinks)?;
+    program::finish(&node, &mut maps, conf.uplinks.as_deref(), &uplinks)?;
     undo.keep();
     Ok(previous)
 }

@@ -92,8 +92,7 @@ fn collect(
     if let Some(maps) = &mut maps {
         forget_devices(maps, network, &node)?;
         let conf = Conf::of_network(&request.conf)?;
-        let outward = program::outward(&node, maps, conf.uplinks.as_deref())?;
-        program::repair_uplinks(&node, maps, &outward.uplinks)?;
+        let outward = program::repair_uplinks(&node, maps, conf.uplinks.as_deref())?;
         policy::refresh(maps)?;
         port::refresh(&node, maps, &outward.services)?;
     }

@@ -17,17 +17,6 @@ use super::{
     small, with_port,
 };
 
-/// An ADD. One that fails because an uplink is deleted in the middle of it is made again, as runtimes do: for a new sandbox.
-fn add(lab: &Lab, name: &str, conf: &Conf, book: &Book) -> Result<Pod> {
-    match lab.pod_with(name, conf) {
-        Err(error) if format!("{error:#}").contains("No such device") => {
-            book.count("ADDs made again", |tally| tally.answered += 1);
-            lab.pod_with(&format!("{name}-again"), conf)
-        }
-        answer => answer,
-    }
-}
-
 /// A container with a server, known to the book.
 struct Guest<'a> {
     server: Server,
@@ -46,8 +35,8 @@ impl<'a> Guest<'a> {
         book: &'a Arc<Book>,
     ) -> Result<Self> {
         let coming = book.now();
-        let pod = add(lab, name, conf, book)?;
-        let name = pod.name().to_owned();
+        let pod = lab.pod_with(name, conf)?;
+        let name = name.to_owned();
         let at = pod.addresses().into_iter().map(Place::At);
         let places: Vec<Place> = at.chain(port).collect();
         for &place in &places {

@@ -2,7 +2,6 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::Duration,
 };
@@ -210,10 +209,7 @@ impl Path<'_> {
         // Others depend on no uplink.
         let is_masqueraded = self.seen == Seen::Node;
         let _ongoing = is_masqueraded.then(|| book.begin());
-        // A connection takes over the address of one that ended on the same port half a minute before: with the second uplink, that may
-        // have gone.
-        let port = if is_masqueraded { fresh_port() } else { 0 };
-        let own = SocketAddr::new(self.own, port);
+        let own = SocketAddr::new(self.own, 0);
         let since = book.now();
         let outcome = transfer(self.from, own, book, self.place, self.to);
         self.note(book, since, outcome);
@@ -243,12 +239,6 @@ impl Path<'_> {
         }
         None
     }
-}
-
-/// A port that was not used for long, and that no kernel chooses.
-fn fresh_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % 20_000
 }
 
 /// One long flow of datagrams, and a connection now and then.
