@@ -146,7 +146,8 @@ fn dispatch(
     let stdout = match call {
         Call::Attachment(verb, attachment, netns_override) => {
             let conf = config.negotiate(verb.into(), about.supported)?;
-            if verb != AttachmentVerb::Check {
+            // A DEL cleans what it can, whatever became of the path; a CHECK finds out.
+            if verb == AttachmentVerb::Add {
                 netns::refuse_own(attachment.netns.as_deref(), netns_override)?;
             }
             let request = Request {

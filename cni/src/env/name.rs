@@ -53,5 +53,12 @@ pub(crate) fn interface(text: &str) -> Result<(), Error> {
             "interface name contains / or : or whitespace characters",
         ));
     }
+    if text.contains('%') {
+        return Err(
+            Error::environment("interface name contains %").with_details(format!(
+                "the kernel would put a number of its own into {text}"
+            )),
+        );
+    }
     Ok(())
 }

@@ -97,6 +97,8 @@ fn interface_names_follow_the_kernel() {
             "a:b",
             "interface name contains / or : or whitespace characters",
         ),
+        ("net%d", "interface name contains %"),
+        ("%", "interface name contains %"),
     ];
     for (name, msg) in cases {
         let error = parse(&with(&full("DEL"), IFNAME, name)).expect_err(name);

@@ -306,22 +306,24 @@ fn the_own_netns_is_refused_before_anything_is_touched() {
         );
         (outcome, plugin.calls.get())
     };
-    for verb in ["ADD", "DEL"] {
-        let (outcome, calls) = with_own(verb, "");
-        assert_eq!(
-            refusal(&outcome),
-            (
-                8,
-                "plugin's netns and netns from CNI_NETNS should not be the same".into(),
-                String::new()
-            )
-        );
-        assert_eq!(calls, 0);
-        for insist in ["1", "TRUE", "true"] {
-            assert!(with_own(verb, insist).0.success);
-        }
+    let (outcome, calls) = with_own("ADD", "");
+    assert_eq!(
+        refusal(&outcome),
+        (
+            8,
+            "plugin's netns and netns from CNI_NETNS should not be the same".into(),
+            String::new()
+        )
+    );
+    assert_eq!(calls, 0);
+    for insist in ["1", "TRUE", "true"] {
+        assert!(with_own("ADD", insist).0.success);
     }
-    assert!(with_own("CHECK", "").0.success);
+    for verb in ["DEL", "CHECK"] {
+        let (outcome, calls) = with_own(verb, "");
+        assert!(outcome.success, "{verb}: {}", outcome.stdout);
+        assert_eq!(calls, 1, "{verb}");
+    }
 }
 
 /// A plugin with a bug.
