@@ -18,12 +18,13 @@ use crate::{
         link::{Driver, Mac},
         route::{MAIN, Route, SCOPE_LINK},
     },
+    uplink::InheritedMtu,
 };
 
 /// MTU where neither config nor uplinks say one, in bytes.
 const MTU_DEFAULT: u32 = 1500;
-/// Smallest MTU that IPv6 works with, in bytes.
-const MTU_MIN_V6: u32 = 1280;
+/// Smallest MTU that IPv6 works with, in bytes: devices with less have none (`IPV6_MIN_MTU`).
+pub(crate) const MTU_MIN_V6: u32 = 1280;
 /// Gateways where the IPAM names none: addresses that mean something on the veth only.
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
@@ -78,14 +79,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Decides. `driver` is what the config asks for, on this kernel; `uplink_mtu` the smallest MTU of
-    /// the uplinks in bytes, `sandbox` the netns as the runtime wrote it.
+    /// Decides. `driver` is what the config asks for, on this kernel; `inherited` the MTU
+    /// where the config has none, `sandbox` the netns as the runtime wrote it.
     pub(crate) fn new(
         identity: Identity,
         conf: &Conf,
         given: Given,
         driver: Driver,
-        uplink_mtu: Option<u32>,
+        inherited: Option<InheritedMtu<'_>>,
         sandbox: &str,
     ) -> Result<Self, Error> {
         let Given {
@@ -104,7 +105,7 @@ impl Plan {
             check_mtu(route)?;
         }
         let has_v6 = ips.iter().any(|ip| ip.address.addr().is_ipv6());
-        let mtu = mtu(conf, uplink_mtu, has_v6)?;
+        let mtu = mtu(conf, inherited, has_v6)?;
         let (host, pod) = ends(&identity, conf);
         for ip in &mut ips {
             ip.interface = Some(1);
@@ -164,13 +165,19 @@ impl Plan {
     }
 }
 
-fn mtu(conf: &Conf, uplink_mtu: Option<u32>, has_v6: bool) -> Result<u32, Error> {
-    match conf.mtu {
-        Some(mtu) if has_v6 && mtu < MTU_MIN_V6 => Err(Error::config(format!(
-            "invalid mtu {mtu}: an interface with IPv6 addresses needs at least {MTU_MIN_V6}"
-        ))),
-        Some(mtu) => Ok(mtu),
-        None => Ok(uplink_mtu.unwrap_or(MTU_DEFAULT)),
+fn mtu(conf: &Conf, inherited: Option<InheritedMtu<'_>>, has_v6: bool) -> Result<u32, Error> {
+    let needs = format!("an interface with IPv6 addresses needs at least {MTU_MIN_V6}");
+    match (conf.mtu, inherited) {
+        (Some(mtu), _) if has_v6 && mtu < MTU_MIN_V6 => {
+            Err(Error::config(format!("invalid mtu {mtu}: {needs}")))
+        }
+        (Some(mtu), _) => Ok(mtu),
+        (None, Some(InheritedMtu { mtu, uplink })) if has_v6 && mtu < MTU_MIN_V6 => {
+            Err(Error::config(format!(
+                "invalid mtu {mtu} of the uplink {uplink}, which containers inherit: {needs}; raise that of the uplink, set mtu, or leave IPv6 out of the network"
+            )))
+        }
+        (None, inherited) => Ok(inherited.map_or(MTU_DEFAULT, |inherited| inherited.mtu)),
     }
 }
 

@@ -158,17 +158,30 @@ pub(crate) fn is_foreign(link: &Link) -> bool {
     !link.loopback && !ours
 }
 
-/// The MTU that containers inherit, in bytes: the smallest of the uplinks that carry a default route. Where
+/// An MTU that containers inherit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct InheritedMtu<'a> {
+    /// In bytes.
+    pub(crate) mtu: u32,
+    /// The name of the uplink that has it.
+    pub(crate) uplink: &'a str,
+}
+
+/// The MTU that containers inherit: the smallest of the uplinks that carry a default route. Where
 /// none does, a VPN (`tailscale0` with 1280, `wg0`) must not make all packets small, so devices without
 /// Ethernet headers count only if there are no others.
-pub(crate) fn inherited_mtu(uplinks: &[Uplink]) -> Option<u32> {
+pub(crate) fn inherited_mtu(uplinks: &[Uplink]) -> Option<InheritedMtu<'_>> {
     let smallest = |counts: fn(&Uplink) -> bool| {
         let counting = uplinks.iter().filter(|uplink| counts(uplink));
-        counting.map(|uplink| uplink.device.mtu).min()
+        counting.min_by_key(|uplink| uplink.device.mtu)
     };
     smallest(|uplink| uplink.default_route)
         .or_else(|| smallest(|uplink| uplink.device.flags & device::LAYER3 == 0))
         .or_else(|| smallest(|_| true))
+        .map(|uplink| InheritedMtu {
+            mtu: uplink.device.mtu,
+            uplink: &uplink.name,
+        })
 }
 
 #[cfg(test)]

@@ -42,7 +42,10 @@ fn plan(conf: &Conf, given: Given) -> Plan {
         conf,
         given,
         Driver::Veth,
-        Some(1400),
+        Some(InheritedMtu {
+            mtu: 1400,
+            uplink: "eth0",
+        }),
         "/run/netns/n1",
     )
     .expect("a plan")
@@ -243,6 +246,7 @@ fn an_mtu_too_small_for_ipv6_is_refused() {
     let error = refuse(r#""mtu":1000"#, "fd00::5/64").expect("IPv6 needs more");
     assert!(error.to_string().contains("1280"), "{error}");
     assert_eq!(refuse(r#""mtu":1000"#, "10.0.0.5/24"), None);
+    assert_eq!(refuse(r#""mtu":68"#, "10.0.0.5/24"), None);
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error
         &pair.pod,
         Change {
             admin: Some(Admin::Up),
-            no_addr_gen: sysctl::has_ipv6(),
+            no_addr_gen: sysctl::has_ipv6(plan.mtu),
             ..Change::default()
         },
     )?;

@@ -90,7 +90,7 @@ pub(crate) fn apply<'a>(
         &pair.host,
         Change {
             alias: Some(&alias),
-            no_addr_gen: sysctl::has_ipv6(),
+            no_addr_gen: sysctl::has_ipv6(plan.mtu),
             admin: None,
         },
     )?;

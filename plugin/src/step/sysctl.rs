@@ -9,13 +9,20 @@ use std::{
 
 use nix::fcntl::OFlag;
 
-use crate::{conf::Dad, error::Error, netns::Netns, plan::Plan, sysctl::Tree, uplink::Uplink};
+use crate::{
+    conf::Dad,
+    error::Error,
+    netns::Netns,
+    plan::{MTU_MIN_V6, Plan},
+    sysctl::Tree,
+    uplink::Uplink,
+};
 
-/// Whether this kernel has IPv6 at all, so that devices can be told to make no addresses of their
-/// own: the programs drop what a container sends from addresses that nobody gave it.
-pub(super) fn has_ipv6() -> bool {
+/// Whether a device of this MTU, in bytes, has IPv6 at all, so that it can be told to make no
+/// addresses of its own: the programs drop what a container sends from addresses that nobody gave it.
+pub(super) fn has_ipv6(mtu: u32) -> bool {
     // Not the folder of its settings: see `Tree`.
-    Path::new("/proc/self/net/if_inet6").exists()
+    mtu >= MTU_MIN_V6 && Path::new("/proc/self/net/if_inet6").exists()
 }
 
 /// Which file below the tree, and what must be in it.

@@ -184,7 +184,7 @@ fn a_vpn_makes_packets_small_only_where_it_is_the_way_out() {
             routes,
             rp_filter: 0,
         };
-        inherited_mtu(&surroundings.uplinks(None))
+        inherited_mtu(&surroundings.uplinks(None)).map(|inherited| inherited.mtu)
     };
     let by = |index| default_route(index, "0.0.0.0/0", None);
     assert_eq!(inherited(&links, &[by(3)]), Some(1500));
