@@ -1,8 +1,13 @@
 //! STATUS: cheap, without side effects, and with a reason.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use underpass_tests::{
     Family::V4,
@@ -120,32 +125,39 @@ fn a_config_that_no_add_can_serve_is_an_error() -> Result<()> {
 }
 
 #[test]
-fn detached_programs_are_51_and_named() -> Result<()> {
+fn detached_programs_are_named_and_no_error() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let conf = lab.conf();
     let pod = lab.pod("a")?;
     let node = lab.node.netns();
     node.take_filters_off(pod.host_veth(), "ingress")?;
-    let error = refused(&lab, &conf)?;
-    ensure!(
-        error.code == 51 && error.to_string().contains(pod.host_veth()),
-        "{error}"
-    );
+    let remarks = || -> Result<String> {
+        let reply = Call::new("STATUS").conf(&conf).run(&lab.node)?;
+        reply.silence()?;
+        Ok(reply.stderr)
+    };
+    let said = remarks()?;
+    ensure!(said.contains(pod.host_veth()), "{said}");
+    // It is no business of other networks.
+    let other = lab.conf().with("name", "othernet");
+    let reply = Call::new("STATUS").conf(&other).run(&lab.node)?;
+    reply.silence()?;
+    ensure!(!reply.stderr.contains(pod.host_veth()), "{}", reply.stderr);
     pod.del()?;
-    Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()?;
+    let said = remarks()?;
+    ensure!(!said.contains("not attached"), "{said}");
     // An uplink that lost all of its filters; the next ADD puts it right.
     let _pod = lab.pod("b")?;
     let mut delete = Command::new("tc");
     delete.args(["qdisc", "del", "dev", Node::UPLINK, "clsact"]);
     node.expect(&mut delete, &[])?;
-    let error = refused(&lab, &conf)?;
-    ensure!(
-        error.code == 51 && error.to_string().contains("of eth0"),
-        "{error}"
-    );
+    let said = remarks()?;
+    ensure!(said.contains("of eth0"), "{said}");
     let _other = lab.pod("c")?;
-    Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()
+    let said = remarks()?;
+    ensure!(!said.contains("not attached"), "{said}");
+    Ok(())
 }
 
 #[test]
@@ -198,20 +210,88 @@ fn ranges_that_the_runtime_names_are_not_missed() -> Result<()> {
 }
 
 #[test]
-fn containers_without_programs_are_51() -> Result<()> {
+fn what_the_next_add_loads_is_no_error() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
     lab.node.underpass(&["unload", "--force"])?;
-    let error = refused(&lab, &lab.conf())?;
-    ensure!(error.code == 51, "{error}");
-    ensure!(error.msg.contains(pod.host_veth()), "{error}");
+    let said = |conf: &Conf| -> Result<String> {
+        let reply = Call::new("STATUS").conf(conf).run(&lab.node)?;
+        reply.silence()?;
+        Ok(reply.stderr)
+    };
+    let here = said(&lab.conf())?;
+    ensure!(here.contains(pod.host_veth()), "{here}");
     // They are no business of other networks.
-    let other = lab.conf().with("name", "othernet");
-    Call::new("STATUS").conf(&other).run(&lab.node)?.silence()?;
-    pod.del()?;
-    Call::new("STATUS")
-        .conf(&lab.conf())
-        .run(&lab.node)?
-        .silence()
+    let there = said(&lab.conf().with("name", "othernet"))?;
+    ensure!(!there.contains(pod.host_veth()), "{there}");
+    let _another = lab.pod("b")?;
+    pod.del()
+}
+
+#[test]
+fn containers_that_suffer_where_no_add_works_are_51() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("bpfRoot", "/run/underpass");
+    let error = refused(&lab, &conf)?;
+    ensure!(error.code == 50, "{error}");
+    let pod = lab.pod("a")?;
+    let error = refused(&lab, &conf)?;
+    ensure!(
+        error.code == 51
+            && error.msg.contains("/run/underpass")
+            && error.msg.contains(pod.host_veth()),
+        "{error}"
+    );
+    let other = conf.with("name", "othernet");
+    let error = refused(&lab, &other)?;
+    ensure!(error.code == 50, "{error}");
+    Ok(())
+}
+
+/// A runtime takes any error of STATUS for a node that can run nothing. None may come while others make containers, be it the first ones
+/// of the node.
+#[test]
+fn beside_a_hundred_adds_it_never_fails() -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let conf = lab.conf().with_host_port(8080, 80);
+    let is_over = AtomicBool::new(false);
+    let asked = thread::scope(|scope| {
+        let asking = scope.spawn(|| -> Result<usize> {
+            let mut times = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                Call::new("STATUS")
+                    .conf(&conf)
+                    .run(&lab.node)?
+                    .silence()
+                    .with_context(|| format!("after {times}"))?;
+                times += 1;
+            }
+            Ok(times)
+        });
+        let add = |worker: usize| -> Result<()> {
+            for number in 0..25 {
+                let conf = if (worker, number) == (0, 0) {
+                    conf.clone()
+                } else {
+                    lab.conf()
+                };
+                lab.pod_with(&format!("p{worker}-{number}"), &conf)?;
+            }
+            Ok(())
+        };
+        let added: Result<Vec<()>> = [0, 1, 2, 3]
+            .map(|worker| scope.spawn(move || add(worker)))
+            .into_iter()
+            .map(|worker| worker.join().expect("no worker panics"))
+            .collect();
+        is_over.store(true, Ordering::Relaxed);
+        let asked = asking.join().expect("who asks does not panic")?;
+        added?;
+        Ok::<_, anyhow::Error>(asked)
+    })?;
+    ensure!(asked > 10, "asked {asked} times only");
+    Ok(())
 }

@@ -210,8 +210,9 @@ fn check_and_status_notice_a_program_that_is_gone() -> Result<()> {
     );
     let error = pod.call_with_result("CHECK").run(&lab.node)?.error()?;
     ensure!(error.code == 100 && error.msg.contains(&words), "{error}");
-    let error = status.run(&lab.node)?.error()?;
-    ensure!(error.code == 51 && error.msg.contains(&words), "{error}");
+    let reply = status.run(&lab.node)?;
+    reply.silence()?;
+    ensure!(reply.stderr.contains(&words), "{}", reply.stderr);
     pod.del()
 }
 

@@ -1,9 +1,12 @@
-//! STATUS: whether an ADD would work (50 if not), and whether the containers that are there suffer
-//! (51). Polled every few seconds: reads a little, changes nothing.
+//! STATUS: whether an ADD would work now. 50 says that it would not, 51 that the network's containers
+//! suffer besides. What an ADD does not fail on is no error: a runtime takes any for a node that can
+//! run nothing, and the ADD that mends it never comes. Polled every few seconds: reads a little,
+//! changes nothing.
 
 use std::path::Path;
 
 use tracing::warn;
+use underpass_abi::endpoint::device;
 use underpass_cni::{Error as CniError, NetworkRequest};
 
 use super::del;
@@ -44,12 +47,18 @@ pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
 /// As [`status`], apart from addresses.
 pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
     let pins = Pins::at(bpf_root);
-    pins.require_bpffs()
-        .map_err(|error| CniError::not_available(error.to_string()))?;
+    if let Err(error) = pins.require_bpffs() {
+        let suffering = left_behind(&pins, network_id(network)).unwrap_or_default();
+        return Err(if suffering.is_empty() {
+            CniError::not_available(error.to_string())
+        } else {
+            CniError::limited_connectivity(format!("{error}; {}", suffering.join("; ")))
+        });
+    }
     let wrong = existing(&pins, network_id(network))
         .map_err(|error| CniError::not_available(error.to_string()))?;
-    if !wrong.is_empty() {
-        return Err(CniError::limited_connectivity(wrong.join("; ")));
+    for remark in wrong {
+        warn!("{remark}");
     }
     Ok(())
 }
@@ -70,8 +79,7 @@ fn left_behind(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
     Ok(left.map(|link| without_maps(&link.name, pins)).collect())
 }
 
-/// What is wrong with the programs of existing containers; if nothing is loaded, with those of the
-/// network.
+/// What is wrong with the programs of the network's containers, of uplinks and of the loopback device.
 fn existing(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
     // Nothing loaded is how every boot begins: the first ADD does it. But then there are no containers.
     let Some(maps) = del::open(pins)? else {
@@ -86,6 +94,7 @@ fn existing(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
     let devices: Vec<_> = maps
         .devices()?
         .into_iter()
+        .filter(|(_, entry)| entry.flags & device::POD == 0 || entry.network == network)
         .map(|(index, entry)| (index, attach::places(entry.flags)))
         .collect();
     let mut wrong = Vec::new();
