@@ -283,7 +283,7 @@ fn add_host_ports(carrier: Carrier, paths: &mut Vec<Path>, sites: &mut Vec<Site>
 
 /// A node with a world, two containers of a plugin, and the ways between them.
 fn site(plugin: Plugin) -> Result<(Lab, [Path; 2])> {
-    let lab = Lab::new()?;
+    let lab = Lab::open()?;
     let node = &lab.node;
     let network = plugin.network(node, &Family::BOTH);
     let client = node.netns().sibling("client")?;

@@ -87,7 +87,7 @@ pub(crate) struct Cost {
 
 /// Runs each program of the fast path on packets of flows that were learned just before.
 pub(crate) fn measure(runs: usize) -> Result<Outcome> {
-    let lab = Lab::new()?;
+    let lab = Lab::open()?;
     let node = &lab.node;
     let conf: Conf = lab.conf();
     let client = lab.pod_with("client", &conf)?;

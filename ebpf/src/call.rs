@@ -74,6 +74,7 @@ functions! {
     release(ctx: *mut __sk_buff, way: u32) -> i32 = hold::release;
     copy_live() -> u32 = flow::copy_live;
     note() -> u32 = flow::note;
+    withdraw() -> u32 = flow::withdraw;
     forget() -> u32 = join::forget;
     learn_pod(ctx: *mut __sk_buff, from: u32, to: u32) -> u32 = learn::to_pod;
     learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;

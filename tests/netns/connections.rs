@@ -15,7 +15,7 @@ use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Node, Pod,
     capture::Capture,
-    needs_root,
+    frame, needs_root,
     netfilter::LONGEST,
     netns::Netns,
     patience,
@@ -347,5 +347,43 @@ fn a_port_is_used_again_at_once(
         // Else the port would wait at the client.
         client.set(&[Setting::no_linger()])?;
     }
+    lab.firewall.expect_no_invalid()
+}
+
+/// The end of a connection that was silent for longer than connection tracking remembers it arrives all the same.
+#[rstest]
+fn an_end_after_a_silence_arrives(
+    #[values(V4, V6)] family: Family,
+    #[values("FIN", "RST")] how: &str,
+    #[values(0, 1)] loose: u8,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(Tracking::Liberal, loose)?;
+    // As soon as where data was seen last whose acknowledgement took the bypass.
+    lab.node.netns().set_sysctl(
+        "net/netfilter/nf_conntrack_tcp_timeout_established",
+        &LONGEST.as_secs().to_string(),
+    )?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+    client.chat(5)?;
+    thread::sleep(patience::here(LONGEST * 13 / 10));
+    let arrived = Capture::start(lab.world.netns(), World::LINK)?;
+    if how == "RST" {
+        client.set(&[Setting::no_linger()])?;
+    }
+    drop(client);
+    let flag = if how == "RST" { 4 } else { 1 };
+    let is_end = |bytes: &[u8]| {
+        let at = ETHERNET + family.header_len();
+        frame::read(bytes).is_some_and(|seen| seen.ports == Some((SOURCE, PORT)))
+            && bytes.get(at + 13).is_some_and(|flags| flags & flag != 0)
+    };
+    ensure!(
+        arrived.wait_for(SILENCE, is_end).is_some(),
+        "the {how} did not arrive"
+    );
     lab.firewall.expect_no_invalid()
 }

@@ -8,6 +8,7 @@ use etherparse::PacketBuilder;
 use rstest::rstest;
 use underpass_abi::{
     addr::{self, Addr4, Addr6},
+    counter::Counter,
     flow::{Flow, Key, protocol, state},
     map,
 };
@@ -15,7 +16,7 @@ use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Node, Pod,
     capture::Capture,
-    counter::open,
+    counter::{Meter, open},
     frame::{self, Ends, HOPS},
     needs_root,
     second::{Kind, Second},
@@ -96,8 +97,8 @@ fn lives<A: addr::Family>(node: &Node, name: &str) -> Result<(Vec<(u32, u32)>, u
     Ok((of_tcp.collect(), newest.context("no entry")?))
 }
 
-/// A reset in nobody's window.
-fn stray_reset(ends: &Ends, sport: u16, dport: u16) -> Result<Vec<u8>> {
+/// An end of a connection, in nobody's window: a reset, or a FIN.
+fn stray(end: &str, ends: &Ends, sport: u16, dport: u16) -> Result<Vec<u8>> {
     let ethernet = PacketBuilder::ethernet2(ends.src_mac, ends.dst_mac);
     let ip = match (ends.src, ends.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => ethernet.ipv4(src.octets(), dst.octets(), HOPS),
@@ -105,7 +106,13 @@ fn stray_reset(ends: &Ends, sport: u16, dport: u16) -> Result<Vec<u8>> {
         _ => anyhow::bail!("{ends:?} are of different families"),
     };
     let mut frame = Vec::new();
-    ip.tcp(sport, dport, 1, 0).rst().write(&mut frame, &[])?;
+    let segment = ip.tcp(sport, dport, 1, 0);
+    let segment = if end == "RST" {
+        segment.rst()
+    } else {
+        segment.fin().ack(1)
+    };
+    segment.write(&mut frame, &[])?;
     Ok(frame)
 }
 
@@ -125,7 +132,7 @@ fn a_stray_reset_costs_no_life(#[values(V4, V6)] family: Family) -> Result<()> {
     thread::sleep(SILENCE / 2);
     let link = RawLink::open(lab.world.netns(), World::LINK)?;
     let ends = lab.ends_from_world(remote.ip(), family.node())?;
-    link.send(&stray_reset(&ends, PORT, seen.port())?)?;
+    link.send(&stray("RST", &ends, PORT, seen.port())?)?;
     thread::sleep(SILENCE / 2);
     // It has a new entry made.
     udp::Client::open(pod.netns(), family)?.ask(remote, 100)?;
@@ -187,6 +194,40 @@ fn a_forged_packet_ends_no_flow(#[values(V4, V6)] family: Family) -> Result<()> 
     let after = bypassed()?;
     ensure!(after >= meanwhile + 16, "{after} after {meanwhile}");
     Ok(())
+}
+
+/// Nor do the flags of one end a connection.
+#[rstest]
+fn a_forged_end_ends_no_connection(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    // Connection tracking would drop the forged packet, unless it is liberal.
+    let lab = Lab::open()?;
+    lab.node
+        .netns()
+        .set_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1")?;
+    lab.world.route_pods()?;
+    let conf = lab.conf().with("ipMasq", masquerade);
+    let pod = lab.pod_with("a", &conf)?;
+    let forger = lab.pod_with("c", &conf.with("antiSpoof", false))?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+    client.chat(10)?;
+    let link = RawLink::open(forger.netns(), Pod::IFNAME)?;
+    let ends = forger.ends(remote.ip())?.from_ip(pod.ip(family));
+    let arrived = Capture::start(lab.world.netns(), World::LINK)?;
+    let before = arrived.frames().len();
+    // The server, out of whose window it is, ignores it.
+    link.send(&stray("FIN", &ends, SOURCE, PORT)?)?;
+    thread::sleep(PAUSE);
+    ensure!(arrived.frames().len() > before, "it did not arrive");
+    let meter = Meter::start(&lab.node)?;
+    client.chat(20)?;
+    meter.expect(Counter::BypassWire, 15)?;
+    meter.expect(Counter::BypassPeer, 15)
 }
 
 /// Who looks at the way that a packet's source would be reached by.

@@ -35,6 +35,7 @@ mod routers;
 mod scene;
 mod sctp;
 mod service;
+mod shared_entries;
 mod soak;
 mod spoofing;
 mod trace;

@@ -1,7 +1,10 @@
 //! Others on the node who translate to its address: Docker, podman, libvirt, by netfilter. A port that their connections have is not given
 //! to a pod's, and the other way round.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    thread,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
@@ -9,7 +12,7 @@ use underpass_tests::{
     Family::{self, V4, V6},
     Lab, needs_root,
     netns::Netns,
-    traffic::{serve, tcp, udp},
+    traffic::{SILENCE, option::Setting, serve, tcp, udp},
 };
 
 const PORT: u16 = 443;
@@ -126,6 +129,32 @@ fn ports_are_shared_with_netfilter(
                 .with_context(|| format!("{name} from port {port}, round {round}"))?;
             ensure!(now == *seen, "{name} was {seen} and is {now}");
         }
+    }
+    Ok(())
+}
+
+/// A pod's connection that ends, and the next one from its port, take nothing from others who had to step aside.
+#[rstest]
+fn who_connects_again_takes_nothing_from_netfilter(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let others = container(&lab)?;
+    let remote = family.remote_at(PORT);
+    let _servers = serve(lab.world.netns(), remote)?;
+    let mut inside = tcp::Client::connect_from(pod.netns(), FIRST, remote)?;
+    inside.chat(3)?;
+    let mut other = tcp::Client::connect_from(&others, FIRST, remote)?;
+    let seen = other.chat(3)?;
+    ensure!(seen.port() != FIRST, "{seen}");
+    for round in 0..3 {
+        inside.set(&[Setting::no_linger()])?;
+        drop(inside);
+        thread::sleep(SILENCE / 4);
+        inside = tcp::Client::connect_from(pod.netns(), FIRST, remote)?;
+        inside.chat(3)?;
+        let now = other.chat(3).with_context(|| format!("round {round}"))?;
+        ensure!(now == seen, "it was {seen} and is {now}");
     }
     Ok(())
 }

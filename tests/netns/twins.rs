@@ -17,7 +17,7 @@ use underpass_tests::{
     capture::Capture,
     counter::{Meter, open},
     frame, needs_root,
-    traffic::{PATIENCE, raw::RawLink, tcp, udp},
+    traffic::{PATIENCE, SILENCE, option::Setting, raw::RawLink, tcp, udp},
     world::World,
 };
 
@@ -160,5 +160,30 @@ fn a_flow_whose_port_is_anothers_gets_a_new_one(#[values(V4, V6)] family: Family
     );
     let seen = second.chat(remote, 5)?.seen;
     ensure!(seen == kept, "the second is {seen}");
+    Ok(())
+}
+
+/// Nor does a new connection of a pod free a port that became another's.
+#[rstest]
+fn a_new_connection_takes_no_port_from_another(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut first = tcp::Client::connect_from(a.netns(), SOURCE, remote)?;
+    first.chat(3)?;
+    first.set(&[Setting::no_linger()])?;
+    drop(first);
+    thread::sleep(SILENCE / 4);
+    entries(&lab.node, family, |entry| entry.is_outer)?;
+    let mut second = tcp::Client::connect_from(b.netns(), SOURCE, remote)?;
+    let seen = second.chat(3)?;
+    ensure!(seen == SocketAddr::new(family.node(), SOURCE), "{seen}");
+    let mut first = tcp::Client::connect_from(a.netns(), SOURCE, remote)?;
+    let other = first.chat(3)?;
+    ensure!(other.port() != SOURCE, "{other}");
+    let now = second.chat(3)?;
+    ensure!(now == seen, "it was {seen} and is {now}");
     Ok(())
 }

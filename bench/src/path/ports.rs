@@ -25,7 +25,7 @@ pub(super) fn site(carrier: Carrier) -> Result<(Path, Site)> {
         Carrier::Limit | Carrier::Crowded | Carrier::Wire => Plugin::Learned,
         Carrier::WireXdp => Plugin::Xdp,
     };
-    let lab = Lab::new()?;
+    let lab = Lab::open()?;
     let node = &lab.node;
     if matches!(carrier, Carrier::Wire | Carrier::WireXdp) {
         offload::take_off(lab.world.netns(), World::LINK)?;

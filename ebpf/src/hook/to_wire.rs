@@ -77,16 +77,21 @@ fn known_of_pod<I: Call>(
     owner: u32,
     pod: &Device,
 ) -> Step<Verdict> {
-    if half.action == action::NONE || is_given_up::<I>(skb, head, half) {
-        return Err(Verdict::Sent(UNKNOWN));
-    }
-    if !twice::note::<I>() {
+    if half.action == action::NONE {
         return Err(Verdict::Sent(UNKNOWN));
     }
     let from = skb.ingress_ifindex();
-    if from != owner {
-        // In its name, by another (without `antiSpoof`): nothing to learn from, and nothing to forget for.
-    } else if !is_unchanged(skb, head) {
+    if from != owner && pod.flags & flags::FOREIGN == 0 {
+        // In its name, by another (without `antiSpoof`), who has no say in its flow.
+        if half.rewrite & rewrite::SRC != 0 {
+            translate::as_known::<I>(skb)?;
+        }
+        return Ok(Verdict::Stack);
+    }
+    if !twice::note::<I>() || is_given_up::<I>(skb, head, half) {
+        return Err(Verdict::Sent(UNKNOWN));
+    }
+    if !is_unchanged(skb, head) {
         I::forget();
     } else if pod.flags & flags::BYPASS != 0 && head.plain {
         if learn::agrees(skb, head, from, pod, route::WAY) {
@@ -107,13 +112,7 @@ fn known_of_pod<I: Call>(
 /// removed then. (Connection tracking forgets both as well.)
 #[inline(always)]
 fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool {
-    let Some(Work {
-        place,
-        state,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
+    let Some(Work { state, .. }) = I::work() else {
         return false;
     };
     if half.rewrite != rewrite::SRC || *state & state::PORT != 0 {
@@ -125,7 +124,7 @@ fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool
     let has_moved = half.out_ifindex != 0 && half.out_ifindex != skb.ifindex();
     let is_over = flow::begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
     if is_over {
-        flow::remove::<I>(&place.key, half, partner_place);
+        I::withdraw();
     }
     is_over
 }

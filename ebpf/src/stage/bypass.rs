@@ -21,7 +21,7 @@ use super::{
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Net, count, device, stamp},
+    maps::{Net, count, device, stamp, tcp_forgotten, tick},
     memory::mac_words,
     skb::Skb,
     verdict::{NEXT, Step, Verdict, code},
@@ -110,7 +110,14 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
     let half = half(flow, end);
     let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
     if !is_sticky && (changes_state || head.control) {
-        return NEXT;
+        // After a long silence connection tracking may not know what ends here.
+        let is_late = head.tcp_flags & (tcp::FIN | tcp::RST) != 0
+            && tick().wrapping_sub(half.passed) >= tcp_forgotten();
+        return if is_late && trust == Trust::Stamp {
+            SETTLE
+        } else {
+            NEXT
+        };
     }
     if !is_usual(&skb, &head, side, half, is_sticky) {
         if is_sticky && head.tcp_flags & tcp::SYN == 0 {

@@ -17,7 +17,7 @@ use underpass_abi::{
 
 use super::{
     entries::{Opener, Request, for_host, write_outer},
-    flow::{find, has_target, is_alive},
+    flow::{find, has_target, is_alive, is_shared},
     port,
     table::{self, PARTNER, STORED, remove_all},
 };
@@ -141,10 +141,10 @@ pub fn probe<I: Net>(attempt: u32) -> u32 {
 }
 
 /// Whether an outer entry keeps others off its tuple: not when it was idle for too long, nor when the
-/// pod that it leads to is gone.
+/// pod that it leads to is gone; but as long as another flow is in it.
 #[inline(always)]
 fn is_in_use<I: Net>(flow: &Flow<I::Addr>) -> bool {
-    is_alive(flow, tick()) && flow.halves.iter().all(has_target::<I>)
+    is_shared(flow) || is_alive(flow, tick()) && flow.halves.iter().all(has_target::<I>)
 }
 
 #[inline(always)]

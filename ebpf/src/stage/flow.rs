@@ -12,7 +12,7 @@ use super::{
     table::{remove_all, remove_one},
 };
 use crate::{
-    call::refund,
+    call::{Call, refund},
     maps::{Net, Place, Work, constant, count, endpoint, tick},
     memory,
 };
@@ -171,7 +171,7 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
 ///
 /// The two entries of a translated flow live as long as the livelier of them.
 #[inline(always)]
-pub fn copy_live<I: Net>() -> u32 {
+pub fn copy_live<I: Call>() -> u32 {
     let Some(Work {
         head,
         place: Place { key, end },
@@ -194,7 +194,7 @@ pub fn copy_live<I: Net>() -> u32 {
         return ABSENT;
     }
     if !is_owned::<I>(copy, head.tuple.src) || !port::is_current::<I>(&head.tuple, copy, *state) {
-        remove::<I>(key, copy, partner_place);
+        I::withdraw();
         return ABSENT;
     }
     let tick = tick();
@@ -215,7 +215,11 @@ pub fn copy_live<I: Net>() -> u32 {
         }
     }
     count(underpass_abi::counter::Counter::Expired);
-    remove_all::<I>(key, flow);
+    if is_shared(flow) {
+        I::withdraw();
+    } else {
+        remove_all::<I>(key, flow);
+    }
     ABSENT
 }
 
@@ -278,13 +282,17 @@ pub fn note<I: Net>() -> u32 {
     };
     // Of the packet's key, not of its own tuple: on its way to a process of the host it has another for a
     // while.
-    let answer = match end {
-        End::A => key.0.reversed(),
-        End::B => key.0,
-    };
-    if !leaves_as::<I>(self::half(other, partner_place.end.other()), &answer) {
+    let back = self::half(other, partner_place.end.other());
+    if !leaves_as::<I>(back, &answer_to(key, *end)) {
         remove_one::<I>(key);
         return GONE;
+    }
+    if back.rewrite & rewrite::SRC != 0 && is_shared(other) {
+        // The host's own flow, in the entry of a pod's: what that is like is the pod's.
+        prolong(other, protocol, tick);
+        mature(flow, protocol, tick);
+        prolong(flow, protocol, tick);
+        return PRESENT;
     }
     other.state = after(other.state, partner_place.end, head.tcp_flags);
     if is_new {
@@ -299,6 +307,22 @@ pub fn note<I: Net>() -> u32 {
     prolong(flow, protocol, tick);
     prolong(other, protocol, tick);
     PRESENT
+}
+
+/// The tuple of packets to `end`, in a flow that is under `key`.
+#[inline(always)]
+fn answer_to<A: underpass_abi::addr::Family>(key: &Key<A>, end: End) -> Tuple<A> {
+    match end {
+        End::A => key.0.reversed(),
+        End::B => key.0,
+    }
+}
+
+/// Whether two flows are in one entry, a direction of each: the inner one of the first has the tuple
+/// that is the outer one of the second.
+#[inline(always)]
+pub const fn is_shared<A>(flow: &Flow<A>) -> bool {
+    flow.halves[0].rewrite != 0 && flow.halves[1].rewrite != 0
 }
 
 /// Whether either entry of a translated flow heard both ends.
@@ -339,14 +363,57 @@ fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
     }
 }
 
-/// Removes an entry, and its partner if `half` translates. `partner_place` is overwritten.
+/// Removes the flow whose direction at [`Work::place`] is in [`Work::half`]: its entry and, if it is
+/// translated, the other one. Of an entry that is shared only its own half goes.
 #[inline(always)]
-pub fn remove<I: Net>(key: &Key<I::Addr>, half: &Half<I::Addr>, partner_place: &mut Place<I>) {
-    if half.rewrite != 0 {
-        partner_place.set(&outgoing::<I>(half, key.0.protocol));
-        remove_one::<I>(&partner_place.key);
+pub fn withdraw<I: Net>() -> u32 {
+    let Some(Work {
+        place: Place { key, end },
+        half: copy,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return ABSENT;
+    };
+    if copy.rewrite != 0 {
+        partner_place.set(&outgoing::<I>(copy, key.0.protocol));
+        let back = partner_place.end.other();
+        if let Some(partner) = find::<I>(&partner_place.key)
+            && leaves_as::<I>(half(partner, back), &answer_to(key, *end))
+        {
+            leave::<I>(&partner_place.key, partner, back);
+        }
     }
-    remove_one::<I>(key);
+    if let Some(flow) = find::<I>(key) {
+        leave::<I>(key, flow, *end);
+    }
+    PRESENT
+}
+
+/// Removes the entry of a flow that has this half of it, or the half alone.
+#[inline(always)]
+fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
+    /// What is left of an entry whose own flow went.
+    const KEPT: u32 = state::ANSWERED | state::ASSURED;
+    if !is_shared(flow) {
+        remove_one::<I>(key);
+        return;
+    }
+    let is_outer = half(flow, end.other()).rewrite & rewrite::SRC == 0;
+    let own = half(flow, end);
+    own.rewrite = 0;
+    own.passed = 0;
+    own.stamp = 0;
+    own.action = if is_outer {
+        action::TAKEN
+    } else {
+        action::NONE
+    };
+    if !is_outer {
+        flow.state &= KEPT;
+        prolong(flow, key.0.protocol, tick());
+    }
 }
 
 /// Neither direction has passed.

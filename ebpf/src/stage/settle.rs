@@ -19,7 +19,7 @@ use super::{
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Place, Work, count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
+    maps::{Net, Place, Work, count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
     memory,
 };
 
@@ -51,7 +51,7 @@ pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
         return STALE;
     }
     if *state & state::STICKY == 0 {
-        if must_stick(copy, key.0.protocol) {
+        if must_stick::<I>() {
             I::stick();
         } else if is_due(copy, key.0.protocol, *since) {
             count(Counter::Fed);
@@ -96,14 +96,38 @@ fn is_due<A>(half: &Half<A>, protocol: u8, since: u32) -> bool {
 /// it.
 const ASKED: u64 = u64::MAX;
 
-/// Whether connection tracking would not know this TCP any more: it has become strict, or the
-/// connection was silent for longer than the shortest of its timers. Not if the stack was asked and
-/// gave no answer: a rule may have come that drops the connection.
+/// Whether connection tracking would not know this TCP any more, whose direction is in
+/// [`Work::half`]: it has become strict, or both ends were silent for longer than the shortest of its
+/// timers. Not if the stack was asked and gave no answer: a rule may have come that drops the
+/// connection.
 #[inline(always)]
-fn must_stick<A>(half: &Half<A>, protocol: u8) -> bool {
-    protocol == protocol::TCP
-        && half.stamp != ASKED
-        && (policy() & policy::LIBERAL == 0 || tick().wrapping_sub(half.passed) >= tcp_forgotten())
+fn must_stick<I: Net>() -> bool {
+    let Some(Work {
+        place: Place { key, end },
+        half: copy,
+        partner_place,
+        ..
+    }) = I::work()
+    else {
+        return false;
+    };
+    if key.0.protocol != protocol::TCP || copy.stamp == ASKED {
+        return false;
+    }
+    if policy() & policy::LIBERAL == 0 {
+        return true;
+    }
+    let is_old = |passed: u32| tick().wrapping_sub(passed) >= tcp_forgotten();
+    if !is_old(copy.passed) {
+        return false;
+    }
+    let opposite = if copy.rewrite == 0 {
+        find::<I>(key).map(|flow| half(flow, end.other()).passed)
+    } else {
+        partner_place.set(&outgoing::<I>(copy, key.0.protocol));
+        find::<I>(&partner_place.key).map(|partner| half(partner, partner_place.end.other()).passed)
+    };
+    opposite.is_none_or(is_old)
 }
 
 /// What [`follow`] found: the direction has lost its way.

@@ -13,7 +13,7 @@ use underpass_abi::{
     node::slots,
 };
 
-use super::flow::{find, has_target, is_alive, outgoing};
+use super::flow::{find, has_target, is_alive, is_shared, outgoing};
 use crate::{
     call::Call,
     maps::{Net, constant, count, device, tick},
@@ -194,6 +194,9 @@ fn now() -> u16 {
 /// Whether a flow that lives has to make room at this attempt.
 #[inline(always)]
 fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> bool {
+    if is_shared(flow) {
+        return false;
+    }
     if flow.state & state::SURPLUS != 0 {
         return true;
     }
@@ -208,34 +211,46 @@ fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> boo
         return false;
     }
     // Two flows may share an entry: a conversation stays whole.
-    let mut is_shared = false;
+    let mut is_bound = false;
     for half in &flow.halves {
         if half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
-            if find::<I>(&partner).is_some_and(|other| other.state & state::ASSURED != 0) {
-                is_shared = true;
+            if find::<I>(&partner)
+                .is_some_and(|other| other.state & state::ASSURED != 0 || is_shared(other))
+            {
+                is_bound = true;
             }
         }
     }
-    !is_shared
+    !is_bound
 }
 
-/// Whether a flow has expired, both its entries if it is translated, or lost one of its pods.
+/// Whether a flow has expired, both its entries if it is translated, or lost one of its pods. One that
+/// shares an entry has to wait until the other one has expired, too.
 #[inline(always)]
 fn is_over<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) -> bool {
-    let mut is_over = !is_alive(flow, tick());
+    let has_expired = !is_alive(flow, tick());
+    let mut is_lost = false;
     for half in &flow.halves {
         if !has_target::<I>(half) || half.in_ifindex != 0 && device(half.in_ifindex).is_none() {
-            return true;
+            is_lost = true;
         }
-        if is_over && half.rewrite != 0 {
+    }
+    if !has_expired && !is_lost {
+        return false;
+    }
+    let mut is_bound = is_shared(flow);
+    let mut is_alive_elsewhere = false;
+    for half in &flow.halves {
+        if half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
-            if find::<I>(&partner).is_some_and(|partner| is_alive(partner, tick())) {
-                is_over = false;
+            if let Some(partner) = find::<I>(&partner) {
+                is_bound |= is_shared(partner);
+                is_alive_elsewhere |= is_alive(partner, tick());
             }
         }
     }
-    is_over
+    has_expired && !is_alive_elsewhere || is_lost && !is_bound
 }
 
 /// Removes a flow: the entry under `key`, and the other one of each direction that it translates.
