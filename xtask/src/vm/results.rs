@@ -71,6 +71,15 @@ impl Results {
         })
     }
 
+    /// What was to be run and is the name of no test.
+    pub(super) fn unknown(&self, chosen: &[&str]) -> Vec<String> {
+        let is_known = |text: &&str| self.tests().any(|(name, _)| name.contains(*text));
+        let unknown = chosen.iter().filter(|text| !is_known(text));
+        unknown
+            .map(|text| format!("kernel {}: no test has {text:?} in its name", self.version))
+            .collect()
+    }
+
     pub(super) fn tests(&self) -> impl Iterator<Item = (&str, &Outcome)> {
         self.records.iter().filter_map(|record| match record {
             Record::Test { name, outcome, .. } => Some((name.as_str(), outcome)),
