@@ -283,7 +283,7 @@ pub fn note<I: Net>() -> u32 {
     // Of the packet's key, not of its own tuple: on its way to a process of the host it has another for a
     // while.
     let back = self::half(other, partner_place.end.other());
-    if !leaves_as::<I>(back, &answer_to(key, *end)) {
+    if !is_answer_to::<I>(back, key, *end) {
         remove_one::<I>(key);
         return GONE;
     }
@@ -309,13 +309,15 @@ pub fn note<I: Net>() -> u32 {
     PRESENT
 }
 
-/// The tuple of packets to `end`, in a flow that is under `key`.
+/// Whether packets of this half leave with the tuple of those that go to `end`, in the flow under `key`.
 #[inline(always)]
-fn answer_to<A: underpass_abi::addr::Family>(key: &Key<A>, end: End) -> Tuple<A> {
-    match end {
-        End::A => key.0.reversed(),
-        End::B => key.0,
-    }
+fn is_answer_to<I: Net>(half: &Half<I::Addr>, key: &Key<I::Addr>, end: End) -> bool {
+    let (own, other) = ((key.0.src, key.0.sport), (key.0.dst, key.0.dport));
+    let (to, from) = match end {
+        End::A => (own, other),
+        End::B => (other, own),
+    };
+    (half.src, half.sport) == from && (half.dst, half.dport) == to
 }
 
 /// Whether two flows are in one entry, a direction of each: the inner one of the first has the tuple
@@ -380,7 +382,7 @@ pub fn withdraw<I: Net>() -> u32 {
         partner_place.set(&outgoing::<I>(copy, key.0.protocol));
         let back = partner_place.end.other();
         if let Some(partner) = find::<I>(&partner_place.key)
-            && leaves_as::<I>(half(partner, back), &answer_to(key, *end))
+            && is_answer_to::<I>(half(partner, back), key, *end)
         {
             leave::<I>(&partner_place.key, partner, back);
         }

@@ -155,6 +155,10 @@ pub fn look<I: Net>(attempt: u32, for_host: u32) -> u32 {
     if key == work.partner_place.key || key == work.place.key {
         return NONE;
     }
+    // Two flows are in it: it stays until it has expired.
+    if is_shared(flow) && is_alive(flow, tick()) {
+        return NONE;
+    }
     if is_over::<I>(&key, flow) {
         count(Counter::Expired);
     } else if may_go::<I>(&key, flow, attempt) {
@@ -194,9 +198,6 @@ fn now() -> u16 {
 /// Whether a flow that lives has to make room at this attempt.
 #[inline(always)]
 fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> bool {
-    if is_shared(flow) {
-        return false;
-    }
     if flow.state & state::SURPLUS != 0 {
         return true;
     }
@@ -211,46 +212,34 @@ fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> boo
         return false;
     }
     // Two flows may share an entry: a conversation stays whole.
-    let mut is_bound = false;
+    let mut is_shared = false;
     for half in &flow.halves {
         if half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
-            if find::<I>(&partner)
-                .is_some_and(|other| other.state & state::ASSURED != 0 || is_shared(other))
-            {
-                is_bound = true;
+            if find::<I>(&partner).is_some_and(|other| other.state & state::ASSURED != 0) {
+                is_shared = true;
             }
         }
     }
-    !is_bound
+    !is_shared
 }
 
-/// Whether a flow has expired, both its entries if it is translated, or lost one of its pods. One that
-/// shares an entry has to wait until the other one has expired, too.
+/// Whether a flow has expired, both its entries if it is translated, or lost one of its pods.
 #[inline(always)]
 fn is_over<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) -> bool {
-    let has_expired = !is_alive(flow, tick());
-    let mut is_lost = false;
+    let mut is_over = !is_alive(flow, tick());
     for half in &flow.halves {
         if !has_target::<I>(half) || half.in_ifindex != 0 && device(half.in_ifindex).is_none() {
-            is_lost = true;
+            return true;
         }
-    }
-    if !has_expired && !is_lost {
-        return false;
-    }
-    let mut is_bound = is_shared(flow);
-    let mut is_alive_elsewhere = false;
-    for half in &flow.halves {
-        if half.rewrite != 0 {
+        if is_over && half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
-            if let Some(partner) = find::<I>(&partner) {
-                is_bound |= is_shared(partner);
-                is_alive_elsewhere |= is_alive(partner, tick());
+            if find::<I>(&partner).is_some_and(|partner| is_alive(partner, tick())) {
+                is_over = false;
             }
         }
     }
-    has_expired && !is_alive_elsewhere || is_lost && !is_bound
+    is_over
 }
 
 /// Removes a flow: the entry under `key`, and the other one of each direction that it translates.
@@ -266,7 +255,10 @@ fn remove_partners<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
     for half in &flow.halves {
         if half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
-            remove_one::<I>(&partner);
+            // Another flow's entry stays; the half that leads nowhere goes when a packet meets it.
+            if find::<I>(&partner).is_some_and(|other| !is_shared(other)) {
+                remove_one::<I>(&partner);
+            }
         }
     }
 }
