@@ -178,10 +178,7 @@ fn firewall_on_a_host_that_drops_what_it_forwards() -> Result<()> {
     let (lab, _, netns) = lab()?;
     let rules = "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; };
         add table ip6 filter; add chain ip6 filter FORWARD { type filter hook forward priority 0; policy drop; };";
-    lab.node.netns().expect(
-        std::process::Command::new("nft").args(["-f", "-"]),
-        rules.as_bytes(),
-    )?;
+    lab.node.netns().nft(rules)?;
     let firewall = json!({ "type": "firewall", "backend": "iptables" });
     let chain = Chain::new(&lab.node, &lab.conf(), [firewall]);
     let before = Traces::of(&lab.node)?;

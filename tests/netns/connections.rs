@@ -20,7 +20,7 @@ use underpass_tests::{
     netns::Netns,
     patience,
     second::{Kind, Second},
-    traffic::{SILENCE, offload, option::Setting, tcp},
+    traffic::{SILENCE, offload, tcp},
     wire::Wire,
     world::World,
 };
@@ -119,10 +119,10 @@ fn a_row_of_the_table(
             client.chat(5).context("after a while")?;
         }
         client.exchange(SOME, SOME)?;
-        if end == End::Reset {
-            client.set(&[Setting::no_linger()])?;
+        match end {
+            End::Reset => client.reset()?,
+            End::Close => drop(client),
         }
-        drop(client);
         thread::sleep(patience::here(Duration::from_millis(200)));
         let after = states(&lab, family, port)?;
         if tracking == Tracking::Strict {
@@ -345,7 +345,7 @@ fn a_port_is_used_again_at_once(
             .exchange(10_000, 10_000)
             .with_context(|| format!("round {round}"))?;
         // Else the port would wait at the client.
-        client.set(&[Setting::no_linger()])?;
+        client.reset()?;
     }
     lab.firewall.expect_no_invalid()
 }
@@ -371,10 +371,10 @@ fn an_end_after_a_silence_arrives(
     client.chat(5)?;
     thread::sleep(patience::here(LONGEST * 13 / 10));
     let arrived = Capture::start(lab.world.netns(), World::LINK)?;
-    if how == "RST" {
-        client.set(&[Setting::no_linger()])?;
+    match how {
+        "RST" => client.reset()?,
+        _ => drop(client),
     }
-    drop(client);
     let flag = if how == "RST" { 4 } else { 1 };
     let is_end = |bytes: &[u8]| {
         let at = ETHERNET + family.header_len();

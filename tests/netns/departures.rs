@@ -12,7 +12,7 @@ use underpass_tests::{
     Family::{self, V4, V6},
     Lab, needs_root, patience,
     second::{Kind, Second},
-    traffic::{SILENCE, option::Setting, serve, tcp, udp},
+    traffic::{SILENCE, serve, tcp, udp},
     wire::Wire,
 };
 
@@ -47,10 +47,10 @@ fn a_new_connection_has_an_address_that_is_there(
     let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
     let seen = client.chat(5)?;
     ensure!(seen.ip() == Second::node(family), "seen {seen}");
-    if end == "reset" {
-        client.set(&[Setting::no_linger()])?;
+    match end {
+        "reset" => client.reset()?,
+        _ => drop(client),
     }
-    drop(client);
     thread::sleep(SILENCE);
     route(&lab, family, &Second::other_way(family))?;
     if is_deleted {

@@ -3,19 +3,14 @@
 use std::{net::SocketAddr, sync::Arc, thread};
 
 use anyhow::{Result, ensure};
-use aya::maps::{HashMap, Map};
 use rstest::rstest;
-use underpass_abi::{
-    addr::{self, Addr4, Addr6},
-    counter::Counter,
-    flow::{Flow, Key, protocol, state},
-    map,
-};
+use underpass_abi::{counter::Counter, flow::protocol};
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Node, Pod,
     capture::Capture,
-    counter::{Meter, open},
+    counter::Meter,
+    flow_table::{self, Entry, Then},
     frame, needs_root,
     traffic::{PATIENCE, SILENCE, raw::RawLink, udp},
 };
@@ -35,43 +30,28 @@ enum Entries {
 }
 
 impl Entries {
-    fn has(self, state: u32) -> bool {
+    fn has(self, entry: Entry) -> bool {
         match self {
             Self::Both => true,
-            Self::Inner => state & state::OUTER == 0,
-            Self::Outer => state & state::OUTER != 0,
+            Self::Inner => !entry.is_outer(),
+            Self::Outer => entry.is_outer(),
         }
     }
 }
 
 /// Has the UDP flows of a node be as if they were idle since long ago.
 fn expire(node: &Node, family: Family, entries: Entries) -> Result<()> {
-    let changed = match family {
-        V4 => expire_in::<Addr4>(node, map::FLOWS4, entries)?,
-        V6 => expire_in::<Addr6>(node, map::FLOWS6, entries)?,
-    };
+    let mut changed = 0;
+    flow_table::walk(node, family, |entry| {
+        if entry.protocol != protocol::UDP || !entries.has(entry) {
+            return Then::Stays;
+        }
+        changed += 1;
+        Then::ExpiresAt(entry.expires.wrapping_sub(LONG_AGO))
+    })?;
     let expected = if entries == Entries::Both { 2 } else { 1 };
     ensure!(changed == expected, "{changed} entries of {entries:?}");
     Ok(())
-}
-
-fn expire_in<A: addr::Family>(node: &Node, name: &str, which: Entries) -> Result<usize> {
-    let mut flows: HashMap<_, Key<A>, Flow<A>> = Map::HashMap(open(node, name)?).try_into()?;
-    let entries = flows.iter().collect::<Result<Vec<_>, _>>()?;
-    let mut changed = 0;
-    for (key, mut flow) in entries {
-        if key.0.protocol != protocol::UDP || !which.has(flow.state) {
-            continue;
-        }
-        flow.expires = flow.expires.wrapping_sub(LONG_AGO);
-        for half in &mut flow.halves {
-            // No packet was looked at in this tick.
-            half.stamp = 0;
-        }
-        flows.insert(key, flow, 0)?;
-        changed += 1;
-    }
-    Ok(changed)
 }
 
 /// A container that talks to a server in the world past the stack.

@@ -3,20 +3,18 @@
 use std::{net::IpAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use aya::maps::{HashMap, Map};
 use etherparse::PacketBuilder;
 use rstest::rstest;
 use underpass_abi::{
-    addr::{self, Addr4, Addr6},
     counter::Counter,
-    flow::{Flow, Key, protocol, state},
-    map,
+    flow::{protocol, state},
 };
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Node, Pod,
     capture::Capture,
-    counter::{Meter, open},
+    counter::Meter,
+    flow_table::{self, Then},
     frame::{self, Ends, HOPS},
     needs_root,
     second::{Kind, Second},
@@ -86,15 +84,16 @@ fn who_may_answer_pings_may_not_ping(
 }
 
 /// For each TCP entry, the state and when it expires; and the tick in which the newest entry of all was made.
-fn lives<A: addr::Family>(node: &Node, name: &str) -> Result<(Vec<(u32, u32)>, u32)> {
-    let flows: HashMap<_, Key<A>, Flow<A>> = Map::HashMap(open(node, name)?).try_into()?;
-    let entries = flows.iter().collect::<Result<Vec<_>, _>>()?;
-    let newest = entries.iter().map(|(_, flow)| flow.since).max();
-    let of_tcp = entries
-        .iter()
-        .filter(|(key, _)| key.0.protocol == protocol::TCP)
-        .map(|(_, flow)| (flow.state, flow.expires));
-    Ok((of_tcp.collect(), newest.context("no entry")?))
+fn lives(node: &Node, family: Family) -> Result<(Vec<(u32, u32)>, u32)> {
+    let (mut of_tcp, mut newest) = (Vec::new(), None);
+    flow_table::walk(node, family, |entry| {
+        newest = newest.max(Some(entry.since));
+        if entry.protocol == protocol::TCP {
+            of_tcp.push((entry.state, entry.expires));
+        }
+        Then::Stays
+    })?;
+    Ok((of_tcp, newest.context("no entry")?))
 }
 
 /// An end of a connection, in nobody's window: a reset, or a FIN.
@@ -136,10 +135,7 @@ fn a_stray_reset_costs_no_life(#[values(V4, V6)] family: Family) -> Result<()> {
     thread::sleep(SILENCE / 2);
     // It has a new entry made.
     udp::Client::open(pod.netns(), family)?.ask(remote, 100)?;
-    let (entries, now) = match family {
-        V4 => lives::<Addr4>(&lab.node, map::FLOWS4)?,
-        V6 => lives::<Addr6>(&lab.node, map::FLOWS6)?,
-    };
+    let (entries, now) = lives(&lab.node, family)?;
     let left: Vec<i32> = entries
         .iter()
         .map(|(_, expires)| expires.wrapping_sub(now).cast_signed())

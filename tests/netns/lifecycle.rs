@@ -1,4 +1,4 @@
-//! ADD, DEL, CHECK, GC and STATUS, as a runtime calls them.
+//! ADD, DEL, CHECK and GC, as a runtime calls them.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use underpass_abi::counter::Counter;
 use underpass_tests::{
     Family::{self, V4, V6},
-    Lab, Node, Pod,
+    Lab, Pod,
     counter::{Meter, Registry},
     leak::Traces,
     needs_root, patience,
@@ -212,105 +212,6 @@ fn gc_frees_what_is_not_listed() -> Result<()> {
         "another network is not touched: {traces:#?}"
     );
     Ok(())
-}
-
-#[test]
-fn status_says_whether_an_add_would_work() -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    let status = Call::new("STATUS").conf(&lab.conf());
-    status.run(&lab.node)?.silence()?;
-    let _pod = lab.pod("a")?;
-    status.run(&lab.node)?.silence()?;
-    let nowhere = lab.conf().with("bpfRoot", "/run/no-bpffs/underpass");
-    let error = Call::new("STATUS").conf(&nowhere).run(&lab.node)?.error()?;
-    // The container has no programs there.
-    ensure!(error.code == 51, "{error}");
-    Ok(())
-}
-
-#[test]
-fn status_names_every_device_without_its_program() -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    let node = lab.node.netns();
-    // A netkit has no filters. Those of so many veths are more than are asked for in one go.
-    let conf = lab.conf().with("device", "veth");
-    let pods = (0..40)
-        .map(|number| lab.pod_with(&format!("pod{number}"), &conf))
-        .collect::<Result<Vec<_>>>()?;
-    let status = Call::new("STATUS").conf(&conf);
-    status.run(&lab.node)?.silence()?;
-    // The filters of this one go with it.
-    node.ip(&[format!("link del {}", pods[13].host_veth())])?;
-    status.run(&lab.node)?.silence()?;
-    let directions = ["ingress", "egress"].into_iter().cycle();
-    for (pod, direction) in pods.iter().step_by(3).zip(directions) {
-        node.take_filters_off(pod.host_veth(), direction)?;
-    }
-    let reply = status.run(&lab.node)?;
-    reply.silence()?;
-    for (number, pod) in pods.iter().enumerate() {
-        let named = reply.stderr.contains(pod.host_veth());
-        ensure!(
-            named == number.is_multiple_of(3),
-            "{number}: {}",
-            reply.stderr
-        );
-    }
-    Ok(())
-}
-
-/// Below 1280 bytes a device has no IPv6, and IPv4 works from 68 on.
-#[rstest]
-fn a_small_mtu_is_enough_for_ipv4(
-    #[values(68, 600, 1279)] mtu: u32,
-    #[values("given", "inherited")] from: &str,
-) -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    let mut conf = lab
-        .conf()
-        .with_ipam("ranges", json!([[{ "subnet": V4.pods() }]]))
-        .with_ipam("routes", json!([{ "dst": V4.everywhere() }]));
-    if from == "given" {
-        conf = conf.with("mtu", mtu);
-    } else {
-        for netns in [lab.node.netns(), lab.world.netns()] {
-            netns.ip(&[format!("link set {} mtu {mtu}", Node::UPLINK)])?;
-        }
-    }
-    let pod = lab.pod_with("a", &conf)?;
-    let links = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
-    ensure!(links[0]["mtu"] == mtu, "{links}");
-    pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
-    let other = lab.pod_with("b", &conf)?;
-    let _server = udp::Server::start(other.netns(), V4.port(80))?;
-    udp::Client::open(pod.netns(), V4)?.chat(other.at(V4, 80), 5)?;
-    udp::Client::open(pod.netns(), V4)?.ask(other.at(V4, 80), 2000)?;
-    pod.del()
-}
-
-#[test]
-fn an_uplink_too_narrow_for_ipv6_is_named() -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    lab.pod("first")?.del()?;
-    lab.node
-        .netns()
-        .ip(&[format!("link set {} mtu 1200", Node::UPLINK)])?;
-    let before = Traces::of(&lab.node)?;
-    let netns = lab.node.netns().sibling("narrow")?;
-    let error = Call::new("ADD")
-        .attachment("narrow", &netns.path().display().to_string(), Pod::IFNAME)
-        .conf(&lab.conf())
-        .run(&lab.node)?
-        .error()?;
-    ensure!(error.code == 7, "{error}");
-    for word in ["1200", Node::UPLINK, "1280"] {
-        ensure!(error.msg.contains(word), "{error}");
-    }
-    before.expect_same(&lab.node)
 }
 
 /// What a runtime still has of a container may be the plugin's own namespace by now: all of the attachment goes.

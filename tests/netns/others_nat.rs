@@ -12,7 +12,7 @@ use underpass_tests::{
     Family::{self, V4, V6},
     Lab, needs_root,
     netns::Netns,
-    traffic::{SILENCE, option::Setting, serve, tcp, udp},
+    traffic::{SILENCE, serve, tcp, udp},
 };
 
 const PORT: u16 = 443;
@@ -148,8 +148,7 @@ fn who_connects_again_takes_nothing_from_netfilter(#[values(V4, V6)] family: Fam
     let seen = other.chat(3)?;
     ensure!(seen.port() != FIRST, "{seen}");
     for round in 0..3 {
-        inside.set(&[Setting::no_linger()])?;
-        drop(inside);
+        inside.reset()?;
         thread::sleep(SILENCE / 4);
         inside = tcp::Client::connect_from(pod.netns(), FIRST, remote)?;
         inside.chat(3)?;

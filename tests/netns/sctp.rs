@@ -1,6 +1,6 @@
 //! SCTP through masquerade and host ports, with other ports than its sender chose: checksums are right, and answers find back.
 
-use std::{net::SocketAddr, process::Command};
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
@@ -44,10 +44,11 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn of(netns: &Netns, interface: &str) -> Result<Self> {
         // A kernel with SCTP would answer as well, and sets the checksum of a packet to zero for a moment while it checks it.
-        let ruleset = "table inet silence {
-            chain prerouting { type filter hook prerouting priority raw; meta l4proto sctp drop; }
-        }";
-        netns.expect(Command::new("nft").args(["-f", "-"]), ruleset.as_bytes())?;
+        netns.nft(
+            "table inet silence {
+                chain prerouting { type filter hook prerouting priority raw; meta l4proto sctp drop; }
+            }",
+        )?;
         Ok(Self {
             link: RawLink::open(netns, interface)?,
             seen: Capture::start(netns, interface)?,

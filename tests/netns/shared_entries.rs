@@ -11,17 +11,16 @@ use underpass_tests::{
     Lab, Pod,
     counter::Meter,
     needs_root,
-    traffic::{SILENCE, option::Setting, raw::RawLink, tcp},
+    traffic::{SILENCE, raw::RawLink, tcp},
     world::World,
 };
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
 
-/// A pod and its node, connected to one server from the same port.
+/// A pod and its node that have connected to one server from the same port.
 struct Scene {
     _server: tcp::Server,
-    inside: tcp::Client,
     host: tcp::Client,
     /// As whom the server sees the host.
     seen: SocketAddr,
@@ -30,7 +29,8 @@ struct Scene {
 }
 
 impl Scene {
-    fn set(family: Family) -> Result<Self> {
+    /// With the pod's connection.
+    fn set(family: Family) -> Result<(Self, tcp::Client)> {
         let lab = Lab::new()?;
         let pod = lab.pod("a")?;
         let remote = family.remote_at(PORT);
@@ -43,14 +43,14 @@ impl Scene {
         let seen = host.chat(3)?;
         ensure!(seen.port() != SOURCE, "{seen}");
         meter.expect(Counter::HostPortMoved, 1)?;
-        Ok(Self {
+        let scene = Self {
             _server: server,
-            inside,
             host,
             seen,
             pod,
             lab,
-        })
+        };
+        Ok((scene, inside))
     }
 
     fn host_goes_on(&mut self) -> Result<()> {
@@ -66,22 +66,16 @@ fn a_pod_that_connects_again_takes_nothing_from_the_host(
     #[values("closed", "reset")] end: &str,
 ) -> Result<()> {
     needs_root!();
-    let mut scene = Scene::set(family)?;
+    let (mut scene, mut inside) = Scene::set(family)?;
     for _ in 0..3 {
-        if end == "reset" {
-            scene.inside.set(&[Setting::no_linger()])?;
+        match end {
+            "reset" => inside.reset()?,
+            _ => drop(inside),
         }
-        let remote = family.remote_at(PORT);
-        let Scene { pod, inside, .. } = &mut scene;
-        // Its own kernel keeps the port for a while after an ordinary end.
-        let port = if end == "reset" { SOURCE } else { 0 };
-        drop(std::mem::replace(
-            inside,
-            tcp::Client::connect(pod.netns(), remote)?,
-        ));
         thread::sleep(SILENCE / 4);
-        *inside = tcp::Client::connect_from(pod.netns(), port, remote)?;
-        scene.inside.chat(3)?;
+        let remote = family.remote_at(PORT);
+        inside = tcp::Client::connect_from(scene.pod.netns(), SOURCE, remote)?;
+        inside.chat(3)?;
         scene.host_goes_on()?;
     }
     Ok(())
@@ -90,19 +84,16 @@ fn a_pod_that_connects_again_takes_nothing_from_the_host(
 #[rstest]
 fn a_pod_that_goes_takes_nothing_from_the_host(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    let mut scene = Scene::set(family)?;
+    let (mut scene, _inside) = Scene::set(family)?;
     // What is still on its way to the pod, connection tracking knows no more.
     scene.lab.firewall.tolerate_invalid();
     let ends = scene.lab.ends_from_world(family.remote(), family.node())?;
-    let Scene { pod, lab, .. } = &mut scene;
-    let netns = pod.netns().clone();
-    pod.call("DEL").run(&lab.node)?.silence()?;
-    let link = RawLink::open(lab.world.netns(), World::LINK)?;
+    scene.pod.call("DEL").run(&scene.lab.node)?.silence()?;
+    let link = RawLink::open(scene.lab.world.netns(), World::LINK)?;
     for _ in 0..3 {
         link.send(&ends.ack(PORT, SOURCE, b"late"))?;
     }
     thread::sleep(SILENCE / 4);
-    drop(netns);
     for _ in 0..3 {
         scene.host_goes_on()?;
     }

@@ -3,64 +3,38 @@
 use std::{net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use aya::maps::{HashMap, Map};
 use rstest::rstest;
 use underpass_abi::{
-    addr::{self, Addr4, Addr6},
     counter::Counter,
-    flow::{Flow, Key, protocol, state},
-    map,
+    flow::{protocol, state},
 };
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Node, Pod,
     capture::Capture,
-    counter::{Meter, open},
+    counter::Meter,
+    flow_table::{self, Entry, Then},
     frame, needs_root,
-    traffic::{PATIENCE, SILENCE, option::Setting, raw::RawLink, tcp, udp},
+    traffic::{PATIENCE, SILENCE, raw::RawLink, tcp, udp},
     world::World,
 };
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
 
-/// An entry's state: of the outer one or the inner one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Entry {
-    is_outer: bool,
-    state: u32,
-}
-
-/// What is known of flows, after the removal of what `goes` fits.
+/// What is known of TCP and UDP, after the removal of what `goes` fits.
 fn entries(node: &Node, family: Family, goes: impl Fn(Entry) -> bool) -> Result<Vec<Entry>> {
-    match family {
-        V4 => entries_in::<Addr4>(node, map::FLOWS4, goes),
-        V6 => entries_in::<Addr6>(node, map::FLOWS6, goes),
-    }
-}
-
-fn entries_in<A: addr::Family>(
-    node: &Node,
-    name: &str,
-    goes: impl Fn(Entry) -> bool,
-) -> Result<Vec<Entry>> {
-    let mut flows: HashMap<_, Key<A>, Flow<A>> = Map::HashMap(open(node, name)?).try_into()?;
-    let all = flows.iter().collect::<Result<Vec<_>, _>>()?;
     let mut left = Vec::new();
-    for (key, flow) in all {
-        if ![protocol::TCP, protocol::UDP].contains(&key.0.protocol) {
-            continue;
+    flow_table::walk(node, family, |entry| {
+        if ![protocol::TCP, protocol::UDP].contains(&entry.protocol) {
+            return Then::Stays;
         }
-        let entry = Entry {
-            is_outer: flow.state & state::OUTER != 0,
-            state: flow.state,
-        };
         if goes(entry) {
-            flows.remove(&key)?;
-        } else {
-            left.push(entry);
+            return Then::Goes;
         }
-    }
+        left.push(entry);
+        Then::Stays
+    })?;
     Ok(left)
 }
 
@@ -91,7 +65,7 @@ fn a_question_does_not_answer_itself(#[values(V4, V6)] family: Family) -> Result
     link.send(&syn)?;
     has_come(1)?;
     for count in 2..4 {
-        let left = entries(&lab.node, family, |entry| entry.is_outer)?;
+        let left = entries(&lab.node, family, Entry::is_outer)?;
         ensure!(left.len() == 1, "{left:x?}");
         link.send(&syn)?;
         has_come(count)?;
@@ -118,7 +92,7 @@ fn a_connection_outlives_its_outer_entry(#[values(V4, V6)] family: Family) -> Re
     let seen = client.chat(5)?;
     let shared = state::ASSURED | state::BYPASS | state::STICKY;
     for _ in 0..3 {
-        let left = entries(&lab.node, family, |entry| entry.is_outer)?;
+        let left = entries(&lab.node, family, Entry::is_outer)?;
         ensure!(left.len() == 1, "{left:x?}");
         let meter = Meter::start(&lab.node)?;
         let now = client.chat(5)?;
@@ -149,7 +123,7 @@ fn a_flow_whose_port_is_anothers_gets_a_new_one(#[values(V4, V6)] family: Family
     let kept = SocketAddr::new(family.node(), SOURCE);
     let seen = first.chat(remote, 5)?.seen;
     ensure!(seen == kept, "the first was {seen}");
-    entries(&lab.node, family, |entry| entry.is_outer)?;
+    entries(&lab.node, family, Entry::is_outer)?;
     let seen = second.chat(remote, 5)?.seen;
     ensure!(seen == kept, "the second was {seen}");
     thread::sleep(TICKS);
@@ -173,10 +147,9 @@ fn a_new_connection_takes_no_port_from_another(#[values(V4, V6)] family: Family)
     let _server = tcp::Server::start(lab.world.netns(), remote)?;
     let mut first = tcp::Client::connect_from(a.netns(), SOURCE, remote)?;
     first.chat(3)?;
-    first.set(&[Setting::no_linger()])?;
-    drop(first);
+    first.reset()?;
     thread::sleep(SILENCE / 4);
-    entries(&lab.node, family, |entry| entry.is_outer)?;
+    entries(&lab.node, family, Entry::is_outer)?;
     let mut second = tcp::Client::connect_from(b.netns(), SOURCE, remote)?;
     let seen = second.chat(3)?;
     ensure!(seen == SocketAddr::new(family.node(), SOURCE), "{seen}");

@@ -8,14 +8,13 @@ use rstest::rstest;
 use underpass_abi::counter::Counter;
 use underpass_tests::{
     Family::{self, V4, V6},
-    Lab, Node, Pod,
+    Lab, Node,
     capture::Capture,
     counter::Meter,
     frame,
     kernel::Facility,
     needs_root,
     traffic::{ping, tcp, udp},
-    tun::Tunnel,
     wire::Wire,
     world::World,
 };
@@ -248,24 +247,5 @@ fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Re
     for device in ["near0", "far0"] {
         ensure!(!programs(device)?, "a program on {device}");
     }
-    Ok(())
-}
-
-/// A VPN that is no default route does not make the packets of every container small.
-#[test]
-fn a_vpn_lowers_no_mtu() -> Result<()> {
-    const VPN: &str = "tailscale0";
-    needs_root!();
-    let lab = Lab::new()?;
-    let _tunnel = Tunnel::dig([lab.node.netns(), lab.world.netns()], VPN, 1280)?;
-    lab.node.netns().ip(&[
-        format!("link set {VPN} up"),
-        format!("address add 100.64.0.7/32 dev {VPN}"),
-        format!("address add fd7a:115c::7/128 dev {VPN} nodad"),
-        format!("route add 100.64.0.0/10 dev {VPN}"),
-    ])?;
-    let pod = lab.pod("a")?;
-    let links = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
-    ensure!(links[0]["mtu"] == 1500, "{links}");
     Ok(())
 }

@@ -90,10 +90,7 @@ impl Netfilter {
 
     /// Loads rules.
     pub fn load(&self, rules: &str) -> Result<()> {
-        self.node
-            .netns()
-            .expect(Command::new("nft").args(["-f", "-"]), rules.as_bytes())?;
-        Ok(())
+        self.node.netns().nft(rules)
     }
 
     /// Counts forwarded packets that match an expression, under a name, whatever becomes of them. Several expressions may share a name.

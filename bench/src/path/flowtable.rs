@@ -1,7 +1,5 @@
 //! A flowtable of nftables: the kernel's own short cut for flows that the stack has forwarded in both directions.
 
-use std::process::Command;
-
 use anyhow::Result;
 use underpass_tests::Node;
 
@@ -21,7 +19,5 @@ pub(super) fn add(node: &Node) -> Result<()> {
          }}\n",
         devices.join(", ")
     );
-    node.netns()
-        .expect(Command::new("nft").args(["-f", "-"]), rules.as_bytes())?;
-    Ok(())
+    node.netns().nft(&rules)
 }

@@ -166,6 +166,23 @@ pub(super) fn removal() -> String {
     tables.into_iter().flat_map(remove).collect()
 }
 
+/// The chain of each endpoint, with this prefix to its name; `mark` is the chain that marks for masquerade.
+fn endpoint_chains(service: &Service, prefix: &str, mark: &str) -> String {
+    let (ip, key) = (service.family().nft(), service.key());
+    let endpoints = service.numbered().map(|(at, endpoint)| {
+        let rules = [
+            // Who asks itself must not see its own address, or it would answer itself past the node.
+            format!("{ip} saddr {} jump {mark}", endpoint.ip()),
+            format!(
+                "meta l4proto {} dnat to {endpoint}",
+                service.transport.nft()
+            ),
+        ];
+        chain(&format!("{prefix}-{key}-{at}"), &rules)
+    });
+    endpoints.collect()
+}
+
 fn chain(name: &str, rules: &[String]) -> String {
     format!(
         "    chain {name} {{\n        {}\n    }}\n",

@@ -160,6 +160,11 @@ impl Client {
         option::set(self.stream.get_ref(), options)
     }
 
+    /// Ends it at once, by an RST.
+    pub fn reset(self) -> Result<()> {
+        self.set(&[Setting::no_linger()])
+    }
+
     /// Sends `upload` bytes, then receives `download` bytes; both ends check what comes.
     pub fn exchange(&mut self, upload: u64, download: u64) -> Result<Exchange> {
         let start = Instant::now();

@@ -3,7 +3,7 @@
 //! Its tables are not called `nat` and `filter`: the `iptables` of Debian refuses a table that has expressions which it does not make itself, and
 //! reference plugins call it beside these rules. Hooks and priorities are the same.
 
-use super::{MARK, Policy, Service, chain};
+use super::{MARK, Policy, Service, chain, endpoint_chains};
 use crate::Family;
 
 const NAT: &str = "kube-proxy-nat";
@@ -76,19 +76,9 @@ fn node_ports_of(family: Family) -> String {
 
 /// The chains of a Service with endpoints: those that choose, one for each endpoint, and one for what comes to its node port.
 fn chains_of(service: &Service) -> String {
-    let (ip, key) = (service.family().nft(), service.key());
+    let key = service.key();
     let outside = format!("{} jump KUBE-MARK-MASQ", service.outside_cluster());
-    let endpoints = service.numbered().map(|(at, endpoint)| {
-        let rules = [
-            // Who asks itself must not see its own address, or it would answer itself past the node.
-            format!("{ip} saddr {} jump KUBE-MARK-MASQ", endpoint.ip()),
-            format!(
-                "meta l4proto {} dnat to {endpoint}",
-                service.transport.nft()
-            ),
-        ];
-        chain(&format!("KUBE-SEP-{key}-{at}"), &rules)
-    });
+    let endpoints = endpoint_chains(service, "KUBE-SEP", "KUBE-MARK-MASQ");
     let choices = [
         chain(
             &format!("KUBE-SVC-{key}"),
@@ -97,7 +87,7 @@ fn chains_of(service: &Service) -> String {
         chain(&format!("KUBE-SVL-{key}"), &choice(service)),
         chain(&format!("KUBE-EXT-{key}"), &external(service)),
     ];
-    endpoints.chain(choices).collect()
+    endpoints + &choices.concat()
 }
 
 /// Each rule takes its share of what the rules before it left.

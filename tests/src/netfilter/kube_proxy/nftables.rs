@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{MARK, Policy, Service, chain};
+use super::{MARK, Policy, Service, chain, endpoint_chains};
 use crate::Family;
 
 pub(super) const TABLE: &str = "kube-proxy";
@@ -143,25 +143,15 @@ fn common_chains(family: Family) -> String {
 
 /// The chains of a Service with endpoints: those that choose, one for each endpoint, and one for what comes to its node port.
 fn chains_of(service: &Service) -> String {
-    let (ip, key) = (service.family().nft(), service.key());
+    let key = service.key();
     let outside = format!("{} jump mark-for-masquerade", service.outside_cluster());
-    let endpoints = service.numbered().map(|(at, endpoint)| {
-        let rules = [
-            // Who asks itself must not see its own address, or it would answer itself past the node.
-            format!("{ip} saddr {} jump mark-for-masquerade", endpoint.ip()),
-            format!(
-                "meta l4proto {} dnat to {endpoint}",
-                service.transport.nft()
-            ),
-        ];
-        chain(&format!("endpoint-{key}-{at}"), &rules)
-    });
+    let endpoints = endpoint_chains(service, "endpoint", "mark-for-masquerade");
     let choices = [
         chain(&format!("service-{key}"), &[outside, choice(service)]),
         chain(&format!("local-{key}"), &[choice(service)]),
         chain(&format!("external-{key}"), &external(service)),
     ];
-    endpoints.chain(choices).collect()
+    endpoints + &choices.concat()
 }
 
 fn choice(service: &Service) -> String {

@@ -1,0 +1,79 @@
+//! How large the packets of a container may be: by its network, or by the uplinks.
+
+use anyhow::{Result, ensure};
+use rstest::rstest;
+use serde_json::json;
+use underpass_tests::{
+    Family::V4, Lab, Node, Pod, leak::Traces, needs_root, runtime::Call, traffic::udp, tun::Tunnel,
+};
+
+/// Below 1280 bytes a device has no IPv6, and IPv4 works from 68 on.
+#[rstest]
+fn a_small_mtu_is_enough_for_ipv4(
+    #[values(68, 600, 1279)] mtu: u32,
+    #[values("given", "inherited")] from: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let mut conf = lab
+        .conf()
+        .with_ipam("ranges", json!([[{ "subnet": V4.pods() }]]))
+        .with_ipam("routes", json!([{ "dst": V4.everywhere() }]));
+    if from == "given" {
+        conf = conf.with("mtu", mtu);
+    } else {
+        for netns in [lab.node.netns(), lab.world.netns()] {
+            netns.ip(&[format!("link set {} mtu {mtu}", Node::UPLINK)])?;
+        }
+    }
+    let pod = lab.pod_with("a", &conf)?;
+    let links = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
+    ensure!(links[0]["mtu"] == mtu, "{links}");
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    let other = lab.pod_with("b", &conf)?;
+    let _server = udp::Server::start(other.netns(), V4.port(80))?;
+    udp::Client::open(pod.netns(), V4)?.chat(other.at(V4, 80), 5)?;
+    udp::Client::open(pod.netns(), V4)?.ask(other.at(V4, 80), 2000)?;
+    pod.del()
+}
+
+#[test]
+fn an_uplink_too_narrow_for_ipv6_is_named() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.pod("first")?.del()?;
+    lab.node
+        .netns()
+        .ip(&[format!("link set {} mtu 1200", Node::UPLINK)])?;
+    let before = Traces::of(&lab.node)?;
+    let netns = lab.node.netns().sibling("narrow")?;
+    let error = Call::new("ADD")
+        .attachment("narrow", &netns.path().display().to_string(), Pod::IFNAME)
+        .conf(&lab.conf())
+        .run(&lab.node)?
+        .error()?;
+    ensure!(error.code == 7, "{error}");
+    for word in ["1200", Node::UPLINK, "1280"] {
+        ensure!(error.msg.contains(word), "{error}");
+    }
+    before.expect_same(&lab.node)
+}
+
+/// A VPN that is no default route does not make the packets of every container small.
+#[test]
+fn a_vpn_lowers_no_mtu() -> Result<()> {
+    const VPN: &str = "tailscale0";
+    needs_root!();
+    let lab = Lab::new()?;
+    let _tunnel = Tunnel::dig([lab.node.netns(), lab.world.netns()], VPN, 1280)?;
+    lab.node.netns().ip(&[
+        format!("link set {VPN} up"),
+        format!("address add 100.64.0.7/32 dev {VPN}"),
+        format!("address add fd7a:115c::7/128 dev {VPN} nodad"),
+        format!("route add 100.64.0.0/10 dev {VPN}"),
+    ])?;
+    let pod = lab.pod("a")?;
+    let links = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
+    ensure!(links[0]["mtu"] == 1500, "{links}");
+    Ok(())
+}
