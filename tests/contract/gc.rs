@@ -104,7 +104,7 @@ fn every_kind_of_leftover_is_found() -> Result<()> {
     let before = Traces::of(&lab.node)?;
     // A container whose namespace is gone, with its device.
     let gone = lab.pod("gone")?;
-    gone.netns().ip(&["link del eth0".to_owned()])?;
+    gone.netns().delete_link("eth0")?;
     gone.abandon();
     // A container whose namespace has lost its name.
     let unlinked = lab.pod("unlinked")?;

@@ -303,7 +303,7 @@ fn gc_frees_the_ports_of_lost_containers(
     let kept = Container::add(&lab.node, "kept", chain(HOST), V4)?;
     let before = Registry::read(&lab.node)?;
     let lost = Container::add(&lab.node, "lost", chain(HOST + 1), V4)?;
-    lost.netns.ip(&[format!("link del {IFNAME}")])?;
+    lost.netns.delete_link(IFNAME)?;
     let mut conf = chained(&lab.node, name);
     conf["cniVersion"] = json!("1.1.0");
     conf["name"] = json!("foreign");
@@ -395,7 +395,7 @@ fn del_needs_nothing(#[values("bridge", "ptp")] kind: &str) -> Result<()> {
     )
     .runtime("portMappings", mappings(HOST));
     let server = Container::add(&lab.node, "server", chain, V4)?;
-    server.netns.ip(&[format!("link del {IFNAME}")])?;
+    server.netns.delete_link(IFNAME)?;
     let conf = Conf::new(&lab.node)
         .with("name", "foreign")
         .with("ipam", Value::Null);

@@ -9,6 +9,7 @@ use underpass_tests::{
     leak::Traces,
     needs_root,
     netns::Netns,
+    rtnl::Change,
     runtime::Conf,
     traffic::ping,
 };
@@ -239,7 +240,7 @@ fn an_address_of_ipv6_survives_its_link_going_down() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
-    pod.netns().ip(&["link set eth0 down".to_owned()])?;
+    pod.netns().rtnl(|pod| pod.set("eth0", Change::down))?;
     let addresses = pod
         .netns()
         .ip_json(&["-6", "address", "show", "dev", "eth0"])?;

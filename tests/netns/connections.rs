@@ -19,6 +19,7 @@ use underpass_tests::{
     netfilter::LONGEST,
     netns::Netns,
     patience,
+    rtnl::Route,
     second::{Kind, Second},
     traffic::{SILENCE, offload, tcp},
     wire::Wire,
@@ -251,11 +252,8 @@ fn answers_change_their_way_in_the_middle(
         if round % 2 == 0 {
             return Second::answer(&lab);
         }
-        lab.world.netns().ip(&[format!(
-            "route replace {} via {}",
-            family.pods(),
-            family.node()
-        )])
+        let route = Route::to(family.pods()).via(family.node());
+        lab.world.netns().rtnl(|rtnl| rtnl.replace_route(route))
     })?;
     lab.firewall.expect_no_invalid()
 }
@@ -297,7 +295,7 @@ fn a_path_mtu_shrinks_in_the_middle(
             (lab.world.netns(), World::LINK),
             (lab.node.netns(), Node::UPLINK),
         ] {
-            end.ip(&[format!("link set {device} mtu {mtu}")])?;
+            end.set_mtu(device, u32::try_from(mtu)?)?;
         }
         Ok(())
     })?;

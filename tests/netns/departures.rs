@@ -54,9 +54,7 @@ fn a_new_connection_has_an_address_that_is_there(
     thread::sleep(SILENCE);
     route(&lab, family, &Second::other_way(family))?;
     if is_deleted {
-        lab.node
-            .netns()
-            .ip(&[format!("link delete {}", Second::LINK)])?;
+        lab.node.netns().delete_link(Second::LINK)?;
     }
     let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)
         .context("by the uplink that is left")?;
@@ -116,9 +114,7 @@ fn an_add_outlives_an_uplink() -> Result<()> {
                 }
                 let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
                 thread::sleep(Duration::from_millis(delay));
-                lab.node
-                    .netns()
-                    .ip(&[format!("link delete {}", Second::LINK)])?;
+                lab.node.netns().delete_link(Second::LINK)?;
             }
             Ok(())
         });

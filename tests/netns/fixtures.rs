@@ -10,6 +10,7 @@ use underpass_tests::{
     frame, needs_root,
     netfilter::Transport,
     netns::Netns,
+    rtnl::Route,
     traffic::{PATIENCE, content::Content, ping, tcp, udp},
 };
 
@@ -131,22 +132,18 @@ fn nothing_of_a_node_shows_outside() -> Result<()> {
 fn routed(lab: &Lab, name: &str) -> Result<Netns> {
     let inside = lab.node.netns().sibling(name)?;
     lab.world.route_pods()?;
-    lab.node.netns().ip(&[format!(
-        "link add {name} type veth peer name eth0 netns {name}"
-    )])?;
-    inside.ip(&["link set eth0 up".to_owned()])?;
-    for (family, gateway, nodad) in [(V4, "169.254.1.1", ""), (V6, "fe80::1", "nodad")] {
+    lab.node.netns().cable(name, &inside, "eth0", 1500)?;
+    for (family, gateway) in [(V4, "169.254.1.1"), (V6, "fe80::1")] {
         let (address, bits) = (family.unused_pod(), family.host_bits());
-        lab.node.netns().ip(&[
-            format!("link set {name} up"),
-            format!("address add {gateway}/{bits} dev {name} {nodad}"),
-            format!("route add {address}/{bits} dev {name}"),
-        ])?;
-        inside.ip(&[
-            format!("address add {address}/{bits} dev eth0 {nodad}"),
-            format!("route add {gateway}/{bits} dev eth0"),
-            format!("route add {} via {gateway} dev eth0", family.everywhere()),
-        ])?;
+        lab.node.netns().rtnl(|node| {
+            node.add_address(name, gateway.parse()?, bits)?;
+            node.add_route(Route::to(&format!("{address}/{bits}")).by(name))
+        })?;
+        inside.rtnl(|inside| {
+            inside.add_address("eth0", address, bits)?;
+            inside.add_route(Route::to(&format!("{gateway}/{bits}")).by("eth0"))?;
+            inside.add_route(Route::default(family).via(gateway.parse()?).by("eth0"))
+        })?;
     }
     lab.node.netns().set_sysctl("net/ipv4/ip_forward", "1")?;
     lab.node

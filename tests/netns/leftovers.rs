@@ -65,7 +65,7 @@ fn del_without_namespace(#[values("empty", "gone", "unlinked")] netns: &str) -> 
         "empty" => call = call.env("CNI_NETNS", ""),
         "unlinked" => pod.netns().unlink()?,
         // The namespace itself vanishes, and the kernel takes the veth away.
-        _ => pod.netns().ip(&[format!("link del {}", Pod::IFNAME)])?,
+        _ => pod.netns().delete_link(Pod::IFNAME)?,
     }
     for _ in 0..2 {
         call.run(&lab.node)?.silence()?;
@@ -100,7 +100,7 @@ fn a_failed_add(
     let netns = lab.node.netns().sibling("a")?;
     let mut conf = lab.conf();
     match why {
-        "name taken" => netns.ip(&["link add eth0 type veth peer name taken".to_owned()])?,
+        "name taken" => netns.rtnl(|rtnl| rtnl.add_veth("eth0", 1500, "taken", None))?,
         "no namespace" => netns.unlink()?,
         "pool empty" => {
             // The second range has no address left after the gateway's: the first must be given back.

@@ -12,6 +12,7 @@ use underpass_tests::{
     capture::Capture,
     counter::Meter,
     frame, needs_root,
+    rtnl::Route,
     runtime::Call,
     traffic::{PATIENCE, SILENCE, ping, raw::RawLink, tcp, udp},
 };
@@ -283,15 +284,16 @@ fn a_configured_address_is_the_one_that_the_world_sees(
     needs_root!();
     let lab = Lab::new()?;
     let own = [V4, V6].map(second_address);
-    let nodad = |ip: &IpAddr| if ip.is_ipv6() { "nodad" } else { "" };
-    let bits = |ip: &IpAddr| if ip.is_ipv6() { 128 } else { 32 };
-    let adds = own.map(|ip| format!("address add {ip}/{} dev lo {}", bits(&ip), nodad(&ip)));
-    lab.node.netns().ip(&adds)?;
-    let routes = own.map(|ip| {
-        let node = Family::of(ip).node();
-        format!("route add {ip}/{} via {node}", bits(&ip))
-    });
-    lab.world.netns().ip(&routes)?;
+    for ip in own {
+        let family = Family::of(ip);
+        let bits = family.host_bits();
+        lab.node
+            .netns()
+            .rtnl(|node| node.add_address("lo", ip, bits))?;
+        let route = format!("{ip}/{bits}");
+        let route = Route::to(&route).via(family.node());
+        lab.world.netns().rtnl(|world| world.add_route(route))?;
+    }
     let addresses = own.map(|ip| ip.to_string());
     let conf = lab.conf().with("masqueradeAddress", json!(addresses));
     let (a, b) = (lab.pod_with("a", &conf)?, lab.pod("b")?);

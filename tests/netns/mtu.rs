@@ -4,7 +4,8 @@ use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{
-    Family::V4, Lab, Node, Pod, leak::Traces, needs_root, runtime::Call, traffic::udp, tun::Tunnel,
+    Family::V4, Lab, Node, Pod, leak::Traces, needs_root, rtnl::Route, runtime::Call, traffic::udp,
+    tun::Tunnel,
 };
 
 /// Below 1280 bytes a device has no IPv6, and IPv4 works from 68 on.
@@ -23,7 +24,7 @@ fn a_small_mtu_is_enough_for_ipv4(
         conf = conf.with("mtu", mtu);
     } else {
         for netns in [lab.node.netns(), lab.world.netns()] {
-            netns.ip(&[format!("link set {} mtu {mtu}", Node::UPLINK)])?;
+            netns.set_mtu(Node::UPLINK, mtu)?;
         }
     }
     let pod = lab.pod_with("a", &conf)?;
@@ -42,9 +43,7 @@ fn an_uplink_too_narrow_for_ipv6_is_named() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     lab.pod("first")?.del()?;
-    lab.node
-        .netns()
-        .ip(&[format!("link set {} mtu 1200", Node::UPLINK)])?;
+    lab.node.netns().set_mtu(Node::UPLINK, 1200)?;
     let before = Traces::of(&lab.node)?;
     let netns = lab.node.netns().sibling("narrow")?;
     let error = Call::new("ADD")
@@ -66,12 +65,12 @@ fn a_vpn_lowers_no_mtu() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let _tunnel = Tunnel::dig([lab.node.netns(), lab.world.netns()], VPN, 1280)?;
-    lab.node.netns().ip(&[
-        format!("link set {VPN} up"),
-        format!("address add 100.64.0.7/32 dev {VPN}"),
-        format!("address add fd7a:115c::7/128 dev {VPN} nodad"),
-        format!("route add 100.64.0.0/10 dev {VPN}"),
-    ])?;
+    lab.node.netns().rtnl(|node| {
+        node.set_up(VPN)?;
+        node.add_address(VPN, "100.64.0.7".parse()?, 32)?;
+        node.add_address(VPN, "fd7a:115c::7".parse()?, 128)?;
+        node.add_route(Route::to("100.64.0.0/10").by(VPN))
+    })?;
     let pod = lab.pod("a")?;
     let links = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
     ensure!(links[0]["mtu"] == 1500, "{links}");

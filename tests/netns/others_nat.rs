@@ -8,10 +8,12 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
+use rtnetlink::LinkBridge;
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, needs_root,
     netns::Netns,
+    rtnl::Route,
     traffic::{SILENCE, serve, tcp, udp},
 };
 
@@ -32,21 +34,17 @@ fn addresses(family: Family) -> [IpAddr; 2] {
 /// A container behind a bridge of the node, masqueraded by the rules that Docker makes.
 fn container(lab: &Lab) -> Result<Netns> {
     let (node, container) = (lab.node.netns(), lab.node.netns().sibling("others")?);
-    node.ip(&[
-        "link add docker0 type bridge".to_owned(),
-        "link add veth0 type veth peer name eth0 netns others".to_owned(),
-        "link set veth0 master docker0".to_owned(),
-        "link set veth0 up".to_owned(),
-        "link set docker0 up".to_owned(),
-    ])?;
-    container.ip(&["link set eth0 up".to_owned()])?;
-    for (family, bits, nodad) in [(V4, 24, ""), (V6, 64, "nodad")] {
+    node.rtnl(|node| node.add(LinkBridge::new("docker0").up().build()))?;
+    node.cable("veth0", &container, "eth0", 1500)?;
+    let bridge = node.ifindex("docker0")?;
+    node.rtnl(|node| node.set("veth0", |veth| veth.controller(bridge)))?;
+    for (family, bits) in [(V4, 24), (V6, 64)] {
         let [own, bridge] = addresses(family);
-        node.ip(&[format!("address add {bridge}/{bits} dev docker0 {nodad}")])?;
-        container.ip(&[
-            format!("address add {own}/{bits} dev eth0 {nodad}"),
-            format!("route add {} via {bridge}", family.everywhere()),
-        ])?;
+        node.rtnl(|node| node.add_address("docker0", bridge, bits))?;
+        container.rtnl(|container| {
+            container.add_address("eth0", own, bits)?;
+            container.add_route(Route::default(family).via(bridge))
+        })?;
         lab.firewall.load(&format!(
             "add rule inet lab postrouting {} saddr {own} oifname != docker0 masquerade",
             family.nft()

@@ -10,6 +10,7 @@ use underpass_tests::{
     Lab,
     counter::Meter,
     needs_root,
+    rtnl::Route,
     traffic::{ping, tcp, udp},
 };
 
@@ -128,11 +129,9 @@ fn a_learned_flow_follows_a_change_of_route(#[values(V4, V6)] family: Family) ->
     let _server = udp::Server::start(lab.world.netns(), server)?;
     let mut client = udp::Client::open(pod.netns(), family)?;
     client.chat(server, 5)?;
-    lab.node.netns().ip(&[format!(
-        "route add blackhole {}/{}",
-        family.remote(),
-        family.host_bits()
-    )])?;
+    let to = format!("{}/{}", family.remote(), family.host_bits());
+    let nowhere = Route::to(&to).blackhole();
+    lab.node.netns().rtnl(|node| node.add_route(nowhere))?;
     // A flow is checked again about once a second.
     std::thread::sleep(std::time::Duration::from_millis(2500));
     client.hears_nothing(server)

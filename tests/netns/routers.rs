@@ -11,6 +11,7 @@ use underpass_tests::{
     capture::Capture,
     frame, needs_root,
     netns::Netns,
+    rtnl::Route,
     traffic::{PATIENCE, raw::RawLink, tcp},
 };
 
@@ -31,18 +32,14 @@ fn beyond(family: Family) -> [IpAddr; 2] {
 /// A namespace behind the world.
 fn far(lab: &Lab) -> Result<Netns> {
     let (world, far) = (lab.world.netns(), lab.node.netns().sibling("far")?);
-    world.ip(&[
-        format!("link add far mtu {NARROW} type veth peer name eth0 mtu {NARROW} netns far"),
-        "link set far up".to_owned(),
-    ])?;
-    far.ip(&["link set eth0 up".to_owned()])?;
-    for (family, bits, nodad) in [(V4, 24, ""), (V6, 64, "nodad")] {
+    world.cable("far", &far, "eth0", NARROW)?;
+    for (family, bits) in [(V4, 24), (V6, 64)] {
         let [router, host] = beyond(family);
-        world.ip(&[format!("address add {router}/{bits} dev far {nodad}")])?;
-        far.ip(&[
-            format!("address add {host}/{bits} dev eth0 {nodad}"),
-            format!("route add {} via {router}", family.everywhere()),
-        ])?;
+        world.rtnl(|world| world.add_address("far", router, bits))?;
+        far.rtnl(|far| {
+            far.add_address("eth0", host, bits)?;
+            far.add_route(Route::default(family).via(router))
+        })?;
     }
     world.set_sysctl("net/ipv4/ip_forward", "1")?;
     world.set_sysctl("net/ipv6/conf/all/forwarding", "1")?;

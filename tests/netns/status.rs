@@ -31,7 +31,7 @@ fn status_names_every_device_without_its_program() -> Result<()> {
     let status = Call::new("STATUS").conf(&conf);
     status.run(&lab.node)?.silence()?;
     // The filters of this one go with it.
-    node.ip(&[format!("link del {}", pods[13].host_veth())])?;
+    node.delete_link(pods[13].host_veth())?;
     status.run(&lab.node)?.silence()?;
     let directions = ["ingress", "egress"].into_iter().cycle();
     for (pod, direction) in pods.iter().step_by(3).zip(directions) {

@@ -111,12 +111,12 @@ fn a_vlan_on_an_uplink_is_an_uplink_of_its_own(#[values(V4, V6)] family: Family)
         return Ok(());
     }
     let lab = Lab::over(Wire::Vlan, MTU)?;
-    let (below, dad) = match family {
-        V4 => (["203.0.113.1/24", "203.0.113.2/24"], ""),
-        V6 => (["2001:db8:3::1/64", "2001:db8:3::2/64"], "nodad"),
+    let below = match family {
+        V4 => ["203.0.113.1", "203.0.113.2"],
+        V6 => ["2001:db8:3::1", "2001:db8:3::2"],
     };
     for (end, address) in [lab.node.netns(), lab.world.netns()].iter().zip(below) {
-        end.ip(&[format!("address add {address} dev {} {dad}", Wire::BELOW)])?;
+        end.rtnl(|end| end.add_address(Wire::BELOW, address.parse()?, family.link_bits()))?;
     }
     let scene = set(family, lab)?;
     let meter = Meter::start(&scene.lab.node)?;
@@ -220,18 +220,16 @@ fn a_queue_that_paces_takes_nothing_for_the_future(#[values(V4, V6)] family: Fam
 fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let lines: Vec<String> = (0..MANY)
-        .flat_map(|number| {
+    lab.node.netns().rtnl(|node| {
+        for number in 0..MANY {
             let (near, far) = (format!("near{number}"), format!("far{number}"));
-            [
-                format!("link add {near} type veth peer name {far}"),
-                format!("link set {near} up"),
-                format!("address add 198.18.7.{}/32 dev {near}", number + 1),
-                format!("address add 2001:db8:99::{number:x}/128 dev {near} nodad"),
-            ]
-        })
-        .collect();
-    lab.node.netns().ip(&lines)?;
+            node.add_veth(&near, 1500, &far, None)?;
+            node.set_up(&near)?;
+            node.add_address(&near, format!("198.18.7.{}", number + 1).parse()?, 32)?;
+            node.add_address(&near, format!("2001:db8:99::{number:x}").parse()?, 128)?;
+        }
+        Ok(())
+    })?;
     let scene = set(family, lab)?;
     let meter = Meter::start(&scene.lab.node)?;
     scene.tcp(family, 100_000)?;

@@ -61,7 +61,7 @@ impl Facility {
     /// What the kernel said when it was asked to use it; nothing if it did.
     pub fn refusal(self) -> Result<Option<String>> {
         let netns = Netns::isolated("probe")?;
-        netns.ip(&["link add veth type veth peer name peer".to_owned()])?;
+        netns.rtnl(|rtnl| rtnl.add_veth("veth", 1500, "peer", None))?;
         let [program, arguments] = self.use_of_it();
         let output = netns.output(Command::new(program).args(arguments.split(' ')), &[])?;
         if output.status.success() {

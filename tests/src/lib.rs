@@ -28,6 +28,7 @@ pub mod patience;
 pub mod pod;
 pub mod privilege;
 pub mod program;
+pub mod rtnl;
 pub mod runtime;
 pub mod second;
 pub mod test_run;

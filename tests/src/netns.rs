@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::Write as _,
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd, OwnedFd, RawFd},
         unix::process::{CommandExt as _, ExitStatusExt as _},
     },
     panic::resume_unwind,
@@ -234,7 +234,7 @@ impl Netns {
         String::from_utf8(output.stdout).with_context(|| format!("{command:?} printed no text"))
     }
 
-    /// Runs lines of `ip` in one go.
+    /// Runs lines of `ip` in one go, as an operator types them: for what [`Self::rtnl`] has no words for.
     pub fn ip(&self, lines: &[String]) -> Result<()> {
         self.expect(
             Command::new("ip").args(["-batch", "-"]),
@@ -296,6 +296,12 @@ impl Netns {
         self.set_sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         self.run(|| ioctl::set_up("lo"))
             .with_context(|| format!("set lo up in {}", self.name))
+    }
+}
+
+impl AsRawFd for Netns {
+    fn as_raw_fd(&self) -> RawFd {
+        self.net.as_raw_fd()
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 
-use crate::{Family, Lab, Node, tun::Tunnel, wire::Wire, world};
+use crate::{Family, Lab, Node, rtnl::Route, tun::Tunnel, wire::Wire, world};
 
 /// What a second uplink is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,16 +36,12 @@ impl Second {
             Kind::Tunnel => Some(Tunnel::dig(ends, Self::LINK, 1500)?),
         };
         for (end, own) in ends.into_iter().zip([Self::node, Self::gateway]) {
-            end.ip(&[format!("link set {} up", Self::LINK)])?;
-            for family in Family::BOTH {
-                let nodad = if family == Family::V6 { "nodad" } else { "" };
-                end.ip(&[format!(
-                    "address add {}/{} dev {} {nodad}",
-                    own(family),
-                    family.link_bits(),
-                    Self::LINK
-                )])?;
-            }
+            end.rtnl(|rtnl| {
+                rtnl.set_up(Self::LINK)?;
+                Family::BOTH.into_iter().try_for_each(|family| {
+                    rtnl.add_address(Self::LINK, own(family), family.link_bits())
+                })
+            })?;
             world::settle(end, own(Family::V6))?;
         }
         Ok(Self { _tunnel: tunnel })
@@ -89,14 +85,12 @@ impl Second {
 
     /// Has the world answer pods by this uplink.
     pub fn answer(lab: &Lab) -> Result<()> {
-        lab.world.netns().ip(&Family::BOTH.map(|family| {
-            format!(
-                "route replace {} via {} dev {}",
-                family.pods(),
-                Self::node(family),
-                Self::LINK
-            )
-        }))
+        lab.world.netns().rtnl(|rtnl| {
+            Family::BOTH.into_iter().try_for_each(|family| {
+                let route = Route::to(family.pods()).via(Self::node(family));
+                rtnl.replace_route(route.by(Self::LINK))
+            })
+        })
     }
 }
 

@@ -40,7 +40,7 @@ impl Tunnel {
             let file = end
                 .run(|| open(name))
                 .with_context(|| format!("make the device {name} in {}", end.name()))?;
-            end.ip(&[format!("link set {name} mtu {mtu}")])?;
+            end.set_mtu(name, mtu)?;
             files.push(file);
         }
         let stop = Arc::new(AtomicBool::new(false));

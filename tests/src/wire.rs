@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Result, bail};
+use rtnetlink::{LinkVlan, LinkVrf, LinkWireguard};
 
 use crate::{Family, kernel::Facility, netns::Netns};
 
@@ -53,10 +54,8 @@ impl Wire {
             Self::Vlan => {
                 cable(ends, [Self::BELOW; 2], mtu)?;
                 for (end, name) in ends.iter().zip(names) {
-                    end.ip(&[format!(
-                        "link add link {} name {name} mtu {mtu} type vlan id {VLAN}",
-                        Self::BELOW
-                    )])?;
+                    let below = end.ifindex(Self::BELOW)?;
+                    end.rtnl(|rtnl| rtnl.add(LinkVlan::new(name, below, VLAN).mtu(mtu).build()))?;
                 }
             }
             Self::WireGuard => {
@@ -66,19 +65,17 @@ impl Wire {
             Self::Vrf => {
                 cable(ends, names, mtu)?;
                 let [node, _] = ends;
-                node.ip(&[
-                    format!("link add red type vrf table {TABLE}"),
-                    "link set red up".to_owned(),
-                    format!("link set {} master red", names[0]),
-                ])?;
-                for (family, option) in [(Family::V4, "-4"), (Family::V6, "-6")] {
-                    let rule = format!("rule add pref {RULE} to {} lookup main", family.pods());
-                    node.expect(Command::new("ip").arg(option).args(rule.split(' ')), &[])?;
-                }
+                node.rtnl(|rtnl| rtnl.add(LinkVrf::new("red", TABLE).up().build()))?;
+                let red = node.ifindex("red")?;
+                node.rtnl(|rtnl| {
+                    rtnl.set(names[0], |link| link.controller(red))?;
+                    let mut families = Family::BOTH.into_iter();
+                    families.try_for_each(|family| rtnl.add_rule_to_main(family.pods(), RULE))
+                })?;
             }
         }
         for (end, name) in ends.iter().zip(names) {
-            end.ip(&[format!("link set {name} up")])?;
+            end.set_up(name)?;
         }
         Ok(())
     }
@@ -87,20 +84,13 @@ impl Wire {
 /// A veth pair, up.
 fn cable(ends: [&Netns; 2], [here, there]: [&str; 2], mtu: u32) -> Result<()> {
     let [node, world] = ends;
-    node.ip(&[
-        format!(
-            "link add {here} mtu {mtu} type veth peer name {there} mtu {mtu} netns {}",
-            world.path().display()
-        ),
-        format!("link set {here} up"),
-    ])?;
-    world.ip(&[format!("link set {there} up")])
+    node.cable(here, world, there, mtu)
 }
 
 fn tunnel(ends: [&Netns; 2], names: [&str; 2], mtu: u32) -> Result<()> {
     let mut keys = Vec::new();
     for (end, own) in ends.iter().zip(OUTSIDE) {
-        end.ip(&[format!("address add {own}/24 dev {}", Wire::BELOW)])?;
+        end.rtnl(|rtnl| rtnl.add_address(Wire::BELOW, own.parse()?, 24))?;
         let private = end.expect(Command::new("wg").arg("genkey"), &[])?;
         let public = end.expect(Command::new("wg").arg("pubkey"), private.as_bytes())?;
         keys.push((private, public));
@@ -110,7 +100,7 @@ fn tunnel(ends: [&Netns; 2], names: [&str; 2], mtu: u32) -> Result<()> {
     };
     for (at, (own, peer)) in [(node, world), (world, node)].into_iter().enumerate() {
         let (end, name) = (ends[at], names[at]);
-        end.ip(&[format!("link add {name} mtu {mtu} type wireguard")])?;
+        end.rtnl(|rtnl| rtnl.add(LinkWireguard::new(name).mtu(mtu).build()))?;
         let everything = Family::BOTH.map(Family::everywhere).join(", ");
         let config = format!(
             "[Interface]\nPrivateKey = {}\nListenPort = {LISTENS}\n\

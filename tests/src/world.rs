@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::{Family, Node, netns::Netns, patience, wire::Wire};
+use crate::{Family, Node, netns::Netns, patience, rtnl::Route, wire::Wire};
 
 /// The world around one node. It knows no route to pods unless a test gives it one.
 #[derive(Debug)]
@@ -25,33 +25,23 @@ impl World {
     pub fn beyond(node: &Node, wire: Wire, mtu: u32) -> Result<Self> {
         let netns = node.netns().sibling("world")?;
         wire.connect([node.netns(), &netns], [Node::UPLINK, Self::LINK], mtu)?;
-        let mut theirs = Vec::new();
-        let mut ours = Vec::new();
-        for family in Family::BOTH {
-            let (bits, host) = (family.link_bits(), family.host_bits());
-            let dad = nodad(family);
-            theirs.push(format!(
-                "address add {}/{bits} dev {} {dad}",
-                family.gateway(),
-                Self::LINK
-            ));
-            for server in [family.remote(), family.other_remote()] {
-                theirs.push(format!("address add {server}/{host} dev lo {dad}"));
+        netns.rtnl(|world| {
+            for family in Family::BOTH {
+                world.add_address(Self::LINK, family.gateway(), family.link_bits())?;
+                for server in [family.remote(), family.other_remote()] {
+                    world.add_address("lo", server, family.host_bits())?;
+                }
             }
-            ours.push(format!(
-                "address add {}/{bits} dev {} {dad}",
-                family.node(),
-                Node::UPLINK
-            ));
-            ours.push(format!(
-                "route add {} via {} dev {}",
-                family.everywhere(),
-                family.gateway(),
-                Node::UPLINK
-            ));
-        }
-        netns.ip(&theirs)?;
-        node.netns().ip(&ours)?;
+            Ok(())
+        })?;
+        node.netns().rtnl(|node| {
+            for family in Family::BOTH {
+                node.add_address(Node::UPLINK, family.node(), family.link_bits())?;
+                let route = Route::default(family).via(family.gateway());
+                node.add_route(route.by(Node::UPLINK))?;
+            }
+            Ok(())
+        })?;
         settle(&netns, Family::V6.gateway())?;
         settle(node.netns(), Family::V6.node())?;
         Ok(Self { netns })
@@ -65,8 +55,12 @@ impl World {
 
     /// Gives the world routes to the pods' ranges by way of the node: pods that need no masquerade.
     pub fn route_pods(&self) -> Result<()> {
-        self.netns.ip(&Family::BOTH
-            .map(|family| format!("route add {} via {}", family.pods(), family.node())))
+        self.netns.rtnl(|rtnl| {
+            let mut routes = Family::BOTH.map(|family| Route::to(family.pods()).via(family.node()));
+            routes
+                .iter_mut()
+                .try_for_each(|route| rtnl.add_route(*route))
+        })
     }
 }
 
@@ -103,11 +97,4 @@ fn is_local(route: &str, addr: Ipv6Addr) -> bool {
     columns.first() == Some(&format!("{:032x}", u128::from(addr)).as_str())
         && columns.get(1) == Some(&"80")
         && matches!(flags, Some(Ok(flags)) if flags & RTF_LOCAL != 0)
-}
-
-fn nodad(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "",
-        Family::V6 => "nodad",
-    }
 }

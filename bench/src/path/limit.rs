@@ -13,10 +13,7 @@ use crate::redirect;
 pub(super) fn one_pair() -> Result<Path> {
     let root = Netns::isolated("limit1")?;
     let (client, server) = (root.sibling("client")?, root.sibling("server")?);
-    root.ip(&[
-        "link add near netns client mtu 1500 type veth peer name far netns server mtu 1500"
-            .to_owned(),
-    ])?;
+    client.cable("near", &server, "far", 1500)?;
     finish(Route::PodToPod, root, client, server)
 }
 
@@ -24,12 +21,8 @@ pub(super) fn one_pair() -> Result<Path> {
 pub(super) fn two_pairs(route: Route) -> Result<Path> {
     let node = Netns::isolated("limit2")?;
     let (client, server) = (node.sibling("client")?, node.sibling("server")?);
-    node.ip(&[
-        "link add left mtu 1500 type veth peer name near netns client mtu 1500".to_owned(),
-        "link add right mtu 1500 type veth peer name far netns server mtu 1500".to_owned(),
-        "link set left up".to_owned(),
-        "link set right up".to_owned(),
-    ])?;
+    node.cable("left", &client, "near", 1500)?;
+    node.cable("right", &server, "far", 1500)?;
     join(&node, "left", "right")?;
     join(&node, "right", "left")?;
     finish(route, node, client, server)
@@ -58,11 +51,10 @@ fn join(node: &Netns, from: &str, to: &str) -> Result<()> {
 
 fn finish(route: Route, node: Netns, client: Netns, server: Netns) -> Result<Path> {
     for (netns, device, host) in [(&client, "near", 1), (&server, "far", 2)] {
-        netns.ip(&[
-            format!("link set {device} up"),
-            format!("address add 10.99.0.{host}/24 dev {device}"),
-            format!("address add fd00:99::{host}/64 dev {device} nodad"),
-        ])?;
+        netns.rtnl(|rtnl| {
+            rtnl.add_address(device, format!("10.99.0.{host}").parse()?, 24)?;
+            rtnl.add_address(device, format!("fd00:99::{host}").parse()?, 64)
+        })?;
     }
     Ok(Path {
         route,

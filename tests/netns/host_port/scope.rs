@@ -5,11 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map};
 use rstest::rstest;
+use rtnetlink::LinkDummy;
 use serde_json::json;
 use underpass_abi::{addr::Addr, map};
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Node, counter, needs_root,
+    rtnl::Route,
     test_run::{Bench, UNSPEC},
     traffic::{tcp, udp},
 };
@@ -26,10 +28,9 @@ fn second(family: Family) -> IpAddr {
 
 fn give(lab: &Lab, device: &str, ip: IpAddr) -> Result<()> {
     let bits = Family::of(ip).host_bits();
-    let dad = if ip.is_ipv6() { "nodad" } else { "" };
     lab.node
         .netns()
-        .ip(&[format!("address add {ip}/{bits} dev {device} {dad}")])
+        .rtnl(|node| node.add_address(device, ip, bits))
 }
 
 #[rstest]
@@ -176,11 +177,9 @@ fn addresses_of_services_are_not_captured(#[values(V4, V6)] family: Family) -> R
     let lab = &scene.lab;
     // As local as any other to the kernel: what tells it apart is the map.
     give(lab, "lo", family.service())?;
-    lab.world.netns().ip(&[format!(
-        "route add {} via {}",
-        family.service(),
-        family.node()
-    )])?;
+    let service = format!("{}/{}", family.service(), family.host_bits());
+    let route = Route::to(&service).via(family.node());
+    lab.world.netns().rtnl(|world| world.add_route(route))?;
     let at = family.service_at(HOST);
     reaches(lab.world.netns(), at, family.gateway())?;
     let mut services: HashMap<_, Addr, u32> =
@@ -198,11 +197,11 @@ fn addresses_of_services_are_not_captured(#[values(V4, V6)] family: Family) -> R
 fn addresses_of_dummy_devices_are_those_of_services() -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let dummy = "link add kube-ipvs0 type dummy".to_owned();
-    if let Err(error) = lab.node.netns().ip(&[dummy]) {
+    let dummy = LinkDummy::new("kube-ipvs0").build();
+    if let Err(error) = lab.node.netns().rtnl(|node| node.add(dummy)) {
         // Kernels without the driver can't hold such addresses either.
         ensure!(
-            format!("{error:#}").contains("Unknown device type"),
+            format!("{error:#}").contains("Operation not supported"),
             "{error:#}"
         );
         return Ok(());
@@ -224,7 +223,7 @@ fn addresses_of_dummy_devices_are_those_of_services() -> Result<()> {
     ensure!(services()?.is_empty(), "no host port, no need to know");
     let mapped = lab.pod_with("mapped", &mapped(&lab, &both()))?;
     ensure!(services()? == Family::BOTH.map(Family::service));
-    lab.node.netns().ip(&["link del kube-ipvs0".to_owned()])?;
+    lab.node.netns().delete_link("kube-ipvs0")?;
     let attachments = [&plain, &mapped]
         .map(|pod| json!({ "containerID": pod.name(), "ifname": underpass_tests::Pod::IFNAME }));
     underpass_tests::runtime::Call::new("GC")

@@ -236,9 +236,7 @@ impl<'a> Ways<'a> {
     }
 
     fn delete(&self) -> Result<()> {
-        self.node
-            .netns
-            .ip(&[format!("link delete {}", Second::LINK)])
+        self.node.netns.delete_link(Second::LINK)
     }
 
     /// A call that finds a new uplink: an ADD or a GC.
