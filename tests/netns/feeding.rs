@@ -17,7 +17,7 @@ use underpass_tests::{
     netfilter::LONGEST,
     netns::Netns,
     patience,
-    traffic::{PATIENCE, ping, udp},
+    traffic::{PATIENCE, ping, tcp, udp},
     world::World,
 };
 
@@ -349,5 +349,18 @@ fn expect_end(mut is_silent: impl FnMut() -> bool) -> Result<()> {
     for _ in 0..6 {
         ensure!(is_silent(), "it goes on after a silence");
     }
+    Ok(())
+}
+
+#[rstest]
+fn a_flow_outlives_what_connection_tracking_knows(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let _server = tcp::Server::start(b.netns(), family.port(PORT))?;
+    let mut client = tcp::Client::connect(a.netns(), b.at(family, PORT))?;
+    client.exchange(500_000, 500_000)?;
+    lab.firewall.outlast(family, &["tcp"])?;
+    client.exchange(500_000, 500_000)?;
     Ok(())
 }

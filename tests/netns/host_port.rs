@@ -9,7 +9,7 @@ mod loopback;
 mod many;
 mod scope;
 
-use std::{net::SocketAddr, time::Instant};
+use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use rstest::rstest;
@@ -97,31 +97,6 @@ fn misses(client: &Netns, to: SocketAddr) -> Result<()> {
 }
 
 #[rstest]
-fn the_world_reaches_the_container(
-    #[values(V4, V6)] family: Family,
-    #[values(1500, 9000)] mtu: u32,
-) -> Result<()> {
-    needs_root!();
-    let scene = Scene::with_mtu(family, mtu)?;
-    let world = scene.lab.world.netns();
-    let asked = node_at(family, HOST);
-    let client = SocketAddr::new(family.gateway(), SOURCE);
-    let mut stream = tcp::Client::connect_from(world, SOURCE, asked)?;
-    let seen = stream.exchange(5_000_000, 5_000_000)?.seen;
-    ensure!(seen == client, "by TCP the container saw {seen}");
-    let mut unconnected = udp::Client::open_at(world, family, SOURCE)?;
-    let seen = unconnected.chat(asked, 10)?.seen;
-    ensure!(seen == client, "by UDP the container saw {seen}");
-    let mut connected = udp::Client::open(world, family)?;
-    connected.connect(asked)?;
-    let whole = mtu as usize - family.header_len() - 8;
-    for len in [0, 1, 1000, whole - 60] {
-        connected.ask(asked, len)?;
-    }
-    Ok(())
-}
-
-#[rstest]
 fn a_pod_reaches_another_by_the_nodes_address(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family)?;
@@ -136,72 +111,6 @@ fn a_pod_reaches_another_by_the_nodes_address(#[values(V4, V6)] family: Family) 
     let direct = scene.server.at(family, INSIDE);
     reaches(client.netns(), direct, client.ip(family))?;
     reaches(client.netns(), asked, client.ip(family))
-}
-
-#[rstest]
-fn the_second_packets_from_the_world_take_the_bypass(
-    #[values(V4, V6)] family: Family,
-) -> Result<()> {
-    needs_root!();
-    let scene = Scene::set(family)?;
-    let world = scene.lab.world.netns();
-    let firewall = &scene.lab.firewall;
-    for transport in ["tcp", "udp"] {
-        firewall.count_forwarded(transport, &format!("{transport} dport {INSIDE}"))?;
-        firewall.count_forwarded(transport, &format!("{transport} sport {INSIDE}"))?;
-    }
-    let meter = Meter::start(&scene.lab.node)?;
-    let start = Instant::now();
-    let asked = node_at(family, HOST);
-    tcp::Client::connect(world, asked)?.chat(50)?;
-    udp::Client::open(world, family)?.chat(asked, 50)?;
-    firewall.expect_opening("tcp")?;
-    firewall.expect_fed("udp", start)?;
-    meter.expect(Counter::BypassPeer, 96)?;
-    meter.expect(Counter::BypassWire, 96)?;
-    meter.expect(Counter::HostPort, 2)?;
-    meter.expect_none(Counter::Masqueraded)
-}
-
-#[rstest]
-fn the_second_packets_of_a_pod_take_the_bypass(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
-    let scene = Scene::set(family)?;
-    let client = scene.lab.pod("client")?;
-    let firewall = &scene.lab.firewall;
-    for transport in ["tcp", "udp"] {
-        firewall.count_forwarded(transport, &format!("{transport} dport {INSIDE}"))?;
-        firewall.count_forwarded(transport, &format!("{transport} sport {INSIDE}"))?;
-    }
-    let meter = Meter::start(&scene.lab.node)?;
-    let start = Instant::now();
-    let asked = node_at(family, HOST);
-    tcp::Client::connect(client.netns(), asked)?.chat(50)?;
-    udp::Client::open(client.netns(), family)?.chat(asked, 50)?;
-    firewall.expect_opening("tcp")?;
-    firewall.expect_fed("udp", start)?;
-    meter.expect(Counter::BypassPeer, 192)?;
-    meter.expect(Counter::HostPort, 2)?;
-    meter.expect_none(Counter::Masqueraded)
-}
-
-#[rstest]
-fn without_bypass_the_stack_carries_it(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    let conf = mapped(&lab, &both()).with("bypass", "off");
-    let scene = Scene::in_network(family, lab, &conf)?;
-    let client = scene
-        .lab
-        .pod_with("client", &scene.lab.conf().with("bypass", "off"))?;
-    let meter = Meter::start(&scene.lab.node)?;
-    let asked = node_at(family, HOST);
-    reaches(scene.lab.world.netns(), asked, family.gateway())?;
-    reaches(client.netns(), asked, client.ip(family))?;
-    tcp::Client::connect(scene.lab.world.netns(), asked)?.exchange(2_000_000, 2_000_000)?;
-    meter.expect(Counter::HostPort, 5)?;
-    meter.expect_no_bypass()?;
-    meter.expect_none(Counter::Learned)
 }
 
 #[rstest]

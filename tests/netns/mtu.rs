@@ -76,3 +76,17 @@ fn a_vpn_lowers_no_mtu() -> Result<()> {
     ensure!(links[0]["mtu"] == 1500, "{links}");
     Ok(())
 }
+
+#[rstest]
+fn pods_get_the_mtu_of_the_uplink(#[values(1400, 9000)] mtu: u32) -> Result<()> {
+    needs_root!();
+    let lab = Lab::with_mtu(mtu)?;
+    let pod = lab.pod("a")?;
+    for interface in [0, 1] {
+        let told = &pod.result()["interfaces"][interface]["mtu"];
+        ensure!(*told == mtu, "the result says {told}");
+    }
+    let link = pod.netns().ip_json(&["link", "show", "dev", "eth0"])?;
+    ensure!(link[0]["mtu"] == mtu, "{link}");
+    Ok(())
+}

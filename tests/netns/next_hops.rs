@@ -1,7 +1,7 @@
 //! Where the routing table alone does not say how a flow goes: several next hops, marks, answers by another way than the questions, pods
 //! that the bypass can't reach. Both directions take it, or none: whatever is in the stack is complete there.
 
-use std::{net::SocketAddr, thread};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use rstest::rstest;
@@ -12,9 +12,10 @@ use underpass_tests::{
     kernel::Facility,
     needs_root,
     netns::Netns,
+    rtnl::Route,
     runtime::Conf,
     second::{Kind, Second},
-    traffic::tcp,
+    traffic::{tcp, udp},
     wire::Wire,
 };
 
@@ -171,4 +172,21 @@ fn a_pod_that_may_change_its_mac(
             .with_context(|| format!("from {} to {}", client.name(), server.name()))?;
     }
     Ok(())
+}
+
+#[rstest]
+fn a_learned_flow_follows_a_change_of_route(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let server = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), server)?;
+    let mut client = udp::Client::open(pod.netns(), family)?;
+    client.chat(server, 5)?;
+    let to = format!("{}/{}", family.remote(), family.host_bits());
+    let nowhere = Route::to(&to).blackhole();
+    lab.node.netns().rtnl(|node| node.add_route(nowhere))?;
+    // A flow is checked again about once a second.
+    thread::sleep(Duration::from_millis(2500));
+    client.hears_nothing(server)
 }

@@ -43,17 +43,15 @@ const KERNELS: [&str; 4] = ["5.10", "6.1", "6.12", NEWEST];
 
 /// What `--short` runs: each program on each of its paths, what kernels are known to differ in, and what the machine outside may have no
 /// modules for.
-const SHORT: [&str; 18] = [
+const SHORT: [&str; 16] = [
     "features::the_plugin_knows_what_the_kernel_can_do",
-    "firewall::a_drop_rule_is_honoured_between_pods",
     "from_pod::a_learned_packet_is_rewritten_and_redirected",
-    "host_port::the_world_reaches_the_container",
     "leftovers::del_without_namespace",
     "lifecycle::the_result_has_the_shape_of_ptp",
     "masquerade::a_source_port_in_use_is_changed",
     "masquerade::rewritten_checksums_are_right",
-    "pod_to_pod::tcp_takes_the_bypass_after_its_first_packets",
-    "pod_to_world::udp_takes_the_bypass_after_its_first_packets",
+    "routes::a_connection_takes_the_bypass_after_its_first_packets",
+    "routes::what_the_firewall_drops_never_arrives::route_1",
     "sctp::sockets_talk_through_masquerade_and_host_ports",
     "kube_proxy::a_pod_reaches_another_by_a_cluster_ip",
     "others_nat::who_connects_again_takes_nothing_from_netfilter",

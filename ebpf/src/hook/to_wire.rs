@@ -16,7 +16,7 @@ use crate::{
     maps::{Work, device, endpoint},
     skb::Skb,
     stage::{
-        flow, hold, learn,
+        flow, fragment, hold, learn,
         masquerade::{self, Way},
         parse::PARSED,
         route, translate, twice,
@@ -102,6 +102,10 @@ fn known_of_pod<I: Call>(
     }
     if half.rewrite & rewrite::SRC != 0 {
         translate::as_known::<I>(skb)?;
+    } else {
+        // The stack may have put an IPv6 datagram together and cut it again: with another
+        // identification than that under which it came from the pod.
+        fragment::remember(head);
     }
     Ok(Verdict::Stack)
 }
