@@ -1,6 +1,7 @@
 //! `cargo xtask lint`: format, lints for both targets, dependencies, public texts.
 
 use std::io::{IsTerminal as _, stdout};
+use std::process::Command;
 
 use anyhow::Context as _;
 
@@ -63,6 +64,24 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
             .arg("--quiet"),
     )?;
 
+    report::step("checking", "the documentation of all crates");
+    process::run(
+        workspace
+            .cargo()
+            .env(
+                "RUSTDOCFLAGS",
+                "--deny warnings --allow rustdoc::private-intra-doc-links",
+            )
+            .args([
+                "doc",
+                "--workspace",
+                "--no-deps",
+                "--document-private-items",
+            ])
+            .args(["--locked", "--quiet"]),
+    )?;
+
+    oldest_compiler(workspace)?;
     dependencies(workspace)?;
 
     report::step("checking", "texts and sizes of files");
@@ -71,18 +90,72 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Licences, advisories, sources and duplicates, as deny.toml says.
-fn dependencies(workspace: &Workspace) -> anyhow::Result<()> {
-    if !process::on_path("cargo-deny") {
-        report::warn(
-            "the dependencies were NOT checked: run `cargo install --locked cargo-deny` (some minutes) and lint again",
+/// The compiler that Cargo.toml promises to be enough, `rust-version`: the build with it is the proof.
+fn oldest_compiler(workspace: &Workspace) -> anyhow::Result<()> {
+    const PROMISED: &str = env!("CARGO_PKG_RUST_VERSION");
+    let output = Command::new("rustc")
+        .arg("--version")
+        .current_dir(&workspace.root)
+        .output()
+        .context("cannot start rustc")?;
+    let version = String::from_utf8_lossy(&output.stdout).into_owned();
+    let used = version.split(' ').nth(1).unwrap_or_default();
+    if used.starts_with(&format!("{PROMISED}.")) {
+        report::step(
+            "checked",
+            &format!("with Rust {PROMISED}, the oldest that is promised"),
         );
         return Ok(());
     }
+    let mut check = Command::new("rustup");
+    check
+        .current_dir(&workspace.root)
+        .env("CARGO_TARGET_DIR", workspace.target.join("oldest"))
+        .env_remove("CARGO")
+        .args([
+            "run",
+            PROMISED,
+            "cargo",
+            "check",
+            "--workspace",
+            "--locked",
+            "--quiet",
+        ]);
+    report::step(
+        "checking",
+        &format!("with Rust {PROMISED}, the oldest that is promised"),
+    );
+    process::run(&mut check).with_context(|| {
+        format!("this is Rust {used}: `rustup toolchain install {PROMISED} --profile minimal` gives the other one")
+    })
+}
+
+/// Licences, advisories, sources and duplicates, as deny.toml says; and that each dependency is used.
+fn dependencies(workspace: &Workspace) -> anyhow::Result<()> {
     report::step("checking", "the dependencies");
+    setup::ensure_checkers(workspace)?;
+    let deny = |checks: &[&str]| {
+        let mut deny = Command::new(workspace.tool("cargo-deny"));
+        deny.current_dir(&workspace.root)
+            .args(["--log-level", "error", "check"])
+            .args(checks);
+        deny
+    };
+    process::run(&mut deny(&["bans", "licenses", "sources"]))?;
+    // The list of advisories comes from the network: without it nothing can be said.
+    let mut fetch = Command::new(workspace.tool("cargo-deny"));
+    fetch.current_dir(&workspace.root).args(["fetch", "db"]);
+    let advisories = fetch.output().context("cannot start cargo-deny")?;
+    if advisories.status.success() {
+        process::run(deny(&["advisories"]).arg("--disable-fetch"))?;
+    } else {
+        report::warn(
+            "the dependencies were NOT compared with the advisories: their database can't be reached from here",
+        );
+    }
     process::run(
-        workspace
-            .cargo()
-            .args(["deny", "--log-level", "error", "check"]),
+        Command::new(workspace.tool("cargo-machete"))
+            .arg("--with-metadata")
+            .arg(&workspace.root),
     )
 }

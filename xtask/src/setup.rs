@@ -7,6 +7,7 @@ use crate::report;
 use crate::workspace::Workspace;
 
 mod bpffs;
+mod crates;
 mod ebpf;
 mod emulator;
 mod packages;
@@ -56,6 +57,11 @@ pub(crate) fn ensure(workspace: &Workspace, need: Need) -> anyhow::Result<()> {
         emulator::ensure(&workspace.tools())?;
     }
     Ok(())
+}
+
+/// Installs what the lint looks at dependencies with, where it is missing.
+pub(crate) fn ensure_checkers(workspace: &Workspace) -> anyhow::Result<()> {
+    crates::ensure_checkers(workspace)
 }
 
 /// Refuses a command that only root can carry out, before anything is built for it.

@@ -53,4 +53,9 @@ impl Workspace {
     pub(crate) fn tools(&self) -> PathBuf {
         self.root.join(".toolchain")
     }
+
+    /// A program that set-up installs there.
+    pub(crate) fn tool(&self, name: &str) -> PathBuf {
+        self.tools().join("bin").join(name)
+    }
 }

@@ -8,12 +8,16 @@ use std::{env, fs};
 
 use anyhow::{Context as _, bail};
 
-use super::packages;
+use super::{crates::Tool, packages};
 use crate::toolchain::{self, Compiler, Core, Missing, Toolchain};
 use crate::workspace::Workspace;
 use crate::{process, report};
 
-const LINKER: [&str; 4] = ["bpf-linker", "--version", "0.10.4", "--locked"];
+const LINKER: Tool = Tool {
+    name: "bpf-linker",
+    version: "0.10.4",
+    why: "it links the eBPF programs (about a minute)",
+};
 
 /// `rust-src` is 3 MB. Where rustup's server is out of reach, rustup waits for minutes.
 const COMPONENT_LIMIT: Duration = Duration::from_secs(20);
@@ -25,7 +29,7 @@ pub(super) fn ensure(workspace: &Workspace) -> anyhow::Result<()> {
         install_compiler(workspace)?;
     }
     if let Err(Missing::Linker) = Toolchain::find(&workspace.root) {
-        install_linker(workspace)?;
+        LINKER.install(workspace)?;
     }
     let toolchain = Toolchain::find(&workspace.root).map_err(anyhow::Error::msg)?;
     fetch("the crates of this workspace", || workspace.cargo())?;
@@ -154,33 +158,6 @@ fn remember(refusal: &Path, why: &anyhow::Error) -> anyhow::Result<()> {
                 refusal.display()
             )
         })
-}
-
-fn install_linker(workspace: &Workspace) -> anyhow::Result<()> {
-    report::step(
-        "installing",
-        "bpf-linker 0.10.4 from crates.io: it links the eBPF programs (about a minute)",
-    );
-    let mut cargo = workspace.cargo();
-    cargo
-        .args(["install", "--quiet", "--root"])
-        .arg(workspace.tools())
-        .args(LINKER)
-        // Outside the workspace, whose settings are not for it.
-        .current_dir("/")
-        .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .env("CARGO_TARGET_DIR", workspace.target.join("bpf-linker"));
-    process::run(&mut cargo).with_context(|| {
-        let by_hand = format!(
-            "cargo install --root {} {}",
-            workspace.tools().display(),
-            LINKER.join(" ")
-        );
-        format!("bpf-linker could not be built: run `{by_hand}` where crates.io can be reached")
-    })?;
-    let leftovers = workspace.target.join("bpf-linker");
-    fs::remove_dir_all(&leftovers).with_context(|| format!("cannot remove {}", leftovers.display()))
 }
 
 /// Downloads crates where any is missing, so that the build itself works without a network.
