@@ -10,8 +10,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use underpass_abi::quota;
 use underpass_cni::{Dns, Error, NetConf, Request, address, args::CniArgs};
+use underpass_netlink::Mac;
 
-use crate::{glob::Glob, netlink::link::Mac};
+use crate::glob::Glob;
 
 pub(crate) mod bandwidth;
 pub(crate) mod chained;
@@ -390,19 +391,11 @@ fn destination(text: &str) -> Result<IpNet, Error> {
         })
 }
 
-/// A unicast Ethernet address; colons or hyphens between the bytes.
+/// Reads the MAC that a key asks for.
 fn mac(key: &str, text: &str) -> Result<Mac, Error> {
-    let bytes: Option<Vec<u8>> = text
-        .split([':', '-'])
-        .map(|byte| match byte.len() {
-            2 => u8::from_str_radix(byte, 16).ok(),
-            _ => None,
-        })
-        .collect();
-    bytes
-        .and_then(|bytes| <[u8; 6]>::try_from(bytes).ok())
-        .filter(|mac| mac[0] & 1 == 0 && *mac != [0; 6])
-        .map(Mac)
+    text.parse()
+        .ok()
+        .filter(|mac: &Mac| mac.is_unicast())
         .ok_or_else(|| {
             Error::config(format!(
                 "invalid {key} {text:?}: give a unicast MAC address such as 02:00:00:00:00:01"

@@ -3,8 +3,9 @@
 use std::{io, path::PathBuf};
 
 use underpass_cni::{Code, Error as CniError};
+use underpass_netlink::{self as netlink, netns};
 
-use crate::{datapath, netlink, netns};
+use crate::datapath;
 
 /// Code for a CHECK that found something wrong; the contract leaves 100 and up to plugins.
 const CODE_BROKEN: u32 = 100;

@@ -6,8 +6,7 @@
 
 use sha2::{Digest as _, Sha256};
 use underpass_abi::endpoint::Owner;
-
-use crate::netlink::link::{Link, Mac};
+use underpass_netlink::{Mac, link::Link};
 
 /// Longest text that the kernel takes as an alias of a device, in bytes.
 const ALIAS_MAX: usize = 255;

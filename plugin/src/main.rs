@@ -10,16 +10,12 @@ mod cli;
 mod conf;
 mod datapath;
 mod error;
-mod ethtool;
 mod glob;
 mod identity;
 mod log;
-mod netlink;
-mod netns;
 mod plan;
 mod step;
 mod stopwatch;
-mod sysctl;
 mod uplink;
 mod verb;
 

@@ -6,6 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use underpass_abi::endpoint::{MAX_ADDRESSES, device};
 use underpass_cni::{CniResult, Dns, Error, Interface, IpConfig, Route as CniRoute};
+use underpass_netlink::{
+    Mac,
+    link::Driver,
+    route::{MAIN, Route, SCOPE_LINK},
+};
 
 use crate::{
     conf::{
@@ -14,10 +19,6 @@ use crate::{
         port::{Binding, bindings},
     },
     identity::Identity,
-    netlink::{
-        link::{Driver, Mac},
-        route::{MAIN, Route, SCOPE_LINK},
-    },
     uplink::InheritedMtu,
 };
 

@@ -3,17 +3,18 @@
 
 use std::net::IpAddr;
 
-use netlink_packet_route::link::InfoKind;
 use underpass_abi::{
     addr::Addr,
     endpoint::{Device, device},
 };
-
-use crate::{
-    glob::Glob,
-    identity::Alias,
-    netlink::{addr::Address, link::Link, route::Installed, xdp::Attached},
+use underpass_netlink::{
+    addr::Address,
+    link::{InfoKind, Link},
+    route::Installed,
+    xdp::Attached,
 };
+
+use crate::{glob::Glob, identity::Alias};
 
 /// Value of `rp_filter`: a packet must come in by the device that the answer would leave by.
 const STRICT: i32 = 1;

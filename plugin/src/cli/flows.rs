@@ -12,12 +12,12 @@ use underpass_abi::{
     addr::Family,
     flow::{Flow, Half, Key, action, protocol, rewrite, state},
 };
+use underpass_netlink::Netlink;
 
 use super::{FAINT, Failure, Format, HEADING};
 use crate::{
     datapath::{Error as DatapathError, Maps, Pins},
     error::Error,
-    netlink::Netlink,
 };
 
 /// One entry of a flow table.

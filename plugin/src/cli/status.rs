@@ -13,13 +13,13 @@ use underpass_abi::{
     endpoint::device,
     map,
 };
+use underpass_netlink::{Netlink, link::Link};
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
 use crate::{
     datapath::{Maps, Pins, attach, feature::release, policy::Rules},
     error::Error,
     identity::ALIAS_PREFIX,
-    netlink::{Netlink, link::Link},
     step::xdp,
     stopwatch::Times,
 };

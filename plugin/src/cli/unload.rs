@@ -3,15 +3,15 @@
 use std::{io, path::Path};
 
 use underpass_abi::endpoint::device;
+use underpass_netlink::{
+    Mac, Netlink,
+    link::{By, Device},
+};
 
 use super::Failure;
 use crate::{
     datapath::{Maps, Pins, attach, lock::Lock},
     error::Error,
-    netlink::{
-        Netlink,
-        link::{By, Device, Mac},
-    },
     step::xdp,
 };
 

@@ -9,17 +9,14 @@ use underpass_abi::{
     endpoint::{self, Device as Known, device},
     map,
 };
+use underpass_netlink::{
+    Netlink,
+    filter::Direction,
+    link::{By, Device},
+};
 
 use super::{Error as DatapathError, Maps, Pins, lock::Lock, netkit, object};
-use crate::{
-    error::Error,
-    netlink::{
-        Netlink,
-        filter::Direction,
-        link::{By, Device},
-    },
-    uplink::Uplink,
-};
+use crate::{error::Error, uplink::Uplink};
 
 /// Where on a device a program can sit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,11 +6,11 @@ use std::{fs, io, path::Path};
 
 use tracing::warn;
 use underpass_abi::node::{Feed, State, policy, tick_shift};
+use underpass_netlink::{sysctl::Tree, xfrm};
 
 use super::{
     Error, Maps, attach::Changed, feature::release, lock::Lock, object::jiffies_per_second,
 };
-use crate::{netlink::xfrm, sysctl::Tree};
 
 /// Timers that run down between two packets of a TCP connection in its middle. Its opening and its end
 /// have others, but go through the stack.
@@ -78,7 +78,7 @@ pub(crate) struct Rules {
 impl Stack {
     /// Looks at that of the network namespace of the calling thread, which is the node's.
     pub(crate) fn look() -> Self {
-        let tree = Tree::new();
+        let tree = Tree::of_this_thread();
         let number = |name: &str| tree.number(Path::new("netfilter").join(name));
         let shortest = |names: &[&str]| names.iter().copied().filter_map(number).min();
         Self {

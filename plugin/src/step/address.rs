@@ -9,18 +9,14 @@ use std::{
 use ipnet::{IpNet, Ipv6Net};
 use tracing::warn;
 use underpass_cni::IpConfig;
+use underpass_netlink::{
+    Mac, Netlink,
+    addr::Scope,
+    link::{Admin, Change, Device, Link},
+};
 
 use super::{link::Pair, sysctl};
-use crate::{
-    conf::MacCheck,
-    error::Error,
-    netlink::{
-        Netlink,
-        addr::Scope,
-        link::{Admin, Change, Device, Link, Mac},
-    },
-    plan::Plan,
-};
+use crate::{conf::MacCheck, error::Error, plan::Plan};
 
 /// Gives the container its addresses. They go with the link, so there is nothing to undo.
 pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {

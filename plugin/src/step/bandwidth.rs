@@ -4,17 +4,17 @@
 //! back instead of losing packets. Both filters go with the link.
 
 use underpass_abi::endpoint::device;
+use underpass_netlink::{
+    Netlink,
+    link::{Device, Link},
+    qdisc::Tbf,
+};
 
 use super::link::Pair;
 use crate::{
     conf::bandwidth::{Bandwidth, Limit},
     datapath::Maps,
     error::Error,
-    netlink::{
-        Netlink,
-        link::{Device, Link},
-        qdisc::Tbf,
-    },
     plan::Plan,
 };
 

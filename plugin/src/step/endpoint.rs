@@ -8,6 +8,7 @@ use underpass_abi::{
     quota,
 };
 use underpass_cni::IpConfig;
+use underpass_netlink::{Netlink, link::Link};
 
 use super::{
     Undo,
@@ -16,7 +17,6 @@ use super::{
 use crate::{
     datapath::{Maps, Pins, lock::Lock, object::half_open_limit},
     error::Error,
-    netlink::{Netlink, link::Link},
     plan::Plan,
 };
 

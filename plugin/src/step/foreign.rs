@@ -8,16 +8,16 @@ use underpass_abi::{
     endpoint::{Attachment, Device as Entry, Endpoint, MAX_ADDRESSES, Owner, device, role},
 };
 use underpass_cni::Error as CniError;
+use underpass_netlink::{
+    Netlink,
+    addr::Address,
+    link::{By, Device, Link},
+};
 
 use super::{Undo, endpoint::addresses, port, program};
 use crate::{
     datapath::{Maps, attach, lock::Lock},
     error::Error,
-    netlink::{
-        Netlink,
-        addr::Address,
-        link::{By, Device, Link},
-    },
     uplink::Uplink,
 };
 

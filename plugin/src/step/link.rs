@@ -8,6 +8,10 @@ use std::{
 use tracing::warn;
 use underpass_abi::endpoint::Owner;
 use underpass_cni::Error as CniError;
+use underpass_netlink::{
+    self as netlink, Netlink, Netns,
+    link::{Admin, By, Change, Device, Driver, End, Link},
+};
 
 use super::{Undo, sysctl};
 use crate::{
@@ -15,11 +19,6 @@ use crate::{
     datapath::{feature, netkit},
     error::Error,
     identity::{self, Alias},
-    netlink::{
-        self, Netlink,
-        link::{Admin, By, Change, Device, Driver, End, Link},
-    },
-    netns::Netns,
     plan::{self, Plan},
 };
 

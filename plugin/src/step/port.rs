@@ -6,6 +6,7 @@ use underpass_abi::{
     endpoint::{Attachment, LOOPBACK, Owner, device},
     port::PortTarget,
 };
+use underpass_netlink::{Netlink, link::Link};
 
 use self::precedence::{Pinned, claim, release};
 use super::{Undo, program};
@@ -18,7 +19,6 @@ use crate::{
         port::{HostPorts, Text, destination, set_service_addresses},
     },
     error::Error,
-    netlink::{Netlink, link::Link},
 };
 
 mod precedence;

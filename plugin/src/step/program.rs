@@ -3,6 +3,11 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use underpass_abi::endpoint::device;
+use underpass_netlink::{
+    Netlink,
+    link::{By, Link},
+    route::MAIN,
+};
 
 use super::link::Pair;
 use crate::{
@@ -14,11 +19,6 @@ use crate::{
     },
     error::Error,
     glob::Glob,
-    netlink::{
-        Netlink,
-        link::{By, Link},
-        route::MAIN,
-    },
     plan::Plan,
     uplink::{self, Surroundings, Uplink},
 };

@@ -2,19 +2,15 @@
 
 use underpass_abi::endpoint::device;
 use underpass_cni::{IpConfig, Route as CniRoute};
+use underpass_netlink::{
+    Mode, Netlink,
+    addr::Scope,
+    link::Link,
+    route::{Installed, MAIN, Route, SCOPE_LINK},
+};
 
 use super::{address::link_local, link::Pair};
-use crate::{
-    conf::MacCheck,
-    error::Error,
-    netlink::{
-        Mode, Netlink,
-        addr::Scope,
-        link::Link,
-        route::{Installed, MAIN, Route, SCOPE_LINK},
-    },
-    plan::Plan,
-};
+use crate::{conf::MacCheck, error::Error, plan::Plan};
 
 /// Every table, in a question.
 const ANY_TABLE: u32 = 0;

@@ -3,18 +3,16 @@
 //! is enough.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
-use nix::fcntl::OFlag;
+use underpass_netlink::{Netns, sysctl::Tree};
 
 use crate::{
     conf::Dad,
     error::Error,
-    netns::Netns,
     plan::{MTU_MIN_V6, Plan},
-    sysctl::Tree,
     uplink::Uplink,
 };
 
@@ -81,7 +79,7 @@ fn forward(tree: &Tree, plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
 
 /// Settings of the node and of the host's end.
 pub(crate) fn apply_host(plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
-    let tree = Tree::new();
+    let tree = Tree::of_this_thread();
     forward(&tree, plan, uplinks)?;
     host(plan)
         .iter()
@@ -112,7 +110,7 @@ pub(crate) fn apply_pod(netns: &Netns, plan: &Plan) -> Result<(), Error> {
         return Ok(());
     }
     netns.run(|| {
-        let tree = Tree::new();
+        let tree = Tree::of_this_thread();
         pod(plan)
             .iter()
             .try_for_each(|setting| setting.apply(&tree))
@@ -136,12 +134,8 @@ fn pod(plan: &Plan) -> Vec<Setting> {
 impl Setting {
     /// The trimmed content of the file; nothing if it may be missing and is.
     fn value(&self, tree: &Tree) -> Result<Option<String>, Error> {
-        let mut text = String::new();
-        let read = tree
-            .open(&self.path, OFlag::O_RDONLY)
-            .and_then(|mut file| file.read_to_string(&mut text));
-        match read {
-            Ok(_) => Ok(Some(text.trim().to_owned())),
+        match tree.read(&self.path) {
+            Ok(value) => Ok(Some(value)),
             Err(error) if self.may_be_missing(&error) => Ok(None),
             Err(source) => Err(self.error(tree, "read", source)),
         }
@@ -155,9 +149,7 @@ impl Setting {
         if self.holds(tree)? {
             return Ok(());
         }
-        let flags = OFlag::O_WRONLY | OFlag::O_TRUNC;
-        tree.open(&self.path, flags)
-            .and_then(|mut file| file.write_all(self.value.as_bytes()))
+        tree.write(&self.path, self.value)
             .map_err(|source| self.error(tree, "set", source))
     }
 

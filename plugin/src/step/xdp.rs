@@ -6,19 +6,17 @@ use std::os::fd::AsFd as _;
 
 use tracing::{debug, warn};
 use underpass_abi::{endpoint::device, map};
+use underpass_netlink::{
+    Netlink, Netns, ethtool,
+    link::{Device, Link},
+    xdp::{Attached, XdpMode},
+};
 
 use super::link::Pair;
 use crate::{
     conf::Xdp,
     datapath::{Maps, Pins, feature, lock::Lock, object},
     error::Error,
-    ethtool,
-    netlink::{
-        Netlink,
-        link::{Device, Link},
-        xdp::{Attached, XdpMode},
-    },
-    netns::Netns,
     plan::Plan,
     uplink::Uplink,
 };

@@ -5,14 +5,13 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use underpass_cni::{CniResult, Error as CniError, Request};
+use underpass_netlink::{Netlink, Netns, link::By};
 
 use super::{chained, identity};
 use crate::{
     conf::{Conf, chained::Name, masquerade::KEY},
     datapath::{Maps, object},
     error::Error,
-    netlink::{Netlink, link::By},
-    netns::Netns,
     plan::Plan,
     step::{
         Undo, address, bandwidth, endpoint, lease, link,

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
+use underpass_netlink::{Netlink, Netns};
 
 use super::{del, gc, identity, status};
 use crate::{
@@ -14,8 +15,6 @@ use crate::{
     },
     datapath::{Maps, Pins, object},
     error::Error,
-    netlink::Netlink,
-    netns::Netns,
     step::{
         Undo,
         foreign::{self, Site},

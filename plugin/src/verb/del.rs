@@ -1,18 +1,18 @@
 //! DEL: whatever the kernel and the IPAM still have of the attachment, with or without netns,
 //! `prevResult` and today's config.
 
+use underpass_abi::endpoint::{Owner, role};
 use underpass_cni::Request;
+use underpass_netlink::Netlink;
 
 use super::identity;
 use crate::{
     conf::Conf,
     datapath::{Maps, Pins},
     error::Error,
-    netlink::Netlink,
     step::{endpoint, foreign, lease, link, port},
     stopwatch::Stopwatch,
 };
-use underpass_abi::endpoint::{Owner, role};
 
 /// Detaches the container. An attachment that is not there is detached.
 pub(crate) fn del(request: &Request) -> Result<(), Error> {

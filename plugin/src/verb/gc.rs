@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use underpass_abi::endpoint::{Owner, device};
 use underpass_cni::NetworkRequest;
+use underpass_netlink::Netlink;
 
 use super::del;
 use crate::{
@@ -12,7 +13,6 @@ use crate::{
     datapath::{Maps, Pins, lock::Lock, policy},
     error::Error,
     identity::{Alias, Identity, network_id},
-    netlink::Netlink,
     step::{lease, port, program},
 };
 

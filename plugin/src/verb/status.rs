@@ -8,6 +8,7 @@ use std::path::Path;
 use tracing::warn;
 use underpass_abi::endpoint::device;
 use underpass_cni::{Error as CniError, NetworkRequest};
+use underpass_netlink::{Netlink, link::By};
 
 use super::del;
 use crate::{
@@ -15,7 +16,6 @@ use crate::{
     datapath::{Pins, attach, feature, policy::Stack},
     error::Error,
     identity::{Alias, network_id},
-    netlink::{Netlink, link::By},
     step::{lease, link, program},
 };
 

@@ -2,41 +2,25 @@
 
 use std::{collections::BTreeSet, fmt, os::fd::AsRawFd as _};
 
+pub use netlink_packet_route::link::InfoKind;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     link::{
-        AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoNetkit,
-        InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType,
-        LinkMessage, NetkitMode, State,
+        AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoNetkit, InfoPortKind,
+        InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+        NetkitMode, State,
     },
     stats::{StatsFilterMask, StatsMessage},
 };
 
 use super::{
-    Error, Mode, Netlink,
+    Error, Mac, Mode, Netlink, Netns,
     socket::word,
     xdp::{self, Attached},
 };
-use crate::netns::Netns;
 
 /// Offset of the index in an `ifinfomsg` and in an `if_stats_msg`.
 const INDEX_AT: usize = 4;
-
-/// A MAC address.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Mac(pub(crate) [u8; 6]);
-
-impl fmt::Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (position, byte) in self.0.iter().enumerate() {
-            if position > 0 {
-                f.write_str(":")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
 
 /// A device as the kernel describes it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -44,32 +28,37 @@ impl fmt::Display for Mac {
     clippy::struct_excessive_bools,
     reason = "independent facts, each a flag of the kernel's message"
 )]
-pub(crate) struct Link {
-    pub(crate) index: u32,
-    pub(crate) name: String,
-    pub(crate) alias: Option<String>,
+pub struct Link {
+    /// Its number in its network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// The text that `ip link` shows as its alias.
+    pub alias: Option<String>,
     /// Driver: `veth`, `bridge`, `dummy`, `wireguard`; none for most hardware.
-    pub(crate) kind: Option<InfoKind>,
+    pub kind: Option<InfoKind>,
     /// Zero on devices without an Ethernet address.
-    pub(crate) mac: Mac,
+    pub mac: Mac,
     /// In bytes, without the Ethernet header.
-    pub(crate) mtu: u32,
-    pub(crate) up: bool,
+    pub mtu: u32,
+    /// Whether it is set up.
+    pub up: bool,
     /// Whether packets can pass: it is up, has a carrier, and the kernel has taken note of both.
-    pub(crate) operational: bool,
-    pub(crate) loopback: bool,
+    pub operational: bool,
+    /// Whether it is the loopback device.
+    pub loopback: bool,
     /// Whether its packets carry an Ethernet header.
-    pub(crate) ethernet: bool,
+    pub ethernet: bool,
     /// Bridge, bond or VRF that it belongs to.
-    pub(crate) controller: Option<u32>,
+    pub controller: Option<u32>,
     /// Whether [`Self::controller`] is a VRF.
-    pub(crate) in_vrf: bool,
+    pub in_vrf: bool,
     /// Of a veth or netkit: the index of the peer, in the peer's namespace.
-    pub(crate) peer: Option<u32>,
+    pub peer: Option<u32>,
     /// Its own `net.ipv4.conf.<name>.rp_filter`.
-    pub(crate) rp_filter: i32,
-    /// XDP programs.
-    pub(crate) xdp: Vec<Attached>,
+    pub rp_filter: i32,
+    /// XDP programs that it has.
+    pub xdp: Vec<Attached>,
 }
 
 impl Link {
@@ -112,13 +101,15 @@ impl Link {
         link
     }
 
-    /// Whether it is a veth.
-    pub(crate) fn is_veth(&self) -> bool {
+    /// Tells whether it is a veth.
+    #[must_use]
+    pub fn is_veth(&self) -> bool {
         self.kind == Some(InfoKind::Veth)
     }
 
-    /// Whether it is one end of a pair: a veth or a netkit.
-    pub(crate) fn is_paired(&self) -> bool {
+    /// Tells whether it is one end of a pair: a veth or a netkit.
+    #[must_use]
+    pub fn is_paired(&self) -> bool {
         matches!(self.kind, Some(InfoKind::Veth | InfoKind::Netkit))
     }
 }
@@ -137,15 +128,17 @@ fn rp_filter(families: &[AfSpecUnspec]) -> i32 {
 
 /// The driver of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Driver {
+pub enum Driver {
+    /// The oldest, which every kernel has.
     Veth,
     /// Since 6.7, with `CONFIG_NETKIT`: a pair whose one end may run programs on what the other sends.
     Netkit,
 }
 
 impl Driver {
-    /// As the kernel calls it.
-    pub(crate) const fn name(self) -> &'static str {
+    /// The name that the kernel has for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Veth => "veth",
             Self::Netkit => "netkit",
@@ -170,22 +163,37 @@ impl Driver {
 
 /// A device to change: the kernel wants its number, people its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Device {
-    pub(crate) index: u32,
-    pub(crate) name: String,
+pub struct Device {
+    /// Its number in its network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+}
+
+impl From<&Link> for Device {
+    fn from(link: &Link) -> Self {
+        Self {
+            index: link.index,
+            name: link.name.clone(),
+        }
+    }
 }
 
 /// One end of a pair to be made.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct End<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) mac: Mac,
+pub struct End<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its MAC.
+    pub mac: Mac,
 }
 
 /// How to name a device in a question.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum By<'a> {
+pub enum By<'a> {
+    /// By its number in the network namespace.
     Index(u32),
+    /// By its name.
     Name(&'a str),
 }
 
@@ -200,26 +208,28 @@ impl fmt::Display for By<'_> {
 
 /// Whether a device takes part in anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admin {
+pub enum Admin {
+    /// It does.
     Up,
+    /// It does not.
     Down,
 }
 
 /// Attributes of an existing device to change in one request; those that are `None` or false stay
 /// as they are.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Change<'a> {
+pub struct Change<'a> {
     /// Text that `ip link` shows, at most 255 bytes.
-    pub(crate) alias: Option<&'a str>,
+    pub alias: Option<&'a str>,
     /// Keep the kernel from making an IPv6 link-local address of its own.
-    pub(crate) no_addr_gen: bool,
+    pub no_addr_gen: bool,
     /// Set the device up or down.
-    pub(crate) admin: Option<Admin>,
+    pub admin: Option<Admin>,
 }
 
 impl Netlink {
     /// Makes a pair in one request: this end here, the other inside `netns`, both down.
-    pub(crate) fn create_pair(
+    pub fn create_pair(
         &self,
         driver: Driver,
         here: End<'_>,
@@ -254,7 +264,7 @@ impl Netlink {
     }
 
     /// Changes a device.
-    pub(crate) fn set_link(&self, device: &Device, change: Change<'_>) -> Result<(), Error> {
+    pub fn set_link(&self, device: &Device, change: Change<'_>) -> Result<(), Error> {
         let mut message = LinkMessage::default();
         message.header.index = device.index;
         if let Some(admin) = change.admin {
@@ -283,7 +293,7 @@ impl Netlink {
     }
 
     /// Deletes a device; of a pair, both ends. Returns whether there was one.
-    pub(crate) fn delete_link(&self, index: u32) -> Result<bool, Error> {
+    pub fn delete_link(&self, index: u32) -> Result<bool, Error> {
         let mut message = LinkMessage::default();
         message.header.index = index;
         let answer = self.change(
@@ -299,7 +309,7 @@ impl Netlink {
     }
 
     /// The device of that index or name, if there is one.
-    pub(crate) fn link(&self, by: By<'_>) -> Result<Option<Link>, Error> {
+    pub fn link(&self, by: By<'_>) -> Result<Option<Link>, Error> {
         let mut message = LinkMessage::default();
         match by {
             By::Index(index) => message.header.index = index,
@@ -324,7 +334,7 @@ impl Netlink {
     }
 
     /// All devices of the namespace.
-    pub(crate) fn links(&self) -> Result<Vec<Link>, Error> {
+    pub fn links(&self) -> Result<Vec<Link>, Error> {
         self.links_where(|_| true)
     }
 
@@ -332,7 +342,7 @@ impl Netlink {
     ///
     /// A list of devices tells a kilobyte about each. The kernel's shortest list that names every device
     /// is one of statistics that hardly any device has: 32 bytes each, and a thirtieth of the time.
-    pub(crate) fn indices(&self) -> Result<BTreeSet<u32>, Error> {
+    pub fn indices(&self) -> Result<BTreeSet<u32>, Error> {
         let mut message = StatsMessage::default();
         // An empty mask is refused.
         message.header.filter_mask = StatsFilterMask::AfSpec;
@@ -347,10 +357,7 @@ impl Netlink {
     }
 
     /// The devices whose index is chosen. The others are not decoded.
-    pub(crate) fn links_where(
-        &self,
-        mut chosen: impl FnMut(u32) -> bool,
-    ) -> Result<Vec<Link>, Error> {
+    pub fn links_where(&self, mut chosen: impl FnMut(u32) -> bool) -> Result<Vec<Link>, Error> {
         let mut message = LinkMessage::default();
         message.header.interface_family = AddressFamily::Unspec;
         message

@@ -18,7 +18,7 @@ const HEADER: usize = 4;
 
 impl Netlink {
     /// `net.ipv4.conf.all.rp_filter`. What counts on a device is the larger one of this and its own.
-    pub(crate) fn rp_filter(&self) -> Result<i32, Error> {
+    pub fn rp_filter(&self) -> Result<i32, Error> {
         let [family, ..] = libc::AF_INET.to_le_bytes();
         let mut body = vec![family, 0, 0, 0];
         body.extend_from_slice(&8_u16.to_ne_bytes());

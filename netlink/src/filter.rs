@@ -15,7 +15,7 @@ use super::{Error, Mode, Netlink, link::Device};
 
 /// Priority of our filters: behind those that other programs place by hand, which are small
 /// numbers.
-pub(crate) const PRIORITY: u16 = 0xC0DE;
+const PRIORITY: u16 = 0xC0DE;
 /// Handle of our filters.
 const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
 /// `ETH_P_ALL` (3) in network order, the protocol of a filter that sees every packet.
@@ -23,7 +23,7 @@ const ALL_PROTOCOLS: u16 = 3_u16.to_be();
 
 /// Where a filter sits, seen from the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Direction {
+pub enum Direction {
     /// What the device receives.
     Ingress,
     /// What the device sends.
@@ -41,8 +41,9 @@ impl Direction {
         }
     }
 
-    /// As `tc` calls it.
-    pub(crate) const fn name(self) -> &'static str {
+    /// The name that `tc` has for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
             Self::Egress => "egress",
@@ -52,7 +53,7 @@ impl Direction {
 
 impl Netlink {
     /// Gives a device the clsact qdisc, unless it has it.
-    pub(crate) fn add_clsact(&self, device: &Device) -> Result<(), Error> {
+    pub fn add_clsact(&self, device: &Device) -> Result<(), Error> {
         let mut message = tc_message(device.index);
         message.header.handle = TcHandle {
             major: TcHandle::CLSACT.major,
@@ -89,7 +90,7 @@ impl Netlink {
 
     /// Puts our filter of that direction onto a device that has the clsact qdisc, in place of an
     /// older one of ours.
-    pub(crate) fn set_filter(
+    pub fn set_filter(
         &self,
         device: &Device,
         direction: Direction,
@@ -122,7 +123,7 @@ impl Netlink {
     }
 
     /// Takes our filter of that direction off a device. Returns whether there was one.
-    pub(crate) fn delete_filter(&self, index: u32, direction: Direction) -> Result<bool, Error> {
+    pub fn delete_filter(&self, index: u32, direction: Direction) -> Result<bool, Error> {
         let mut message = filter_message(index, direction);
         message
             .attributes
@@ -147,10 +148,7 @@ impl Netlink {
 
     /// The ids of the programs that our filters run, in the order of the devices and directions
     /// asked for: `None` where the device or the filter does not exist.
-    pub(crate) fn filter_programs(
-        &self,
-        places: &[(u32, Direction)],
-    ) -> Result<Vec<Option<u32>>, Error> {
+    pub fn filter_programs(&self, places: &[(u32, Direction)]) -> Result<Vec<Option<u32>>, Error> {
         let questions = places.iter().map(|&(index, direction)| {
             RouteNetlinkMessage::GetTrafficFilter(filter_message(index, direction))
         });

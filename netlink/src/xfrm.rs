@@ -20,7 +20,7 @@ const DIRECTIONS: [usize; 3] = [0, 4, 8];
 
 /// Whether there are policies in the network namespace of the calling thread. The kernel loads what it
 /// takes to answer.
-pub(crate) fn has_policies() -> Result<bool, Error> {
+pub fn has_policies() -> Result<bool, Error> {
     let answer = Socket::open(NETLINK_XFRM).and_then(|socket| socket.ask(GET_COUNTS, &[0; HEADER]));
     match answer {
         Ok(payload) => Ok(counts_any(&payload)),

@@ -12,7 +12,7 @@ use super::{Error, Mode, Netlink, link::Device};
 
 /// Who runs the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum XdpMode {
+pub enum XdpMode {
     /// The driver.
     Native,
     /// The kernel, once it has made a packet: for any device, and slower than no XDP.
@@ -27,16 +27,18 @@ impl XdpMode {
         }
     }
 
-    /// As a place on the device.
-    pub(crate) const fn hook(self) -> &'static str {
+    /// The name of its place on the device.
+    #[must_use]
+    pub const fn hook(self) -> &'static str {
         match self {
             Self::Native => "native XDP",
             Self::Generic => "generic XDP",
         }
     }
 
-    /// As the configuration calls it.
-    pub(crate) const fn name(self) -> &'static str {
+    /// The name that the configuration has for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
             Self::Generic => "generic",
@@ -53,10 +55,11 @@ const NONE: i32 = -1;
 
 /// A program that a device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Attached {
-    pub(crate) mode: XdpMode,
+pub struct Attached {
+    /// Who runs it.
+    pub mode: XdpMode,
     /// The program's id.
-    pub(crate) program: u32,
+    pub program: u32,
 }
 
 /// The programs that a description of a device names.
@@ -79,7 +82,7 @@ pub(super) fn attached(description: &[LinkXdp]) -> Vec<Attached> {
 
 impl Netlink {
     /// Attaches a program to a device that has none.
-    pub(crate) fn attach_xdp(
+    pub fn attach_xdp(
         &self,
         device: &Device,
         mode: XdpMode,
@@ -95,7 +98,7 @@ impl Netlink {
     }
 
     /// Takes this program off a device that has it.
-    pub(crate) fn detach_xdp(
+    pub fn detach_xdp(
         &self,
         device: &Device,
         mode: XdpMode,

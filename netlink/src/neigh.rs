@@ -8,17 +8,15 @@ use netlink_packet_route::{
     route::RouteType,
 };
 
-use super::{
-    Error, Mode, Netlink,
-    addr::family,
-    link::{Device, Mac},
-};
+use super::{Error, Mac, Mode, Netlink, addr::family, link::Device};
 
 /// A permanent neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Neighbour {
-    pub(crate) addr: IpAddr,
-    pub(crate) mac: Mac,
+pub struct Neighbour {
+    /// Its address.
+    pub addr: IpAddr,
+    /// The MAC that packets to it are sent to.
+    pub mac: Mac,
 }
 
 impl Neighbour {
@@ -49,12 +47,7 @@ impl Neighbour {
 
 impl Netlink {
     /// Adds or replaces a permanent neighbour.
-    pub(crate) fn add_neighbour(
-        &self,
-        device: &Device,
-        addr: IpAddr,
-        mac: Mac,
-    ) -> Result<(), Error> {
+    pub fn add_neighbour(&self, device: &Device, addr: IpAddr, mac: Mac) -> Result<(), Error> {
         let mut message = NeighbourMessage::default();
         message.header.family = family(addr);
         message.header.ifindex = device.index;
@@ -72,7 +65,7 @@ impl Netlink {
     }
 
     /// The permanent neighbours on a device.
-    pub(crate) fn neighbours(&self, index: u32) -> Result<Vec<Neighbour>, Error> {
+    pub fn neighbours(&self, index: u32) -> Result<Vec<Neighbour>, Error> {
         let mut message = NeighbourMessage::default();
         message.attributes.push(NeighbourAttribute::IfIndex(index));
         let message = RouteNetlinkMessage::GetNeighbour(message);

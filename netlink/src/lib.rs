@@ -1,7 +1,8 @@
-//! Route netlink: one socket per network namespace; one change at a time, questions about many
-//! objects of a kind in one go.
+//! What a network namespace is asked and told: route netlink, the settings below `/proc/sys`, and the
+//! namespace itself as a handle.
 //!
-//! A netlink socket belongs to the namespace of the thread that opened it and stays there, so a
+//! There is one socket per network namespace; it makes one change at a time, and asks about many objects of
+//! a kind in one go. A netlink socket belongs to the namespace of the thread that opened it and stays there, so a
 //! socket opened on a thread inside a container's namespace configures the container from any
 //! thread.
 
@@ -15,16 +16,23 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 use self::socket::Socket;
 
-pub(crate) mod addr;
-pub(crate) mod filter;
-pub(crate) mod link;
-pub(crate) mod neigh;
-pub(crate) mod netconf;
-pub(crate) mod qdisc;
-pub(crate) mod route;
+pub mod addr;
+pub mod ethtool;
+pub mod filter;
+pub mod link;
+pub mod mac;
+pub mod neigh;
+pub mod netconf;
+pub mod netns;
+pub mod qdisc;
+pub mod route;
 mod socket;
-pub(crate) mod xdp;
-pub(crate) mod xfrm;
+pub mod sysctl;
+pub mod xdp;
+pub mod xfrm;
+
+pub use mac::Mac;
+pub use netns::Netns;
 
 /// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an
 /// error.
@@ -36,7 +44,7 @@ const AT_ONCE: usize = 64;
 /// A request that the kernel refused, or that never reached it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action}: {source}")]
-pub(crate) struct Error {
+pub struct Error {
     /// What was asked for, as it follows "cannot".
     action: String,
     /// The kernel's answer.
@@ -49,32 +57,36 @@ impl Error {
     }
 
     /// The kernel's error number, if it was the kernel that answered.
-    pub(crate) fn errno(&self) -> Option<i32> {
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
         self.source.raw_os_error()
     }
 
-    /// Whether the thing asked for does not exist.
-    pub(crate) fn is_absent(&self) -> bool {
+    /// Tells whether the thing asked for does not exist.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
         matches!(
             self.errno(),
             Some(libc::ENODEV | libc::ENOENT | libc::ESRCH | libc::EADDRNOTAVAIL | libc::ENXIO)
         )
     }
 
-    /// Whether the place is taken.
-    pub(crate) fn is_busy(&self) -> bool {
+    /// Tells whether the place is taken.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
         self.errno() == Some(libc::EBUSY)
     }
 
-    /// Whether the thing asked for exists already.
-    pub(crate) fn is_present(&self) -> bool {
+    /// Tells whether the thing asked for exists already.
+    #[must_use]
+    pub fn is_present(&self) -> bool {
         self.errno() == Some(libc::EEXIST)
     }
 }
 
 /// What a request does when its object exists, or does not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Create it; an existing one is an error.
     Create,
     /// Create it beside whatever exists (routes with several next hops).
@@ -98,13 +110,13 @@ impl Mode {
 
 /// A route netlink socket of one network namespace.
 #[derive(Debug)]
-pub(crate) struct Netlink {
+pub struct Netlink {
     socket: Socket,
 }
 
 impl Netlink {
     /// Opens a socket in the network namespace of the calling thread.
-    pub(crate) fn open() -> Result<Self, Error> {
+    pub fn open() -> Result<Self, Error> {
         match Socket::open(NETLINK_ROUTE) {
             Ok(socket) => Ok(Self { socket }),
             Err(source) => Err(Error::new("open a netlink socket".to_owned(), source)),

@@ -15,23 +15,25 @@ const INDEX_AT: usize = 4;
 
 /// An address as the kernel describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Address {
+pub struct Address {
     /// The device that has it.
-    pub(crate) index: u32,
+    pub index: u32,
     /// Address and length of its on-link prefix.
-    pub(crate) net: IpNet,
+    pub net: IpNet,
     /// Valid beyond its link and host.
-    pub(crate) global: bool,
+    pub global: bool,
     /// A secondary IPv4 address, or a temporary IPv6 address: never the default source.
-    pub(crate) secondary: bool,
+    pub secondary: bool,
     /// Not usable as a source: deprecated, tentative or failed duplicate detection.
-    pub(crate) unusable: bool,
+    pub unusable: bool,
 }
 
 /// How far a new address is valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Scope {
+pub enum Scope {
+    /// Everywhere.
     Global,
+    /// On its link alone.
     Link,
 }
 
@@ -65,12 +67,7 @@ impl Address {
 impl Netlink {
     /// Gives an address to a device: usable at once (no duplicate detection). A global one comes
     /// without the route to its prefix that the kernel would add.
-    pub(crate) fn add_address(
-        &self,
-        device: &Device,
-        net: IpNet,
-        scope: Scope,
-    ) -> Result<(), Error> {
+    pub fn add_address(&self, device: &Device, net: IpNet, scope: Scope) -> Result<(), Error> {
         let mut flags = match scope {
             Scope::Global => AddressFlags::Noprefixroute,
             Scope::Link => AddressFlags::empty(),
@@ -92,13 +89,13 @@ impl Netlink {
     }
 
     /// All addresses of the namespace.
-    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Error> {
+    pub fn addresses(&self) -> Result<Vec<Address>, Error> {
         self.addresses_where(|_| true)
     }
 
     /// The addresses of the devices whose index is chosen. The others are not decoded, which on a node
     /// with hundreds of containers would be most of the work.
-    pub(crate) fn addresses_where(
+    pub fn addresses_where(
         &self,
         mut chosen: impl FnMut(u32) -> bool,
     ) -> Result<Vec<Address>, Error> {
@@ -107,7 +104,7 @@ impl Netlink {
     }
 
     /// The addresses of one device, which may be gone.
-    pub(crate) fn addresses_on(&self, index: u32) -> Result<Vec<Address>, Error> {
+    pub fn addresses_on(&self, index: u32) -> Result<Vec<Address>, Error> {
         let mut message = AddressMessage::default();
         message.header.index = index;
         match self.list_addresses(message, |_| true) {

@@ -17,7 +17,7 @@ struct Value {
 
 /// Has a device of the calling thread's network namespace join received packets to larger ones (GRO).
 /// A veth polls for frames from then on (5.13), which is what makes it take those that XDP sends.
-pub(crate) fn switch_gro_on(name: &str) -> io::Result<()> {
+pub fn switch_gro_on(name: &str) -> io::Result<()> {
     let socket = socket(
         AddressFamily::Inet,
         SockType::Datagram,

@@ -17,39 +17,48 @@ use netlink_packet_route::{
 use super::{Error, Mode, Netlink, addr::family, link::Device};
 
 /// Table that routes are in unless they say otherwise.
-pub(crate) const MAIN: u32 = 254;
+pub const MAIN: u32 = 254;
 /// Offset of the length of the destination's prefix in an `rtmsg`.
 const LENGTH_AT: usize = 1;
 /// Scope of destinations on the link itself.
-pub(crate) const SCOPE_LINK: u8 = 253;
+pub const SCOPE_LINK: u8 = 253;
 
 /// A unicast route, apart from the device to leave by.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Route {
-    pub(crate) dst: IpNet,
-    pub(crate) gateway: Option<IpAddr>,
+pub struct Route {
+    /// Destinations that it is for.
+    pub dst: IpNet,
+    /// Next hop; none where the destination is on the link.
+    pub gateway: Option<IpAddr>,
     /// Source address to prefer.
-    pub(crate) source: Option<IpAddr>,
-    pub(crate) mtu: Option<u32>,
-    pub(crate) advmss: Option<u32>,
-    pub(crate) priority: Option<u32>,
-    pub(crate) table: u32,
-    pub(crate) scope: u8,
+    pub source: Option<IpAddr>,
+    /// Largest packet that may be sent by it, in bytes.
+    pub mtu: Option<u32>,
+    /// Largest segment that TCP offers to its other end, in bytes.
+    pub advmss: Option<u32>,
+    /// Metric: the route with the smallest one counts.
+    pub priority: Option<u32>,
+    /// The routing table that it is in.
+    pub table: u32,
+    /// How far the destination is, as `rtm_scope` of `linux/rtnetlink.h`.
+    pub scope: u8,
 }
 
 /// A route as the kernel has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Installed {
-    pub(crate) route: Route,
+pub struct Installed {
+    /// The route itself.
+    pub route: Route,
     /// The device to leave by.
-    pub(crate) index: u32,
+    pub index: u32,
     /// Whether a router advertisement made it.
-    pub(crate) advertised: bool,
+    pub advertised: bool,
 }
 
 impl Route {
     /// A route of the main table without anything special.
-    pub(crate) fn new(dst: IpNet) -> Self {
+    #[must_use]
+    pub fn new(dst: IpNet) -> Self {
         Self {
             dst,
             gateway: None,
@@ -199,12 +208,7 @@ fn ip(addr: &RouteAddress) -> Option<IpAddr> {
 
 impl Netlink {
     /// Adds a route.
-    pub(crate) fn add_route(
-        &self,
-        device: &Device,
-        route: &Route,
-        mode: Mode,
-    ) -> Result<(), Error> {
+    pub fn add_route(&self, device: &Device, route: &Route, mode: Mode) -> Result<(), Error> {
         self.change(
             RouteNetlinkMessage::NewRoute(route.message(device.index)),
             mode,
@@ -213,7 +217,7 @@ impl Netlink {
     }
 
     /// Whether packets to this address, arriving by this device, are delivered locally.
-    pub(crate) fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
+    pub fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
         let out = RouteAttribute::Oif(device.index);
         // No route at all is an answer as well.
         let route = self.route_to(addr, Some(out))?;
@@ -222,7 +226,7 @@ impl Netlink {
 
     /// The device by which the kernel sends a packet of its own to an address; `None` if it would
     /// not.
-    pub(crate) fn device_towards(&self, addr: IpAddr) -> Result<Option<u32>, Error> {
+    pub fn device_towards(&self, addr: IpAddr) -> Result<Option<u32>, Error> {
         let hops = self.route_to(addr, None)?.map(Installed::from_message);
         Ok(hops.and_then(|hops| Some(hops.first()?.index)))
     }
@@ -252,17 +256,13 @@ impl Netlink {
 
     /// The unicast routes of one table by one device; a route with several next hops is several, some
     /// of which may be by other devices.
-    pub(crate) fn routes_by(&self, table: u32, index: u32) -> Result<Vec<Installed>, Error> {
+    pub fn routes_by(&self, table: u32, index: u32) -> Result<Vec<Installed>, Error> {
         self.list_routes(table, Some(index), |_| true)
     }
 
     /// The unicast default routes of one table, by one device or by any; one with several next hops is
     /// several, some of which may be by other devices.
-    pub(crate) fn default_routes(
-        &self,
-        table: u32,
-        by: Option<u32>,
-    ) -> Result<Vec<Installed>, Error> {
+    pub fn default_routes(&self, table: u32, by: Option<u32>) -> Result<Vec<Installed>, Error> {
         self.list_routes(table, by, |payload| payload.get(LENGTH_AT) == Some(&0))
     }
 

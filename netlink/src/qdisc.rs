@@ -31,20 +31,21 @@ const LATENCY_MS: u64 = 25;
 
 /// A token bucket filter's parameters, as the kernel has them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Tbf {
+pub struct Tbf {
     /// In bytes per second.
-    pub(crate) rate: u64,
+    pub rate: u64,
     /// Size of the bucket: the time that it takes to fill it, in ticks of 64 ns.
-    pub(crate) buffer: u32,
+    pub buffer: u32,
     /// Longest queue, in bytes.
-    pub(crate) limit: u32,
+    pub limit: u32,
 }
 
 impl Tbf {
     /// Shapes to `rate` bytes per second, after a pause `burst` bytes at once.
     ///
     /// The kernel counts the bucket as time, in 32 bits: at most 274 seconds' worth of the rate.
-    pub(crate) fn new(rate: u64, burst: u32) -> Self {
+    #[must_use]
+    pub fn new(rate: u64, burst: u32) -> Self {
         let rate = rate.max(1);
         let ticks = (u128::from(burst) * TICKS_PER_SECOND).div_ceil(rate.into());
         let waiting = rate.saturating_mul(LATENCY_MS) / 1000;
@@ -113,7 +114,7 @@ impl Tbf {
 
 impl Netlink {
     /// Makes a token bucket filter the root qdisc of a device that has none but the kernel's own.
-    pub(crate) fn add_tbf(&self, device: &Device, tbf: Tbf) -> Result<(), Error> {
+    pub fn add_tbf(&self, device: &Device, tbf: Tbf) -> Result<(), Error> {
         let mut message = TcMessage::with_index(device.index.cast_signed());
         message.header.handle = HANDLE;
         message.header.parent = TcHandle::ROOT;
@@ -146,7 +147,7 @@ impl Netlink {
     }
 
     /// The token bucket filter that is the root qdisc of a device, if one is.
-    pub(crate) fn root_tbf(&self, index: u32) -> Result<Option<Tbf>, Error> {
+    pub fn root_tbf(&self, index: u32) -> Result<Option<Tbf>, Error> {
         let qdiscs = self.qdiscs(index)?;
         let mut roots = qdiscs
             .iter()

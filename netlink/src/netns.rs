@@ -17,7 +17,7 @@ use nix::{
 
 /// Why a network namespace can't be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub enum Error {
     /// The path is there, but what it names can't be opened.
     #[error("failed to open netns {path:?}: {source}")]
     Open {
@@ -44,7 +44,7 @@ pub(crate) enum Error {
 
 /// An open network namespace. It lives at least as long as this handle.
 #[derive(Debug)]
-pub(crate) struct Netns {
+pub struct Netns {
     file: File,
     path: PathBuf,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Netns {
 impl Netns {
     /// Opens the namespace at a path, such as `/run/netns/x` or `/proc/7/ns/net`. `None`: there is
     /// nothing at that path (any more).
-    pub(crate) fn open(path: &Path) -> Result<Option<Self>, Error> {
+    pub fn open(path: &Path) -> Result<Option<Self>, Error> {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -78,7 +78,7 @@ impl Netns {
     }
 
     /// Runs `work` on a thread inside the namespace, and waits for it.
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let failed = |source| Error::Enter {
             path: self.path.clone(),
             source,

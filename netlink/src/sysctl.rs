@@ -4,7 +4,7 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     fs::File,
-    io::{self, Read as _},
+    io::{self, Read as _, Write as _},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
@@ -22,18 +22,22 @@ const DIGITS: usize = 32;
 /// The folders `ipv4` and `ipv6` of all namespaces have the same name and the same parent, so the
 /// kernel finds one among them by looking at one after the other: up to a millisecond on a node with a
 /// thousand containers. They are opened once, and everything else from there.
-pub(crate) struct Tree {
+#[derive(Debug)]
+pub struct Tree {
     root: &'static Path,
     families: RefCell<BTreeMap<String, OwnedFd>>,
 }
 
 impl Tree {
-    /// That of the calling thread, which must not change its namespace while the tree is in use.
-    pub(crate) fn new() -> Self {
+    /// Takes the tree of the calling thread, which must not change its namespace while the tree is in use.
+    #[must_use]
+    pub fn of_this_thread() -> Self {
         Self::at(Path::new("/proc/sys/net"))
     }
 
-    pub(crate) fn at(root: &'static Path) -> Self {
+    /// Takes the tree at another place: for tests.
+    #[must_use]
+    pub fn at(root: &'static Path) -> Self {
         Self {
             root,
             families: RefCell::default(),
@@ -41,7 +45,7 @@ impl Tree {
     }
 
     /// Opens a file, whose path begins with the family.
-    pub(crate) fn open(&self, path: &Path, flags: OFlag) -> io::Result<File> {
+    fn open(&self, path: &Path, flags: OFlag) -> io::Result<File> {
         let mut components = path.components();
         let family = components.next().ok_or(io::ErrorKind::NotFound)?;
         let family = family.as_os_str().to_string_lossy().into_owned();
@@ -57,13 +61,28 @@ impl Tree {
         Ok(file.into())
     }
 
-    /// Where a file is, for people.
-    pub(crate) fn path(&self, path: &Path) -> PathBuf {
+    /// Tells people where a file is.
+    #[must_use]
+    pub fn path(&self, path: &Path) -> PathBuf {
         self.root.join(path)
     }
 
-    /// The number in a file; none if there is no such file, or no such number in it.
-    pub(crate) fn number(&self, path: impl AsRef<Path>) -> Option<u32> {
+    /// Reads a setting, without the newline after it.
+    pub fn read(&self, path: &Path) -> io::Result<String> {
+        let mut text = String::new();
+        self.open(path, OFlag::O_RDONLY)?
+            .read_to_string(&mut text)?;
+        Ok(text.trim().to_owned())
+    }
+
+    /// Changes a setting.
+    pub fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        let mut file = self.open(path, OFlag::O_WRONLY | OFlag::O_TRUNC)?;
+        file.write_all(value.as_bytes())
+    }
+
+    /// Reads a number; none if there is no such file, or no such number in it.
+    pub fn number(&self, path: impl AsRef<Path>) -> Option<u32> {
         let mut file = self.open(path.as_ref(), OFlag::O_RDONLY).ok()?;
         // The kernel gives all of it at once. To read to the end would take three system calls more.
         let mut text = [0; DIGITS];
