@@ -4,14 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs};
 
-#[path = "../xtask/src/toolchain.rs"]
-mod toolchain;
-
 use object::{
     build::elf::{Builder, SectionData},
     elf,
 };
-use toolchain::Toolchain;
+use underpass_toolchain::{self as toolchain, Toolchain};
 
 /// What the object is made from, relative to the workspace.
 const SOURCES: [&str; 6] = [

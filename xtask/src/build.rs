@@ -3,9 +3,9 @@
 use std::fs;
 
 use anyhow::Context as _;
+use underpass_toolchain::{self as toolchain, Toolchain};
 
 use crate::setup::{self, Need};
-use crate::toolchain::{self, Toolchain};
 use crate::workspace::Workspace;
 use crate::{process, report};
 

@@ -1,24 +1,24 @@
 //! The compiler and the linker of the eBPF programs: where they are found and how they are called.
 //!
-//! `plugin/build.rs` includes this file too, so that set-up and build can never disagree on what "installed" means.
-//! It therefore uses the standard library alone.
+//! Set-up (`xtask`) and build (`dataplane/build.rs`) both ask this crate, so that they can never disagree on what
+//! "installed" means. It is built before anything is installed, and therefore uses the standard library alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fmt, fs, io};
 
 /// The target the programs are compiled for: little-endian eBPF.
-pub(crate) const TARGET: &str = "bpfel-unknown-none";
+pub const TARGET: &str = "bpfel-unknown-none";
 
-/// The objects that the plugin embeds: the programs, and the one that finds out what the kernel can do.
-pub(crate) const OBJECTS: [&str; 2] = ["underpass-ebpf", "underpass-probe"];
+/// The objects that the dataplane embeds: the programs, and the one that finds out what the kernel can do.
+pub const OBJECTS: [&str; 2] = ["underpass-ebpf", "underpass-probe"];
 
 /// Chooses between the two compilers where both are installed: `rustup` or `debian`.
-pub(crate) const CHOICE: &str = "UNDERPASS_EBPF_TOOLCHAIN";
+pub const CHOICE: &str = "UNDERPASS_EBPF_TOOLCHAIN";
 
 /// Where a `core` library for [`TARGET`] comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Core {
+pub enum Core {
     /// rustup's nightly compiles it from `rust-src`.
     FromSource,
     /// Debian ships it compiled, for its own compiler.
@@ -27,7 +27,7 @@ pub(crate) enum Core {
 
 /// What the eBPF build lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Missing {
+pub enum Missing {
     /// No compiler with a `core` for the target.
     Compiler,
     /// No bpf-linker.
@@ -45,32 +45,37 @@ impl fmt::Display for Missing {
 
 /// A compiler that can build for [`TARGET`].
 #[derive(Clone, Debug)]
-pub(crate) struct Compiler {
-    pub(crate) core: Core,
-    pub(crate) cargo: PathBuf,
-    pub(crate) rustc: PathBuf,
+pub struct Compiler {
+    /// Where its `core` comes from.
+    pub core: Core,
+    /// Its cargo.
+    pub cargo: PathBuf,
+    /// The compiler itself.
+    pub rustc: PathBuf,
 }
 
 /// All that the eBPF build needs.
 #[derive(Clone, Debug)]
-pub(crate) struct Toolchain {
-    pub(crate) compiler: Compiler,
-    pub(crate) linker: PathBuf,
+pub struct Toolchain {
+    /// The compiler.
+    pub compiler: Compiler,
+    /// bpf-linker.
+    pub linker: PathBuf,
 }
 
 impl Toolchain {
     /// Looks for the toolchain on this machine; `root` is the workspace.
-    pub(crate) fn find(root: &Path) -> Result<Self, Missing> {
+    pub fn find(root: &Path) -> Result<Self, Missing> {
         Ok(Self {
             compiler: Compiler::find().ok_or(Missing::Compiler)?,
             linker: linker(root).ok_or(Missing::Linker)?,
         })
     }
 
-    /// `cargo <verb>` for the eBPF programs of the workspace `root`, with everything it builds below `out`.
+    /// Calls `cargo <verb>` for the eBPF programs of the workspace `root`, with everything it builds below `out`.
     ///
     /// `rustflags` are added to the ones that the link needs.
-    pub(crate) fn cargo(
+    pub fn cargo(
         &self,
         verb: &str,
         root: &Path,
@@ -101,14 +106,16 @@ impl Toolchain {
     }
 
     /// The object file of one of [`OBJECTS`] that `cargo build` leaves below `out`.
-    pub(crate) fn object(out: &Path, name: &str) -> PathBuf {
+    #[must_use]
+    pub fn object(out: &Path, name: &str) -> PathBuf {
         out.join(TARGET).join("ebpf").join(name)
     }
 }
 
 impl Compiler {
-    /// rustup's nightly with `rust-src`, else Debian's compiler with its `core` for eBPF.
-    pub(crate) fn find() -> Option<Self> {
+    /// Finds rustup's nightly with `rust-src`, else Debian's compiler with its `core` for eBPF.
+    #[must_use]
+    pub fn find() -> Option<Self> {
         match env::var(CHOICE).as_deref() {
             Ok("rustup") => Self::rustup(),
             Ok("debian") => Self::debian(Path::new("/usr")),
@@ -116,8 +123,9 @@ impl Compiler {
         }
     }
 
-    /// This compiler's cargo in the workspace `root`, free of what an outer cargo has set for its own.
-    pub(crate) fn cargo(&self, root: &Path) -> Command {
+    /// Calls this compiler's cargo in the workspace `root`, free of what an outer cargo has set for its own.
+    #[must_use]
+    pub fn cargo(&self, root: &Path) -> Command {
         let mut command = Command::new(&self.cargo);
         forget_outer_build(&mut command);
         command
