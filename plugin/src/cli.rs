@@ -110,8 +110,8 @@ enum Failure {
     InUse(usize),
 }
 
-impl From<crate::datapath::Error> for Failure {
-    fn from(error: crate::datapath::Error) -> Self {
+impl From<underpass_dataplane::Error> for Failure {
+    fn from(error: underpass_dataplane::Error) -> Self {
         Self::Plugin(error.into())
     }
 }

@@ -3,9 +3,8 @@
 use std::{io, path::PathBuf};
 
 use underpass_cni::{Code, Error as CniError};
+use underpass_dataplane as dataplane;
 use underpass_netlink::{self as netlink, netns};
-
-use crate::datapath;
 
 /// Code for a CHECK that found something wrong; the contract leaves 100 and up to plugins.
 const CODE_BROKEN: u32 = 100;
@@ -26,7 +25,7 @@ pub(crate) enum Error {
     Netns(#[from] netns::Error),
     /// Programs, maps, pins.
     #[error(transparent)]
-    Datapath(#[from] datapath::Error),
+    Dataplane(dataplane::Error),
     /// A setting below `/proc/sys`.
     #[error("cannot {action} {}: {source}", path.display())]
     Sysctl {
@@ -91,11 +90,20 @@ impl Error {
         match self {
             Self::Contract(error) => error.code,
             Self::Netns(_) | Self::NoNetns(_) => Code::InvalidNetns,
-            Self::Datapath(_) | Self::Sysctl { .. } => Code::Io,
+            Self::Dataplane(_) | Self::Sysctl { .. } => Code::Io,
             Self::Netlink(_) | Self::Vanished(_) | Self::NoAddress => Code::Internal,
             Self::Attached { .. } | Self::NameTaken { .. } => Code::Other(CODE_TAKEN),
             Self::Broken(_) => Code::Other(CODE_BROKEN),
             Self::Several(errors) => errors.first().map_or(Code::Internal, Self::code),
+        }
+    }
+}
+
+impl From<dataplane::Error> for Error {
+    fn from(error: dataplane::Error) -> Self {
+        match error {
+            dataplane::Error::Netlink(error) => Self::Netlink(error),
+            error => Self::Dataplane(error),
         }
     }
 }

@@ -8,7 +8,6 @@ use underpass_ipam::HostLocal;
 
 mod cli;
 mod conf;
-mod datapath;
 mod error;
 mod glob;
 mod identity;

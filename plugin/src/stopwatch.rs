@@ -8,8 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
-
-use crate::datapath::lock::file_of;
+use underpass_dataplane::lock::file_of;
 
 /// What the file of the last ADD is for, see [`file_of`].
 const PURPOSE: &str = "add";

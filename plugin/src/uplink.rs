@@ -16,6 +16,8 @@ use underpass_netlink::{
 
 use crate::{glob::Glob, identity::Alias};
 
+pub(crate) mod reconcile;
+
 /// Value of `rp_filter`: a packet must come in by the device that the answer would leave by.
 const STRICT: i32 = 1;
 

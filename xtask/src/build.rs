@@ -48,7 +48,7 @@ pub(crate) fn plugins(workspace: &Workspace) -> anyhow::Result<()> {
     process::run(&mut cargo)
 }
 
-/// The eBPF object by itself, for those who work on it: `plugin/build.rs` hides the compiler's warnings.
+/// The eBPF object by itself, for those who work on it: `dataplane/build.rs` hides the compiler's warnings.
 fn programs(workspace: &Workspace) -> anyhow::Result<()> {
     setup::ensure(workspace, Need::Build)?;
     let out = workspace.target.join("ebpf");

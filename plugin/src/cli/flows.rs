@@ -12,13 +12,11 @@ use underpass_abi::{
     addr::Family,
     flow::{Flow, Half, Key, action, protocol, rewrite, state},
 };
+use underpass_dataplane::{Error as DatapathError, Maps, Pins};
 use underpass_netlink::Netlink;
 
 use super::{FAINT, Failure, Format, HEADING};
-use crate::{
-    datapath::{Error as DatapathError, Maps, Pins},
-    error::Error,
-};
+use crate::error::Error;
 
 /// One entry of a flow table.
 #[derive(Serialize)]

@@ -20,9 +20,9 @@ use nix::{
     },
 };
 use underpass_abi::map;
+use underpass_dataplane::{Error as DatapathError, Maps, Pins, lock::Lock};
 
 use super::Failure;
-use crate::datapath::{Error as DatapathError, Maps, Pins, lock::Lock};
 
 pub(super) fn run(
     root: &Path,

@@ -3,17 +3,14 @@
 use std::{io, path::Path};
 
 use underpass_abi::endpoint::device;
+use underpass_dataplane::{Maps, Pins, attach, lock::Lock};
 use underpass_netlink::{
     Mac, Netlink,
     link::{By, Device},
 };
 
 use super::Failure;
-use crate::{
-    datapath::{Maps, Pins, attach, lock::Lock},
-    error::Error,
-    step::xdp,
-};
+use crate::{error::Error, step::xdp};
 
 pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<(), Failure> {
     let pins = Pins::at(root);

@@ -4,6 +4,7 @@
 //! back instead of losing packets. Both filters go with the link.
 
 use underpass_abi::endpoint::device;
+use underpass_dataplane::Maps;
 use underpass_netlink::{
     Netlink,
     link::{Device, Link},
@@ -13,7 +14,6 @@ use underpass_netlink::{
 use super::link::Pair;
 use crate::{
     conf::bandwidth::{Bandwidth, Limit},
-    datapath::Maps,
     error::Error,
     plan::Plan,
 };

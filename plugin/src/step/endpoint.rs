@@ -8,17 +8,14 @@ use underpass_abi::{
     quota,
 };
 use underpass_cni::IpConfig;
+use underpass_dataplane::{Maps, Pins, lock::Lock, object::half_open_limit};
 use underpass_netlink::{Netlink, link::Link};
 
 use super::{
     Undo,
     link::{self, Pair},
 };
-use crate::{
-    datapath::{Maps, Pins, lock::Lock, object::half_open_limit},
-    error::Error,
-    plan::Plan,
-};
+use crate::{error::Error, plan::Plan};
 
 /// Writes the entries. The programs see them before they are attached.
 pub(crate) fn apply<'a>(

@@ -8,6 +8,7 @@ use underpass_abi::{
     endpoint::{Attachment, Device as Entry, Endpoint, MAX_ADDRESSES, Owner, device, role},
 };
 use underpass_cni::Error as CniError;
+use underpass_dataplane::{Maps, attach, lock::Lock};
 use underpass_netlink::{
     Netlink,
     addr::Address,
@@ -15,11 +16,7 @@ use underpass_netlink::{
 };
 
 use super::{Undo, endpoint::addresses, port, program};
-use crate::{
-    datapath::{Maps, attach, lock::Lock},
-    error::Error,
-    uplink::Uplink,
-};
+use crate::{error::Error, uplink::Uplink};
 
 /// The host's side of such a container.
 #[derive(Clone, PartialEq, Eq, Debug)]

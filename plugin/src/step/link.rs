@@ -8,6 +8,7 @@ use std::{
 use tracing::warn;
 use underpass_abi::endpoint::Owner;
 use underpass_cni::Error as CniError;
+use underpass_dataplane::{kernel, netkit};
 use underpass_netlink::{
     self as netlink, Netlink, Netns,
     link::{Admin, By, Change, Device, Driver, End, Link},
@@ -16,7 +17,6 @@ use underpass_netlink::{
 use super::{Undo, sysctl};
 use crate::{
     conf,
-    datapath::{feature, netkit},
     error::Error,
     identity::{self, Alias},
     plan::{self, Plan},
@@ -38,7 +38,7 @@ pub(crate) fn driver(asked: conf::Device) -> Result<Driver, CniError> {
         conf::Device::Veth | conf::Device::Auto => Ok(Driver::Veth),
         conf::Device::Netkit => Err(CniError::config(format!(
             "invalid device \"netkit\": it needs Linux 6.7 or newer, built with CONFIG_NETKIT, and this is {}; use \"veth\", or \"auto\"",
-            feature::release()
+            kernel::release()
         ))),
     }
 }

@@ -6,20 +6,16 @@ use underpass_abi::{
     endpoint::{Attachment, LOOPBACK, Owner, device},
     port::PortTarget,
 };
+use underpass_dataplane::{
+    Changed, Maps, Pins, attach,
+    lock::Lock,
+    port::{HostPorts, Text, destination, set_service_addresses},
+};
 use underpass_netlink::{Netlink, link::Link};
 
 use self::precedence::{Pinned, claim, release};
 use super::{Undo, program};
-use crate::{
-    conf::port::Binding,
-    datapath::{
-        Maps, Pins,
-        attach::{self, Changed},
-        lock::Lock,
-        port::{HostPorts, Text, destination, set_service_addresses},
-    },
-    error::Error,
-};
+use crate::{conf::port::Binding, error::Error, uplink::reconcile};
 
 mod precedence;
 
@@ -52,7 +48,7 @@ pub(crate) fn apply(
     let pins = maps.pins().clone();
     let lock = Lock::acquire(pins.root())?;
     set_service_addresses(&pins, services)?;
-    attach::reconcile_loopback(&lock, node, maps)?;
+    reconcile::loopback(&lock, node, maps)?;
     let mut table = Pinned {
         ports: HostPorts::open(&pins)?,
         maps,
@@ -82,7 +78,7 @@ pub(crate) fn refresh(node: &Netlink, maps: &mut Maps, services: &[IpAddr]) -> R
     }
     let lock = Lock::acquire(maps.pins().root())?;
     let changed = [
-        attach::reconcile_loopback(&lock, node, maps)?,
+        reconcile::loopback(&lock, node, maps)?,
         set_service_addresses(maps.pins(), services)?,
     ];
     if changed.contains(&Changed::Yes) {

@@ -3,6 +3,12 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use underpass_abi::endpoint::device;
+use underpass_dataplane::{
+    Changed, Maps, Pins,
+    attach::{self, Place},
+    lock::Lock,
+    policy::{self, Rules},
+};
 use underpass_netlink::{
     Netlink,
     link::{By, Link},
@@ -11,16 +17,10 @@ use underpass_netlink::{
 
 use super::link::Pair;
 use crate::{
-    datapath::{
-        Maps, Pins,
-        attach::{self, Changed, Place},
-        lock::Lock,
-        policy::{self, Rules},
-    },
     error::Error,
     glob::Glob,
     plan::Plan,
-    uplink::{self, Surroundings, Uplink},
+    uplink::{self, Surroundings, Uplink, reconcile},
 };
 
 /// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
@@ -87,7 +87,12 @@ pub(crate) fn outward(
 
 /// Attaches the programs to the host's end, whose map entries exist. They go with the link.
 pub(crate) fn apply(node: &Netlink, pins: &Pins, plan: &Plan, pair: &Pair) -> Result<(), Error> {
-    attach::attach(node, pins, &pair.host, attach::places(plan.flags))
+    Ok(attach::attach(
+        node,
+        pins,
+        &pair.host,
+        attach::places(plan.flags),
+    )?)
 }
 
 /// Brings the uplinks up to date, if they are not: what there is now.
@@ -98,7 +103,7 @@ pub(crate) fn repair_uplinks(
 ) -> Result<Outward, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
     let outward = outward(node, maps, patterns)?;
-    if attach::reconcile_uplinks(&lock, node, maps, &outward.uplinks)? == Changed::Yes {
+    if reconcile::uplinks(&lock, node, maps, &outward.uplinks)? == Changed::Yes {
         maps.raise_epoch()?;
     }
     Ok(outward)
@@ -121,7 +126,7 @@ pub(crate) fn finish(
     if !wrong.is_empty() {
         // What this call saw may be older than what another one has written since.
         let outward = outward(node, maps, patterns)?;
-        attach::reconcile_uplinks(&lock, node, maps, &outward.uplinks)?;
+        reconcile::uplinks(&lock, node, maps, &outward.uplinks)?;
     }
     policy::set(&lock, maps, rules)?;
     Ok(maps.raise_epoch()?)

@@ -6,6 +6,7 @@ use std::os::fd::AsFd as _;
 
 use tracing::{debug, warn};
 use underpass_abi::{endpoint::device, map};
+use underpass_dataplane::{Maps, Pins, kernel, lock::Lock, object};
 use underpass_netlink::{
     Netlink, Netns, ethtool,
     link::{Device, Link},
@@ -13,25 +14,19 @@ use underpass_netlink::{
 };
 
 use super::link::Pair;
-use crate::{
-    conf::Xdp,
-    datapath::{Maps, Pins, feature, lock::Lock, object},
-    error::Error,
-    plan::Plan,
-    uplink::Uplink,
-};
+use crate::{conf::Xdp, error::Error, plan::Plan, uplink::Uplink};
 
 /// What the network asks for, as far as this kernel has it.
 pub(crate) fn usable(asked: Xdp) -> Option<XdpMode> {
     let mode = mode(asked)?;
     let (major, minor) = since(mode);
-    if feature::version() >= (major, minor) {
+    if kernel::version() >= (major, minor) {
         return Some(mode);
     }
     warn!(
         "xdp {:?} is of no use here, what it would take is left to tc: it needs Linux {major}.{minor}, and this is {}",
         mode.name(),
-        feature::release()
+        kernel::release()
     );
     None
 }

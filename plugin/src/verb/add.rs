@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use underpass_cni::{CniResult, Error as CniError, Request};
+use underpass_dataplane::{Maps, object};
 use underpass_netlink::{Netlink, Netns, link::By};
 
 use super::{chained, identity};
 use crate::{
     conf::{Conf, chained::Name, masquerade::KEY},
-    datapath::{Maps, object},
     error::Error,
     plan::Plan,
     step::{

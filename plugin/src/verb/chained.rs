@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
+use underpass_dataplane::{Maps, Pins, object};
 use underpass_netlink::{Netlink, Netns};
 
 use super::{del, gc, identity, status};
@@ -13,7 +14,6 @@ use crate::{
         chained::{Chained, Name},
         port::{Binding, bindings},
     },
-    datapath::{Maps, Pins, object},
     error::Error,
     step::{
         Undo,

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use underpass_cni::{CniResult, Error as CniError, Interface, IpConfig, Request};
+use underpass_dataplane::Pins;
 use underpass_netlink::{Netlink, Netns};
 
 use super::{chained, del, identity};
 use crate::{
     conf::{Conf, chained::Name, port::bindings},
-    datapath::Pins,
     error::Error,
     step::{address, bandwidth, endpoint, lease, link, port, program, route, xdp},
 };

@@ -3,12 +3,12 @@
 
 use underpass_abi::endpoint::{Owner, role};
 use underpass_cni::Request;
+use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::Netlink;
 
 use super::identity;
 use crate::{
     conf::Conf,
-    datapath::{Maps, Pins},
     error::Error,
     step::{endpoint, foreign, lease, link, port},
     stopwatch::Stopwatch,

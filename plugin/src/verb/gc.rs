@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 
 use underpass_abi::endpoint::{Owner, device};
 use underpass_cni::NetworkRequest;
+use underpass_dataplane::{Maps, Pins, lock::Lock, policy};
 use underpass_netlink::Netlink;
 
 use super::del;
 use crate::{
     conf::Conf,
-    datapath::{Maps, Pins, lock::Lock, policy},
     error::Error,
     identity::{Alias, Identity, network_id},
     step::{lease, port, program},

@@ -8,12 +8,12 @@ use std::path::Path;
 use tracing::warn;
 use underpass_abi::endpoint::device;
 use underpass_cni::{Error as CniError, NetworkRequest};
+use underpass_dataplane::{Pins, attach, kernel, policy::Stack};
 use underpass_netlink::{Netlink, link::By};
 
 use super::del;
 use crate::{
     conf::{Bypass, Conf},
-    datapath::{Pins, attach, feature, policy::Stack},
     error::Error,
     identity::{Alias, network_id},
     step::{lease, link, program},
@@ -25,10 +25,10 @@ const OLDEST: (u32, u32) = (5, 10);
 /// Says whether the network is able to serve.
 pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     let conf = Conf::of_network(&request.conf)?;
-    if feature::version() < OLDEST {
+    if kernel::version() < OLDEST {
         return Err(CniError::not_available(format!(
             "Linux {} is too old: it takes {}.{}",
-            feature::release(),
+            kernel::release(),
             OLDEST.0,
             OLDEST.1
         )));

@@ -9,8 +9,7 @@ use underpass_abi::{
     endpoint::Owner,
     port::{HostPort, PortTarget, ShadowedPort},
 };
-
-use crate::datapath::{Error, Maps, port::HostPorts};
+use underpass_dataplane::{Error, Maps, port::HostPorts};
 
 /// The maps, as far as this matters.
 pub(super) trait Table {

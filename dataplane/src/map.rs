@@ -20,19 +20,19 @@ use underpass_abi::{
     node::{Node, State},
 };
 
-use super::{Error, Pins};
+use crate::{Error, Pins};
 
 /// Bits of a [`Destination`] before its address.
 const NETWORK_BITS: u32 = 32;
 /// Bits of a mapped address before its IPv4 part.
 const MAPPED_BITS: u32 = 96;
 
-/// A flow map's entry.
-pub(crate) type FlowEntry<A> = (Key<A>, Flow<A>);
+/// An entry of a flow map: its key and its value.
+pub type FlowEntry<A> = (Key<A>, Flow<A>);
 
 /// The maps of one node.
 #[derive(Debug)]
-pub(crate) struct Maps {
+pub struct Maps {
     pins: Pins,
     endpoints: HashMap<MapData, Addr, Endpoint>,
     devices: HashMap<MapData, u32, Device>,
@@ -41,7 +41,7 @@ pub(crate) struct Maps {
 
 impl Maps {
     /// Opens the maps. The pins are complete.
-    pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
+    pub fn open(pins: &Pins) -> Result<Self, Error> {
         Ok(Self {
             pins: pins.clone(),
             endpoints: open(pins, map::ENDPOINTS, Map::HashMap)?,
@@ -50,73 +50,77 @@ impl Maps {
         })
     }
 
-    /// What an attachment put into maps, if it is there.
-    pub(crate) fn attachment(&self, owner: Owner) -> Result<Option<Attachment>, Error> {
+    /// Opens the maps, if anything was ever loaded.
+    pub fn open_existing(pins: &Pins) -> Result<Option<Self>, Error> {
+        if !pins.are_complete() {
+            return Ok(None);
+        }
+        Self::open(pins).map(Some)
+    }
+
+    /// Finds what an attachment put into maps.
+    pub fn attachment(&self, owner: Owner) -> Result<Option<Attachment>, Error> {
         found(self.owners.get(&owner, 0), map::OWNERS)
     }
 
-    /// All attachments.
-    pub(crate) fn attachments(&self) -> Result<Vec<(Owner, Attachment)>, Error> {
+    /// Lists all attachments.
+    pub fn attachments(&self) -> Result<Vec<(Owner, Attachment)>, Error> {
         entries(self.owners.iter(), map::OWNERS)
     }
 
-    /// Whether there is any.
-    pub(crate) fn has_attachments(&self) -> Result<bool, Error> {
+    /// Tells whether there is any attachment.
+    pub fn has_attachments(&self) -> Result<bool, Error> {
         let first = self.owners.keys().next().transpose();
         Ok(first.map_err(Error::map(map::OWNERS))?.is_some())
     }
 
     /// Records an attachment, which may not be there yet.
-    pub(crate) fn add_attachment(
-        &mut self,
-        owner: Owner,
-        attachment: &Attachment,
-    ) -> Result<(), Error> {
+    pub fn add_attachment(&mut self, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
         self.owners
             .insert(owner, attachment, u64::from(aya_flags::NO_EXIST))
             .map_err(Error::map(map::OWNERS))
     }
 
     /// Forgets an attachment.
-    pub(crate) fn remove_attachment(&mut self, owner: Owner) -> Result<(), Error> {
+    pub fn remove_attachment(&mut self, owner: Owner) -> Result<(), Error> {
         gone(self.owners.remove(&owner), map::OWNERS)
     }
 
-    /// What the programs know of a device.
-    pub(crate) fn device(&self, index: u32) -> Result<Option<Device>, Error> {
+    /// Finds what the programs know of a device.
+    pub fn device(&self, index: u32) -> Result<Option<Device>, Error> {
         found(self.devices.get(&index, 0), map::DEVICES)
     }
 
-    /// All devices that the programs know.
-    pub(crate) fn devices(&self) -> Result<Vec<(u32, Device)>, Error> {
+    /// Lists all devices that the programs know.
+    pub fn devices(&self) -> Result<Vec<(u32, Device)>, Error> {
         entries(self.devices.iter(), map::DEVICES)
     }
 
     /// Tells the programs of a device.
-    pub(crate) fn set_device(&mut self, index: u32, device: Device) -> Result<(), Error> {
+    pub fn set_device(&mut self, index: u32, device: Device) -> Result<(), Error> {
         self.devices
             .insert(index, device, 0)
             .map_err(Error::map(map::DEVICES))
     }
 
     /// Makes the programs forget a device.
-    pub(crate) fn remove_device(&mut self, index: u32) -> Result<(), Error> {
+    pub fn remove_device(&mut self, index: u32) -> Result<(), Error> {
         gone(self.devices.remove(&index), map::DEVICES)
     }
 
-    /// The host veth that owns an address.
-    pub(crate) fn endpoint(&self, addr: Addr) -> Result<Option<Endpoint>, Error> {
+    /// Finds the host veth that owns an address.
+    pub fn endpoint(&self, addr: Addr) -> Result<Option<Endpoint>, Error> {
         found(self.endpoints.get(&addr, 0), map::ENDPOINTS)
     }
 
     /// Has a host veth be sent frames by XDP. It is one of the calling thread's network namespace; the
     /// kernel takes it out when it goes.
-    pub(crate) fn add_xdp_pod(&self, index: u32) -> Result<(), Error> {
+    pub fn add_xdp_pod(&self, index: u32) -> Result<(), Error> {
         Ok(self.xdp_pods()?.insert(index, index, None, 0)?)
     }
 
-    /// Whether it is.
-    pub(crate) fn is_xdp_pod(&self, index: u32) -> Result<bool, Error> {
+    /// Tells whether a host veth is sent frames by XDP.
+    pub fn is_xdp_pod(&self, index: u32) -> Result<bool, Error> {
         found(self.xdp_pods()?.get(index, 0), map::XDP_PODS).map(|found| found.is_some())
     }
 
@@ -124,8 +128,8 @@ impl Maps {
         open(&self.pins, map::XDP_PODS, Map::DevMapHash)
     }
 
-    /// All addresses and their owners.
-    pub(crate) fn endpoints(&self) -> Result<Vec<(IpAddr, Endpoint)>, Error> {
+    /// Lists all addresses and their owners.
+    pub fn endpoints(&self) -> Result<Vec<(IpAddr, Endpoint)>, Error> {
         let all = entries(self.endpoints.iter(), map::ENDPOINTS)?;
         Ok(all
             .into_iter()
@@ -134,14 +138,14 @@ impl Maps {
     }
 
     /// Gives an address to a host veth, whoever had it.
-    pub(crate) fn set_endpoint(&mut self, addr: Addr, endpoint: Endpoint) -> Result<(), Error> {
+    pub fn set_endpoint(&mut self, addr: Addr, endpoint: Endpoint) -> Result<(), Error> {
         self.endpoints
             .insert(addr, endpoint, 0)
             .map_err(Error::map(map::ENDPOINTS))
     }
 
     /// Takes an address from a host veth, unless another has it by now.
-    pub(crate) fn remove_endpoint(&mut self, addr: Addr, index: u32) -> Result<(), Error> {
+    pub fn remove_endpoint(&mut self, addr: Addr, index: u32) -> Result<(), Error> {
         match self.endpoint(addr)? {
             Some(endpoint) if endpoint.ifindex == index => {
                 gone(self.endpoints.remove(&addr), map::ENDPOINTS)
@@ -150,8 +154,8 @@ impl Maps {
         }
     }
 
-    /// Destinations of a network that see the container's own address.
-    pub(crate) fn no_masquerade(&self, network: u32) -> Result<Vec<IpNet>, Error> {
+    /// Lists the destinations of a network that see the container's own address.
+    pub fn no_masquerade(&self, network: u32) -> Result<Vec<IpNet>, Error> {
         let trie = self.trie()?;
         let mut nets = Vec::new();
         for key in trie.keys() {
@@ -164,8 +168,8 @@ impl Maps {
         Ok(nets)
     }
 
-    /// Adds such destinations.
-    pub(crate) fn add_no_masquerade(&self, network: u32, nets: &[IpNet]) -> Result<(), Error> {
+    /// Adds destinations of a network that see the container's own address.
+    pub fn add_no_masquerade(&self, network: u32, nets: &[IpNet]) -> Result<(), Error> {
         if nets.is_empty() {
             return Ok(());
         }
@@ -175,8 +179,8 @@ impl Maps {
             .map_err(Error::map(map::NO_MASQUERADE))
     }
 
-    /// Removes all such destinations of a network.
-    pub(crate) fn clear_no_masquerade(&self, network: u32) -> Result<(), Error> {
+    /// Removes all destinations of a network that see the container's own address.
+    pub fn clear_no_masquerade(&self, network: u32) -> Result<(), Error> {
         let nets = self.no_masquerade(network)?;
         let mut trie = self.trie()?;
         nets.iter()
@@ -184,36 +188,36 @@ impl Maps {
     }
 
     /// Makes every flow validate itself again at its next packet. The caller holds the lock.
-    pub(crate) fn raise_epoch(&self) -> Result<(), Error> {
+    pub fn raise_epoch(&self) -> Result<(), Error> {
         self.update_state(|state| state.epoch = state.epoch.checked_add(1).unwrap_or(1))
     }
 
     /// Sets the highest level of log records, 0 for none. The caller holds the lock.
-    pub(crate) fn set_trace(&self, level: u32) -> Result<(), Error> {
+    pub fn set_trace(&self, level: u32) -> Result<(), Error> {
         self.update_state(|state| state.trace = level)
     }
 
-    /// What the programs were loaded with.
-    pub(crate) fn node(&self) -> Result<Node, Error> {
+    /// Reads what the programs were loaded with.
+    pub fn node(&self) -> Result<Node, Error> {
         node(&self.pins)
     }
 
-    /// The node's state.
-    pub(crate) fn state(&self) -> Result<State, Error> {
+    /// Reads the node's state.
+    pub fn state(&self) -> Result<State, Error> {
         let state: Array<_, State> = open(&self.pins, map::STATE, Map::Array)?;
         state.get(&0, 0).map_err(Error::map(map::STATE))
     }
 
-    /// Changes a part of it, and leaves the rest as it is. The caller holds the lock.
-    pub(super) fn update_state(&self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
+    /// Changes a part of the state, and leaves the rest as it is. The caller holds the lock.
+    pub(crate) fn update_state(&self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
         let mut map: Array<_, State> = open(&self.pins, map::STATE, Map::Array)?;
         let mut state = map.get(&0, 0).map_err(Error::map(map::STATE))?;
         change(&mut state);
         map.set(0, state, 0).map_err(Error::map(map::STATE))
     }
 
-    /// All counters, summed over the CPUs.
-    pub(crate) fn counters(&self) -> Result<Vec<(Counter, u64)>, Error> {
+    /// Reads all counters, summed over the CPUs.
+    pub fn counters(&self) -> Result<Vec<(Counter, u64)>, Error> {
         let map: PerCpuArray<_, u64> = open(&self.pins, map::COUNTERS, Map::PerCpuArray)?;
         Counter::ALL
             .iter()
@@ -226,13 +230,13 @@ impl Maps {
             .collect()
     }
 
-    /// The IPv4 flows.
-    pub(crate) fn flows4(&self) -> Result<Vec<FlowEntry<Addr4>>, Error> {
+    /// Lists the IPv4 flows.
+    pub fn flows4(&self) -> Result<Vec<FlowEntry<Addr4>>, Error> {
         self.flows(map::FLOWS4)
     }
 
-    /// The IPv6 flows.
-    pub(crate) fn flows6(&self) -> Result<Vec<FlowEntry<Addr6>>, Error> {
+    /// Lists the IPv6 flows.
+    pub fn flows6(&self) -> Result<Vec<FlowEntry<Addr6>>, Error> {
         self.flows(map::FLOWS6)
     }
 
@@ -254,8 +258,9 @@ impl Maps {
         Ok(all)
     }
 
-    /// The pins that these maps are.
-    pub(crate) fn pins(&self) -> &Pins {
+    /// Names the pins that these maps were opened from.
+    #[must_use]
+    pub fn pins(&self) -> &Pins {
         &self.pins
     }
 
@@ -271,21 +276,21 @@ mod aya_flags {
 }
 
 /// What the programs of these pins were loaded with.
-pub(super) fn node(pins: &Pins) -> Result<Node, Error> {
+pub(crate) fn node(pins: &Pins) -> Result<Node, Error> {
     let constants: Array<_, Node> = open(pins, map::CONSTANTS, Map::Array)?;
     constants.get(&0, 0).map_err(Error::map(map::CONSTANTS))
 }
 
 /// Opens a pinned map as the type that it must be: sizes of keys and values are compared with the
 /// kernel's.
-pub(super) fn open<T>(pins: &Pins, name: &'static str, kind: fn(MapData) -> Map) -> Result<T, Error>
+pub(crate) fn open<T>(pins: &Pins, name: &'static str, kind: fn(MapData) -> Map) -> Result<T, Error>
 where
     T: TryFrom<Map, Error = MapError>,
 {
     T::try_from(kind(pins.map(name)?)).map_err(Error::map(name))
 }
 
-pub(super) fn found<T>(
+pub(crate) fn found<T>(
     answer: Result<T, MapError>,
     name: &'static str,
 ) -> Result<Option<T>, Error> {
@@ -296,7 +301,7 @@ pub(super) fn found<T>(
     }
 }
 
-pub(super) fn gone(answer: Result<(), MapError>, name: &'static str) -> Result<(), Error> {
+pub(crate) fn gone(answer: Result<(), MapError>, name: &'static str) -> Result<(), Error> {
     match answer {
         Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error))
@@ -308,7 +313,7 @@ pub(super) fn gone(answer: Result<(), MapError>, name: &'static str) -> Result<(
     }
 }
 
-pub(super) fn entries<K, V>(
+pub(crate) fn entries<K, V>(
     all: impl Iterator<Item = Result<(K, V), MapError>>,
     name: &'static str,
 ) -> Result<Vec<(K, V)>, Error> {

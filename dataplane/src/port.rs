@@ -14,30 +14,29 @@ use underpass_abi::{
     port::{self, HostPort, PortTarget, ShadowedPort},
 };
 
-use super::{
-    Error, Pins,
-    attach::Changed,
+use crate::{
+    Changed, Error, Pins,
     map::{entries, found, gone, open},
 };
 
 /// Who serves the host's ports, and who would. Whoever changes them holds the lock.
 #[derive(Debug)]
-pub(crate) struct HostPorts {
+pub struct HostPorts {
     serving: HashMap<MapData, HostPort, PortTarget>,
     shadowed: HashMap<MapData, ShadowedPort, PortTarget>,
 }
 
 impl HostPorts {
     /// Opens the maps. The pins are complete.
-    pub(crate) fn open(pins: &Pins) -> Result<Self, Error> {
+    pub fn open(pins: &Pins) -> Result<Self, Error> {
         Ok(Self {
             serving: open(pins, map::PORTS, Map::HashMap)?,
             shadowed: open(pins, map::SHADOWED_PORTS, Map::HashMap)?,
         })
     }
 
-    /// Whether no port is mapped.
-    pub(crate) fn is_empty(&self) -> Result<bool, Error> {
+    /// Tells whether no port is mapped.
+    pub fn is_empty(&self) -> Result<bool, Error> {
         match self.serving.keys().next() {
             None => Ok(true),
             Some(Ok(_)) => Ok(false),
@@ -45,35 +44,35 @@ impl HostPorts {
         }
     }
 
-    /// Who serves a port.
-    pub(crate) fn server(&self, port: &HostPort) -> Result<Option<PortTarget>, Error> {
+    /// Finds who serves a port.
+    pub fn server(&self, port: &HostPort) -> Result<Option<PortTarget>, Error> {
         found(self.serving.get(port, 0), map::PORTS)
     }
 
-    /// All ports and who serves them.
-    pub(crate) fn serving(&self) -> Result<Vec<(HostPort, PortTarget)>, Error> {
+    /// Lists all ports and who serves them.
+    pub fn serving(&self) -> Result<Vec<(HostPort, PortTarget)>, Error> {
         entries(self.serving.iter(), map::PORTS)
     }
 
-    /// All older mappings of ports.
-    pub(crate) fn shadowed(&self) -> Result<Vec<(ShadowedPort, PortTarget)>, Error> {
+    /// Lists all older mappings of ports.
+    pub fn shadowed(&self) -> Result<Vec<(ShadowedPort, PortTarget)>, Error> {
         entries(self.shadowed.iter(), map::SHADOWED_PORTS)
     }
 
     /// Sends a port to a container, whoever served it.
-    pub(crate) fn serve(&mut self, port: HostPort, target: &PortTarget) -> Result<(), Error> {
+    pub fn serve(&mut self, port: HostPort, target: &PortTarget) -> Result<(), Error> {
         self.serving
             .insert(port, target, 0)
             .map_err(Error::map(map::PORTS))
     }
 
     /// Gives a port back to the host.
-    pub(crate) fn close(&mut self, port: &HostPort) -> Result<(), Error> {
+    pub fn close(&mut self, port: &HostPort) -> Result<(), Error> {
         gone(self.serving.remove(port), map::PORTS)
     }
 
     /// Keeps a mapping for later.
-    pub(crate) fn shadow(&mut self, port: HostPort, target: &PortTarget) -> Result<(), Error> {
+    pub fn shadow(&mut self, port: HostPort, target: &PortTarget) -> Result<(), Error> {
         let key = ShadowedPort {
             port,
             owner: target.owner,
@@ -83,14 +82,14 @@ impl HostPorts {
             .map_err(Error::map(map::SHADOWED_PORTS))
     }
 
-    /// Forgets such a mapping.
-    pub(crate) fn forget(&mut self, key: &ShadowedPort) -> Result<(), Error> {
+    /// Forgets a mapping that was kept for later.
+    pub fn forget(&mut self, key: &ShadowedPort) -> Result<(), Error> {
         gone(self.shadowed.remove(key), map::SHADOWED_PORTS)
     }
 }
 
 /// Makes these the addresses that no host port is served on. The caller holds the lock.
-pub(crate) fn set_service_addresses(pins: &Pins, addresses: &[IpAddr]) -> Result<Changed, Error> {
+pub fn set_service_addresses(pins: &Pins, addresses: &[IpAddr]) -> Result<Changed, Error> {
     const NAME: &str = map::SERVICE_ADDRESSES;
     let mut known: HashMap<MapData, Addr, u32> = open(pins, NAME, Map::HashMap)?;
     let before: BTreeSet<Addr> = known
@@ -114,11 +113,15 @@ pub(crate) fn set_service_addresses(pins: &Pins, addresses: &[IpAddr]) -> Result
 /// A host port for people: `192.0.2.2:8080/tcp`, the unspecified address where every address is
 /// meant.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Text<'a>(pub(crate) &'a HostPort);
+pub struct Text<'a>(
+    /// The port.
+    pub &'a HostPort,
+);
 
 impl Text<'_> {
-    /// Address and port.
-    pub(crate) fn socket(self) -> SocketAddr {
+    /// Reads address and port.
+    #[must_use]
+    pub fn socket(self) -> SocketAddr {
         let HostPort {
             addr, port, family, ..
         } = self.0;
@@ -130,8 +133,9 @@ impl Text<'_> {
         SocketAddr::new(ip, u16::from_be(*port))
     }
 
-    /// The protocol's name.
-    pub(crate) fn protocol(self) -> &'static str {
+    /// Reads the protocol's name.
+    #[must_use]
+    pub fn protocol(self) -> &'static str {
         match self.0.protocol {
             protocol::TCP => "tcp",
             protocol::UDP => "udp",
@@ -147,8 +151,9 @@ impl fmt::Display for Text<'_> {
     }
 }
 
-/// The place in a container that a port leads to.
-pub(crate) fn destination(target: &PortTarget) -> SocketAddr {
+/// Reads the place in a container that a port leads to.
+#[must_use]
+pub fn destination(target: &PortTarget) -> SocketAddr {
     SocketAddr::new(target.addr.into(), u16::from_be(target.port))
 }
 

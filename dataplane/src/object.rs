@@ -20,7 +20,7 @@ use underpass_abi::{
     node::{NODE_SYMBOL, Node, State, slots},
 };
 
-use super::{Error, Pins, feature, lock::Lock, pin::Folder, policy::Rules};
+use crate::{Error, Pins, feature, lock::Lock, pin::Folder, policy::Rules};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
@@ -30,8 +30,8 @@ const MEMORY_PER_FLOW: u64 = 64 * 1024;
 /// Bounds for the entries of a flow table, unless somebody asks for more or less.
 const FLOWS_MIN: u64 = 1 << 15;
 const FLOWS_MAX: u64 = 1 << 20;
-/// How many entries of each flow table may be asked for: a power of two.
-pub(crate) const FLOWS_ASKED: RangeInclusive<u32> = 1 << 10..=1 << 22;
+/// How many entries of each flow table may be asked for: a power of two within these bounds.
+pub const FLOWS_ASKED: RangeInclusive<u32> = 1 << 10..=1 << 22;
 /// One pod may have half-open flows for a sixteenth of a flow table: a masqueraded flow has two entries.
 const QUOTA_SHARE: u32 = 32;
 
@@ -71,13 +71,13 @@ impl Evicting {
 }
 
 /// Opens the pins, after loading and pinning the maps and the usual programs if this is the first call since boot.
-pub(crate) fn open_or_load(root: &Path) -> Result<Pins, Error> {
+pub fn open_or_load(root: &Path) -> Result<Pins, Error> {
     open_or_load_sized(root, None)
 }
 
-/// As [`open_or_load`]; if it loads, then with flow tables of so many entries (one of [`FLOWS_ASKED`]),
+/// Does what [`open_or_load`] does; if it loads, then with flow tables of so many entries (one of [`FLOWS_ASKED`]),
 /// else of what the node's memory suggests.
-pub(crate) fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins, Error> {
+pub fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins, Error> {
     let pins = Pins::at(root);
     if pins.are_complete() {
         return Ok(pins);
@@ -92,12 +92,12 @@ pub(crate) fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins
 }
 
 /// Kernels before 5.11 count maps and programs against this limit; on later ones it does not matter whether it can be raised.
-pub(super) fn raise_memory_limit() {
+pub(crate) fn raise_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }
 
 /// Loads and pins those of the programs that no device needed before. The pins are complete.
-pub(crate) fn load_missing(
+pub fn load_missing(
     _lock: &Lock,
     pins: &Pins,
     programs: impl IntoIterator<Item = &'static str>,
@@ -108,7 +108,7 @@ pub(crate) fn load_missing(
         return Ok(());
     }
     raise_memory_limit();
-    let node = super::map::node(pins)?;
+    let node = crate::map::node(pins)?;
     let folder = pins.folder();
     load_programs(&mut parse(&node, &folder)?, &missing, &folder)
 }
@@ -199,7 +199,7 @@ fn load_program(program: &mut Program, name: &'static str, folder: &Folder) -> R
 }
 
 /// The tick of the coarse clock is the jiffy.
-pub(super) fn jiffies_per_second() -> u32 {
+pub(crate) fn jiffies_per_second() -> u32 {
     const NANOSECONDS: i64 = 1_000_000_000;
     const USUAL: u32 = 250;
     let Ok(jiffy) = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE) else {
@@ -242,9 +242,10 @@ fn flow_count(memory: u64) -> u32 {
     1 << fitting.ilog2()
 }
 
-/// How many half-open flows a pod may have beside flow tables of so many entries, unless its network says
+/// Says how many half-open flows a pod may have beside flow tables of so many entries, unless its network says
 /// otherwise.
-pub(crate) const fn half_open_limit(flows: u32) -> u32 {
+#[must_use]
+pub const fn half_open_limit(flows: u32) -> u32 {
     flows / QUOTA_SHARE
 }
 

@@ -8,9 +8,7 @@ use tracing::warn;
 use underpass_abi::node::{Feed, State, policy, tick_shift};
 use underpass_netlink::{sysctl::Tree, xfrm};
 
-use super::{
-    Error, Maps, attach::Changed, feature::release, lock::Lock, object::jiffies_per_second,
-};
+use crate::{Changed, Error, Maps, kernel::release, lock::Lock, object::jiffies_per_second};
 
 /// Timers that run down between two packets of a TCP connection in its middle. Its opening and its end
 /// have others, but go through the stack.
@@ -38,7 +36,7 @@ const XFRM_MODULE: &str = "xfrm_user";
 
 /// How connection tracking takes TCP of which it did not see all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Tracking {
+pub enum Tracking {
     /// There is none. If it comes, it is strict unless somebody says otherwise.
     Absent,
     /// As invalid: what the kernel does by default.
@@ -58,26 +56,29 @@ struct Timers {
 
 /// What matters of the node's own network stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stack {
-    pub(crate) tracking: Tracking,
+pub struct Stack {
+    /// How it takes TCP of which it did not see all.
+    pub tracking: Tracking,
     /// Whether it has policies of IPsec.
-    pub(crate) ipsec: bool,
+    pub ipsec: bool,
     timers: Timers,
 }
 
 /// What the programs go by: a part of the node's [`State`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Rules {
-    /// See [`policy`].
-    pub(crate) policy: u32,
-    pub(crate) feed: Feed,
+pub struct Rules {
+    /// Bits of [`policy`].
+    pub policy: u32,
+    /// How often connection tracking must see a packet.
+    pub feed: Feed,
     /// As in [`State`].
     tcp_forgotten: u32,
 }
 
 impl Stack {
-    /// Looks at that of the network namespace of the calling thread, which is the node's.
-    pub(crate) fn look() -> Self {
+    /// Looks at the stack of the network namespace of the calling thread, which is the node's.
+    #[must_use]
+    pub fn look() -> Self {
         let tree = Tree::of_this_thread();
         let number = |name: &str| tree.number(Path::new("netfilter").join(name));
         let shortest = |names: &[&str]| names.iter().copied().filter_map(number).min();
@@ -124,8 +125,9 @@ impl Stack {
         }
     }
 
-    /// One sentence for whoever asks whether the node is well, if there is something to say.
-    pub(crate) fn remark(&self) -> Option<&'static str> {
+    /// Says one sentence to whoever asks whether the node is well, if there is something to say.
+    #[must_use]
+    pub fn remark(&self) -> Option<&'static str> {
         if self.ipsec {
             return Some(
                 "the node has policies of IPsec: nothing takes the bypass while they are there",
@@ -141,18 +143,21 @@ impl Stack {
 }
 
 impl Rules {
-    /// What the stack asks for now.
-    pub(crate) fn wanted() -> Self {
+    /// Takes what the stack asks for now.
+    #[must_use]
+    pub fn wanted() -> Self {
         Self::for_stack(&Stack::look())
     }
 
-    /// What a stack like that asks for.
-    pub(crate) fn for_stack(stack: &Stack) -> Self {
+    /// Takes what a stack like that asks for.
+    #[must_use]
+    pub fn for_stack(stack: &Stack) -> Self {
         stack.rules(jiffies_per_second())
     }
 
-    /// What the programs go by.
-    pub(crate) const fn in_force(state: &State) -> Self {
+    /// Takes what the programs go by.
+    #[must_use]
+    pub const fn in_force(state: &State) -> Self {
         Self {
             policy: state.policy,
             feed: state.feed,
@@ -174,7 +179,7 @@ impl Rules {
 
 /// Has the programs go by these rules. The caller raises the epoch, if anything changed, after everything
 /// else that it changes.
-pub(crate) fn set(_lock: &Lock, maps: &Maps, rules: Rules) -> Result<Changed, Error> {
+pub fn set(_lock: &Lock, maps: &Maps, rules: Rules) -> Result<Changed, Error> {
     if Rules::in_force(&maps.state()?) == rules {
         return Ok(Changed::No);
     }
@@ -183,7 +188,7 @@ pub(crate) fn set(_lock: &Lock, maps: &Maps, rules: Rules) -> Result<Changed, Er
 }
 
 /// Has the programs go by what the stack asks for now.
-pub(crate) fn refresh(maps: &Maps) -> Result<(), Error> {
+pub fn refresh(maps: &Maps) -> Result<(), Error> {
     let rules = Rules::wanted();
     let lock = Lock::acquire(maps.pins().root())?;
     match set(&lock, maps, rules)? {
@@ -212,8 +217,9 @@ fn forgotten(timer: Option<u32>, hz: u32) -> u32 {
         .max(1)
 }
 
-/// An interval in milliseconds.
-pub(crate) fn milliseconds(ticks: u32) -> u64 {
+/// Turns an interval, in ticks, into milliseconds.
+#[must_use]
+pub fn milliseconds(ticks: u32) -> u64 {
     let hz = jiffies_per_second();
     (u64::from(ticks) << tick_shift(hz)) * 1000 / u64::from(hz)
 }

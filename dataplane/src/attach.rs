@@ -5,22 +5,14 @@ use std::{
     os::fd::AsFd as _,
 };
 
-use underpass_abi::{
-    endpoint::{self, Device as Known, device},
-    map,
-};
-use underpass_netlink::{
-    Netlink,
-    filter::Direction,
-    link::{By, Device},
-};
+use underpass_abi::{endpoint::device, map};
+use underpass_netlink::{Netlink, filter::Direction, link::Device};
 
-use super::{Error as DatapathError, Maps, Pins, lock::Lock, netkit, object};
-use crate::{error::Error, uplink::Uplink};
+use crate::{Error, Pins, lock::Lock, netkit, object};
 
 /// Where on a device a program can sit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Hook {
+pub enum Hook {
     /// A filter of tc.
     Tc(Direction),
     /// What the other end of this netkit sends.
@@ -28,8 +20,9 @@ pub(crate) enum Hook {
 }
 
 impl Hook {
-    /// As people call it.
-    pub(crate) const fn name(self) -> &'static str {
+    /// The name that people have for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Tc(direction) => direction.name(),
             Self::NetkitPeer => "peer",
@@ -39,10 +32,11 @@ impl Hook {
 
 /// A program and its place on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
-    pub(crate) hook: Hook,
-    /// As in [`map::PROGRAMS`].
-    pub(crate) program: &'static str,
+pub struct Place {
+    /// Where it sits.
+    pub hook: Hook,
+    /// The program's name, one of [`map::PROGRAMS`].
+    pub program: &'static str,
 }
 
 /// What a host veth carries.
@@ -77,8 +71,9 @@ const fn place(direction: Direction, program: &'static str) -> Place {
     }
 }
 
-/// What a device with those flags carries.
-pub(crate) fn places(flags: u32) -> &'static [Place] {
+/// Says what a device with those flags carries.
+#[must_use]
+pub fn places(flags: u32) -> &'static [Place] {
     if flags & device::NETKIT != 0 {
         NETKIT
     } else if flags & device::POD != 0 {
@@ -93,7 +88,7 @@ pub(crate) fn places(flags: u32) -> &'static [Place] {
 }
 
 /// Attaches programs to a device, in place of older ones of ours.
-pub(crate) fn attach(
+pub fn attach(
     netlink: &Netlink,
     pins: &Pins,
     device: &Device,
@@ -117,8 +112,8 @@ pub(crate) fn attach(
     Ok(())
 }
 
-/// As [`attach`], for a device of the node, which may be the first to need such a program.
-fn load_and_attach(
+/// Attaches programs to a device as [`attach`] does, and loads those that no device needed before.
+pub fn load_and_attach(
     lock: &Lock,
     netlink: &Netlink,
     pins: &Pins,
@@ -130,7 +125,7 @@ fn load_and_attach(
 }
 
 /// Takes our programs off a device, which may be gone. Returns whether there were any.
-pub(crate) fn detach(
+pub fn detach(
     netlink: &Netlink,
     pins: &Pins,
     device: &Device,
@@ -154,14 +149,14 @@ pub(crate) fn detach(
 }
 
 /// Devices and the places on them where our program is not, or is another than the pinned one.
-pub(crate) fn missing(
+pub fn missing(
     netlink: &Netlink,
     pins: &Pins,
     devices: &[(u32, &[Place])],
 ) -> Result<Vec<(u32, Place)>, Error> {
     let mut pinned = BTreeMap::new();
     // None if no device needed that program before.
-    let mut id = |program: &'static str| -> Result<Option<u32>, DatapathError> {
+    let mut id = |program: &'static str| -> Result<Option<u32>, Error> {
         match pinned.entry(program) {
             Entry::Occupied(known) => Ok(*known.get()),
             Entry::Vacant(unknown) if pins.has_program(program) => {
@@ -201,87 +196,4 @@ pub(crate) fn missing(
         }
     }
     Ok(missing)
-}
-
-/// Makes the programs know the uplinks as they are now, and sit on all of them. One that went away
-/// meanwhile is forgotten. The caller raises the epoch when this returns [`Changed::Yes`], after
-/// everything else that it changes.
-pub(crate) fn reconcile_uplinks(
-    lock: &Lock,
-    netlink: &Netlink,
-    maps: &mut Maps,
-    uplinks: &[Uplink],
-) -> Result<Changed, Error> {
-    let mut changed = Changed::No;
-    for uplink in uplinks {
-        match reconcile_uplink(lock, netlink, maps, uplink) {
-            Ok(Changed::No) => {}
-            Ok(Changed::Yes) => changed = Changed::Yes,
-            Err(_) if netlink.link(By::Index(uplink.index))?.is_none() => {
-                maps.remove_device(uplink.index)?;
-                changed = Changed::Yes;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(changed)
-}
-
-fn reconcile_uplink(
-    lock: &Lock,
-    netlink: &Netlink,
-    maps: &mut Maps,
-    uplink: &Uplink,
-) -> Result<Changed, Error> {
-    let mut changed = Changed::No;
-    if maps.device(uplink.index)? != Some(uplink.device) {
-        maps.set_device(uplink.index, uplink.device)?;
-        changed = Changed::Yes;
-    }
-    let places = places(uplink.device.flags);
-    if !missing(netlink, maps.pins(), &[(uplink.index, places)])?.is_empty() {
-        let device = Device {
-            index: uplink.index,
-            name: uplink.name.clone(),
-        };
-        load_and_attach(lock, netlink, maps.pins(), &device, places)?;
-        changed = Changed::Yes;
-    }
-    Ok(changed)
-}
-
-/// Makes the program for processes of the host sit on the loopback device, and the maps know of it.
-/// The caller raises the epoch, if anything changed, after everything else that it changes.
-pub(crate) fn reconcile_loopback(
-    lock: &Lock,
-    netlink: &Netlink,
-    maps: &mut Maps,
-) -> Result<Changed, Error> {
-    let wanted = Known {
-        // Never a way of the bypass.
-        flags: device::LOOPBACK | device::LAYER3,
-        ..Known::default()
-    };
-    let mut changed = Changed::No;
-    if maps.device(endpoint::LOOPBACK)? != Some(wanted) {
-        maps.set_device(endpoint::LOOPBACK, wanted)?;
-        changed = Changed::Yes;
-    }
-    let places = places(wanted.flags);
-    if !missing(netlink, maps.pins(), &[(endpoint::LOOPBACK, places)])?.is_empty() {
-        let device = Device {
-            index: endpoint::LOOPBACK,
-            name: "lo".to_owned(),
-        };
-        load_and_attach(lock, netlink, maps.pins(), &device, places)?;
-        changed = Changed::Yes;
-    }
-    Ok(changed)
-}
-
-/// Whether something was not as it should be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Changed {
-    Yes,
-    No,
 }

@@ -11,11 +11,11 @@ use std::{
 
 use underpass_abi::endpoint::LOOPBACK;
 
-use super::Error;
+use crate::{
+    Error,
+    bpf::{self, Command},
+};
 
-const BPF_PROG_ATTACH: libc::c_long = 8;
-const BPF_PROG_DETACH: libc::c_long = 9;
-const BPF_PROG_QUERY: libc::c_long = 16;
 /// Attach type: the container's end.
 const BPF_NETKIT_PEER: u32 = 55;
 /// The kernel allows 63 programs at one hook (`BPF_MPROG_MAX`, one less than 64).
@@ -53,16 +53,17 @@ struct QueryAttributes {
     revision: u64,
 }
 
-/// Whether the running kernel has netkit devices. It is asked for the programs of a device that is
+/// Tells whether the running kernel has netkit devices. It is asked for the programs of a device that is
 /// none: a kernel with netkit says so, any other does not know what is asked for.
-pub(crate) fn is_supported() -> bool {
+#[must_use]
+pub fn is_supported() -> bool {
     let answer = query(LOOPBACK, &mut [0; PROGRAMS_MAX as usize]);
     answer.is_err_and(|error| error.raw_os_error() == Some(libc::ENXIO))
 }
 
 /// Attaches a program to what the container behind the device sends, after others that are there.
-pub(crate) fn attach(index: u32, name: &str, program: BorrowedFd<'_>) -> Result<(), Error> {
-    change(BPF_PROG_ATTACH, index, program).map_err(|source| Error::Netkit {
+pub fn attach(index: u32, name: &str, program: BorrowedFd<'_>) -> Result<(), Error> {
+    change(Command::ProgramAttach, index, program).map_err(|source| Error::Netkit {
         action: "attach the program to the peer of",
         device: name.to_owned(),
         source,
@@ -70,8 +71,8 @@ pub(crate) fn attach(index: u32, name: &str, program: BorrowedFd<'_>) -> Result<
 }
 
 /// Takes a program off again. Returns whether it was there.
-pub(crate) fn detach(index: u32, name: &str, program: BorrowedFd<'_>) -> Result<bool, Error> {
-    match change(BPF_PROG_DETACH, index, program) {
+pub fn detach(index: u32, name: &str, program: BorrowedFd<'_>) -> Result<bool, Error> {
+    match change(Command::ProgramDetach, index, program) {
         Ok(()) => Ok(true),
         Err(error) if is_absent(&error) => Ok(false),
         Err(source) => Err(Error::Netkit {
@@ -82,9 +83,9 @@ pub(crate) fn detach(index: u32, name: &str, program: BorrowedFd<'_>) -> Result<
     }
 }
 
-/// Ids of the programs that run on what the container behind the device sends; none if there is no
+/// Asks for the ids of the programs that run on what the container behind the device sends; none if there is no
 /// such device.
-pub(crate) fn programs(index: u32) -> Result<Vec<u32>, Error> {
+pub fn programs(index: u32) -> Result<Vec<u32>, Error> {
     let mut ids: Ids = [0; PROGRAMS_MAX as usize];
     match query(index, &mut ids) {
         Ok(count) => Ok(ids.into_iter().take(count).collect()),
@@ -105,14 +106,16 @@ fn is_absent(error: &io::Error) -> bool {
     )
 }
 
-fn change(command: libc::c_long, index: u32, program: BorrowedFd<'_>) -> io::Result<()> {
+fn change(command: Command, index: u32, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes = ChangeAttributes {
         target_ifindex: index,
         attach_bpf_fd: program.as_raw_fd().cast_unsigned(),
         attach_type: BPF_NETKIT_PEER,
         ..ChangeAttributes::default()
     };
-    bpf(command, &mut attributes)
+    // SAFETY: these are the attributes of both commands, and they hold no address.
+    unsafe { bpf::call(command, &mut attributes) }?;
+    Ok(())
 }
 
 /// Fills `ids`, and returns how many there are.
@@ -124,23 +127,8 @@ fn query(index: u32, ids: &mut Ids) -> io::Result<usize> {
         count: PROGRAMS_MAX,
         ..QueryAttributes::default()
     };
-    bpf(BPF_PROG_QUERY, &mut attributes)?;
+    // SAFETY: these are the command's attributes, and the one address is that of the buffer, which has room for
+    // as many as are asked for and lives longer than the call.
+    unsafe { bpf::call(Command::ProgramQuery, &mut attributes) }?;
     Ok(attributes.count as usize)
-}
-
-fn bpf<A>(command: libc::c_long, attributes: &mut A) -> io::Result<()> {
-    // SAFETY: the attributes are valid for reads and writes of the size that is passed, have no
-    // padding, and hold no address but that of a buffer that lives longer than the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_mut(attributes),
-            size_of::<A>(),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }

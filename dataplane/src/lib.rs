@@ -1,27 +1,32 @@
 //! The eBPF side of a node: programs and maps, loaded once and pinned, opened by every call after
-//! that.
+//! that, and attached to devices.
+//!
+//! It knows devices, maps and the kernel, and neither CNI nor how an attachment is named.
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-pub(crate) mod attach;
-pub(crate) mod feature;
-pub(crate) mod lock;
-pub(crate) mod map;
-pub(crate) mod netkit;
-pub(crate) mod object;
-pub(crate) mod pin;
-pub(crate) mod policy;
-pub(crate) mod port;
+pub mod attach;
+pub mod bpf;
+pub mod feature;
+pub mod kernel;
+pub mod lock;
+pub mod map;
+pub mod netkit;
+pub mod object;
+pub mod pin;
+pub mod policy;
+pub mod port;
+pub mod test_run;
 
-pub(crate) use map::Maps;
-pub(crate) use pin::Pins;
+pub use map::Maps;
+pub use pin::Pins;
 
 /// Why the dataplane can't be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub enum Error {
     /// bpfRoot is somewhere else.
     #[error(
         "bpfRoot {} is not on a bpffs: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set bpfRoot to a folder of one",
@@ -60,6 +65,9 @@ pub(crate) enum Error {
         /// From aya.
         source: Box<aya::maps::MapError>,
     },
+    /// A device or a filter.
+    #[error(transparent)]
+    Netlink(#[from] underpass_netlink::Error),
     /// The map of pods that take frames.
     #[error("map XDP_PODS: {0}")]
     XdpPods(#[from] aya::maps::xdp::XdpMapError),
@@ -86,6 +94,15 @@ pub(crate) enum Error {
     Missing(&'static str),
 }
 
+/// Tells whether something had to be put right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Changed {
+    /// It was not as it should be.
+    Yes,
+    /// It was.
+    No,
+}
+
 impl Error {
     fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File {
@@ -95,9 +112,7 @@ impl Error {
         }
     }
 
-    pub(crate) fn program<E: Into<aya::programs::ProgramError>>(
-        name: &'static str,
-    ) -> impl FnOnce(E) -> Self {
+    fn program<E: Into<aya::programs::ProgramError>>(name: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::Program {
             name,
             source: Box::new(source.into()),

@@ -8,29 +8,29 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use super::Error;
+use crate::Error;
 
 const FOLDER: &str = "/run/underpass";
 
 /// An exclusive lock that follows from bpfRoot alone; free again when dropped, or when the process
 /// dies.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub struct Lock {
     _file: File,
 }
 
 impl Lock {
     /// Waits for the lock. It is `flock(2)` on a file that stays.
-    pub(crate) fn acquire(root: &Path) -> Result<Self, Error> {
+    pub fn acquire(root: &Path) -> Result<Self, Error> {
         let path = file_of(root, "lock");
         let file = open(&path)?;
         file.lock().map_err(Error::file("lock", &path))?;
         Ok(Self { _file: file })
     }
 
-    /// The other lock of a node, for the one reader of its log: `None` if somebody reads it
+    /// Takes the other lock of a node, which the one reader of its log holds: `None` if somebody reads it
     /// already.
-    pub(crate) fn try_acquire_trace(root: &Path) -> Result<Option<Self>, Error> {
+    pub fn try_acquire_trace(root: &Path) -> Result<Option<Self>, Error> {
         let path = file_of(root, "trace");
         let file = open(&path)?;
         match file.try_lock() {
@@ -51,8 +51,9 @@ fn open(path: &Path) -> Result<File, Error> {
         .map_err(Error::file("open the lock", path))
 }
 
-/// A file for the node whose pins are at `root`.
-pub(crate) fn file_of(root: &Path, purpose: &str) -> PathBuf {
+/// Names a file for the node whose pins are at `root`.
+#[must_use]
+pub fn file_of(root: &Path, purpose: &str) -> PathBuf {
     let digest = Sha256::digest(root.as_os_str().as_encoded_bytes());
     let name = digest[..8]
         .iter()

@@ -17,39 +17,43 @@ use aya::{
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use underpass_abi::ABI;
 
-use super::Error;
+use crate::Error;
 
 /// The pins of one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Pins {
+pub struct Pins {
     root: PathBuf,
 }
 
 impl Pins {
-    /// The pins below `root`, which need not exist.
-    pub(crate) fn at(root: &Path) -> Self {
+    /// Takes the pins below `root`, which need not exist.
+    #[must_use]
+    pub fn at(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
         }
     }
 
-    /// bpfRoot.
-    pub(crate) fn root(&self) -> &Path {
+    /// Names the folder below which they are, bpfRoot.
+    #[must_use]
+    pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// This layout's pins.
-    pub(crate) fn folder(&self) -> Folder {
+    /// Names the folder of this layout's pins.
+    #[must_use]
+    pub fn folder(&self) -> Folder {
         Folder(self.root.join(format!("v{ABI}")))
     }
 
-    /// Whether all maps and the usual programs are loaded and pinned.
-    pub(crate) fn are_complete(&self) -> bool {
+    /// Tells whether all maps and the usual programs are loaded and pinned.
+    #[must_use]
+    pub fn are_complete(&self) -> bool {
         self.folder().0.is_dir()
     }
 
-    /// An error unless `root`, or the folder that it will be made in, is on a bpffs.
-    pub(crate) fn require_bpffs(&self) -> Result<(), Error> {
+    /// Fails unless `root`, or the folder that it will be made in, is on a bpffs.
+    pub fn require_bpffs(&self) -> Result<(), Error> {
         let existing = self
             .root
             .ancestors()
@@ -97,7 +101,7 @@ impl Pins {
 
     /// Removes all pins, and the folders that are empty after that. Returns whether there were any.
     /// The caller holds the lock.
-    pub(crate) fn remove(&self) -> Result<bool, Error> {
+    pub fn remove(&self) -> Result<bool, Error> {
         let Folder(folder) = self.folder();
         if !folder.exists() {
             return Ok(false);
@@ -111,26 +115,27 @@ impl Pins {
         }
     }
 
-    /// A pinned map.
-    pub(crate) fn map(&self, name: &'static str) -> Result<MapData, Error> {
+    /// Opens a pinned map.
+    pub fn map(&self, name: &'static str) -> Result<MapData, Error> {
         MapData::from_pin(self.folder().map(name)).map_err(Error::map(name))
     }
 
-    /// Whether a program is pinned: no device needed it before, if not.
-    pub(crate) fn has_program(&self, name: &str) -> bool {
+    /// Tells whether a program is pinned: no device needed it before, if not.
+    #[must_use]
+    pub fn has_program(&self, name: &str) -> bool {
         self.folder().program(name).exists()
     }
 
-    /// A pinned program.
+    /// Asks about a pinned program.
     ///
     /// Not as a program of its type: before aya makes one of those it tries out what the kernel can
     /// do, and loads five programs for it. That takes longer than the rest of a CHECK of the filters.
-    pub(crate) fn program(&self, name: &'static str) -> Result<ProgramInfo, Error> {
+    pub fn program(&self, name: &'static str) -> Result<ProgramInfo, Error> {
         ProgramInfo::from_pin(self.folder().program(name)).map_err(Error::program(name))
     }
 
-    /// As [`Self::program`], to give it to the kernel.
-    pub(crate) fn program_fd(&self, name: &'static str) -> Result<ProgramFd, Error> {
+    /// Opens a pinned program, to give it to the kernel.
+    pub fn program_fd(&self, name: &'static str) -> Result<ProgramFd, Error> {
         self.program(name)?.fd().map_err(Error::program(name))
     }
 }
@@ -140,7 +145,7 @@ const PROGRAMS: &str = "programs";
 
 /// A folder of pins.
 #[derive(Debug)]
-pub(crate) struct Folder(PathBuf);
+pub struct Folder(PathBuf);
 
 impl Folder {
     /// Where a map is pinned.
@@ -153,8 +158,9 @@ impl Folder {
         self.0.join(PROGRAMS).join(name)
     }
 
-    /// For people to read.
-    pub(crate) fn display(&self) -> path::Display<'_> {
+    /// Shows the folder to people.
+    #[must_use]
+    pub fn display(&self) -> path::Display<'_> {
         self.0.display()
     }
 }

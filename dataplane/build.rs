@@ -1,4 +1,4 @@
-//! Compiles the eBPF programs and leaves them in `OUT_DIR`, by name, for the plugin to embed.
+//! Compiles the eBPF programs and leaves them in `OUT_DIR`, by name, for the crate to embed.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ fn build() -> Result<(), String> {
     let root = variable("CARGO_MANIFEST_DIR")?
         .parent()
         .map(Path::to_path_buf)
-        .ok_or("the plugin's folder has no parent: build it inside its workspace")?;
+        .ok_or("this crate's folder has no parent: build it inside its workspace")?;
     let out = variable("OUT_DIR")?;
     for source in SOURCES {
         println!("cargo::rerun-if-changed={}", root.join(source).display());
@@ -64,7 +64,7 @@ fn build() -> Result<(), String> {
     Ok(())
 }
 
-/// Leaves an object that was linked where the plugin finds it.
+/// Leaves an object that was linked where the crate finds it.
 fn embed(object: &Path, embedded: &Path) -> Result<(), String> {
     let linked = fs::read(object).map_err(|e| format!("cannot read {}: {e}", object.display()))?;
     let stripped =
