@@ -117,7 +117,7 @@ impl From<underpass_dataplane::Error> for Failure {
 }
 
 /// Runs the command that the arguments name.
-pub(crate) fn run() -> ExitCode {
+pub fn run() -> ExitCode {
     let Arguments { bpf_root, command } = Arguments::parse();
     let bpf_root = one_spelling(&bpf_root);
     let mut out = anstream::stdout().lock();

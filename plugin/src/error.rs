@@ -13,7 +13,7 @@ const CODE_TAKEN: u32 = 101;
 
 /// Everything that a verb or a command can fail with.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub enum Error {
     /// Config, environment or IPAM: already in the contract's words.
     #[error(transparent)]
     Contract(#[from] CniError),
@@ -77,7 +77,7 @@ pub(crate) enum Error {
 
 impl Error {
     /// One error of many; none if there are none.
-    pub(crate) fn collect(errors: Vec<Self>) -> Result<(), Self> {
+    pub fn collect(errors: Vec<Self>) -> Result<(), Self> {
         let mut errors = errors;
         match errors.len() {
             0 => Ok(()),

@@ -25,64 +25,74 @@ use crate::{
 /// MTU where neither config nor uplinks say one, in bytes.
 const MTU_DEFAULT: u32 = 1500;
 /// Smallest MTU that IPv6 works with, in bytes: devices with less have none (`IPV6_MIN_MTU`).
-pub(crate) const MTU_MIN_V6: u32 = 1280;
+pub const MTU_MIN_V6: u32 = 1280;
 /// Gateways where the IPAM names none: addresses that mean something on the veth only.
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
 
 /// What the IPAM gave.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Given {
-    pub(crate) ips: Vec<IpConfig>,
-    pub(crate) routes: Vec<CniRoute>,
-    pub(crate) dns: Dns,
+pub struct Given {
+    /// Addresses of the container.
+    pub ips: Vec<IpConfig>,
+    /// Routes of the container.
+    pub routes: Vec<CniRoute>,
+    /// Name servers of the container.
+    pub dns: Dns,
     /// Where the network's other containers may have addresses, as far as that is known.
-    pub(crate) subnets: Vec<IpNet>,
+    pub subnets: Vec<IpNet>,
 }
 
 /// One end of the pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct End {
-    pub(crate) name: String,
-    pub(crate) mac: Mac,
+pub struct End {
+    /// Its name.
+    pub name: String,
+    /// Its MAC.
+    pub mac: Mac,
 }
 
 /// Everything about one attachment.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Plan {
-    pub(crate) identity: Identity,
+pub struct Plan {
+    /// Whose it is.
+    pub identity: Identity,
     /// What the two ends are.
-    pub(crate) driver: Driver,
-    pub(crate) host: End,
-    pub(crate) pod: End,
+    pub driver: Driver,
+    /// The host's end.
+    pub host: End,
+    /// The container's end.
+    pub pod: End,
     /// In bytes, of both ends.
-    pub(crate) mtu: u32,
+    pub mtu: u32,
     /// The container's addresses, each with the length of its network's prefix.
-    pub(crate) addresses: Vec<IpNet>,
+    pub addresses: Vec<IpNet>,
     /// Next hops that the container's routes use: addresses of the host's end, as `ptp` has them.
-    pub(crate) gateways: Vec<IpAddr>,
+    pub gateways: Vec<IpAddr>,
     /// The container's routes, in the order in which they can be added.
-    pub(crate) routes: Vec<Route>,
-    pub(crate) dad: Dad,
+    pub routes: Vec<Route>,
+    /// How the kernel treats addresses that the container adds later.
+    pub dad: Dad,
     /// See [`device`].
-    pub(crate) flags: u32,
+    pub flags: u32,
     /// Destinations that see the container's own address.
-    pub(crate) no_masquerade: Vec<IpNet>,
+    pub no_masquerade: Vec<IpNet>,
     /// What the world shall see instead of the uplink's address, one of a family at most.
-    pub(crate) masquerade_addresses: Vec<IpAddr>,
+    pub masquerade_addresses: Vec<IpAddr>,
     /// How many half-open flows the container may have; the node decides where nothing is said.
-    pub(crate) half_open_limit: Option<u32>,
+    pub half_open_limit: Option<u32>,
     /// Host ports that lead to the container.
-    pub(crate) ports: Vec<Binding>,
-    pub(crate) bandwidth: Bandwidth,
+    pub ports: Vec<Binding>,
+    /// What each direction is limited to.
+    pub bandwidth: Bandwidth,
     /// The answer to the runtime.
-    pub(crate) result: CniResult,
+    pub result: CniResult,
 }
 
 impl Plan {
     /// Decides. `driver` is what the config asks for, on this kernel; `inherited` the MTU
     /// where the config has none, `sandbox` the netns as the runtime wrote it.
-    pub(crate) fn new(
+    pub fn new(
         identity: Identity,
         conf: &Conf,
         given: Given,
@@ -156,12 +166,12 @@ impl Plan {
     }
 
     /// Whether the container has an address of that family.
-    pub(crate) fn has_v4(&self) -> bool {
+    pub fn has_v4(&self) -> bool {
         self.addresses.iter().any(|net| net.addr().is_ipv4())
     }
 
     /// As [`Self::has_v4`].
-    pub(crate) fn has_v6(&self) -> bool {
+    pub fn has_v6(&self) -> bool {
         self.addresses.iter().any(|net| net.addr().is_ipv6())
     }
 }

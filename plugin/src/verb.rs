@@ -4,7 +4,7 @@ use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Reques
 
 use crate::identity::Identity;
 
-pub(crate) use chained::Portmap;
+pub use chained::Portmap;
 
 mod add;
 mod chained;
@@ -15,7 +15,7 @@ mod status;
 
 /// The plugin, as the runtime calls it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Underpass;
+pub struct Underpass;
 
 impl Plugin for Underpass {
     fn add(&self, request: &Request) -> Result<CniResult, CniError> {

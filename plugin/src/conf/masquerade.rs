@@ -6,7 +6,7 @@ use serde_json::Value;
 use underpass_cni::Error;
 
 /// The key, for messages.
-pub(crate) const KEY: &str = "masqueradeAddress";
+pub const KEY: &str = "masqueradeAddress";
 
 /// One address, or one for each family.
 pub(super) fn addresses(value: Option<Value>, ip_masq: bool) -> Result<Vec<IpAddr>, Error> {

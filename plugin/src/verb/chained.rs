@@ -25,7 +25,7 @@ use crate::{
 
 /// The plugin under the name `portmap`, which is always chained.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Portmap;
+pub struct Portmap;
 
 impl Plugin for Portmap {
     fn add(&self, request: &Request) -> Result<CniResult, CniError> {
