@@ -117,6 +117,7 @@ impl From<underpass_dataplane::Error> for Failure {
 }
 
 /// Runs the command that the arguments name.
+#[must_use]
 pub fn run() -> ExitCode {
     let Arguments { bpf_root, command } = Arguments::parse();
     let bpf_root = one_spelling(&bpf_root);

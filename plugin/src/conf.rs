@@ -368,6 +368,7 @@ fn root(text: String) -> Result<PathBuf, Error> {
 
 /// The lock follows from how the path is written, so there has to be one way: no slash too many, and
 /// none at the end.
+#[must_use]
 pub fn one_spelling(root: &Path) -> PathBuf {
     root.components().collect()
 }

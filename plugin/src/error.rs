@@ -6,6 +6,8 @@ use underpass_cni::{Code, Error as CniError};
 use underpass_dataplane as dataplane;
 use underpass_netlink::{self as netlink, netns};
 
+use crate::finding::Findings;
+
 /// Code for a CHECK that found something wrong; the contract leaves 100 and up to plugins.
 const CODE_BROKEN: u32 = 100;
 /// Code for an ADD of something that is there already.
@@ -54,11 +56,11 @@ pub enum Error {
         ifname: String,
     },
     /// The container has an interface of that name.
-    #[error("container veth name ({pod:?}) peer provided ({host:?}) already exists")]
+    #[error("container veth name ({container:?}) peer provided ({host:?}) already exists")]
     NameTaken {
-        /// The name inside the container.
-        pod: String,
-        /// The name here.
+        /// The name of the container's end.
+        container: String,
+        /// The name of the host's end.
         host: String,
     },
     /// A veth vanished between two requests.
@@ -68,8 +70,8 @@ pub enum Error {
     #[error("IPAM plugin returned missing IP config")]
     NoAddress,
     /// CHECK found something wrong.
-    #[error("{}", .0.join("; "))]
-    Broken(Vec<String>),
+    #[error("{0}")]
+    Broken(Findings),
     /// Several things failed, each independent of the others.
     #[error("{}", join(.0))]
     Several(Vec<Error>),

@@ -8,11 +8,13 @@ pub struct Glob(String);
 
 impl Glob {
     /// Takes the pattern as it is written; every text is a pattern.
+    #[must_use]
     pub fn new(pattern: String) -> Self {
         Self(pattern)
     }
 
     /// Whether the whole of `name` fits.
+    #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         fits(self.0.as_bytes(), name.as_bytes())
     }

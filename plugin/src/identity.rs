@@ -37,6 +37,7 @@ pub struct Alias {
 }
 
 /// The number of a network in maps: never 0.
+#[must_use]
 pub fn network_id(network: &str) -> u32 {
     let digest = Sha256::digest(network.as_bytes());
     let [a, b, c, d, ..] = digest[..] else {
@@ -60,6 +61,7 @@ impl Identity {
     }
 
     /// The key of `OWNERS`.
+    #[must_use]
     pub fn owner(&self) -> Owner {
         let digest = self.digest();
         std::array::from_fn(|i| digest[i])
@@ -67,6 +69,7 @@ impl Identity {
 
     /// The key of `OWNERS` for the host ports of a container that another plugin attached. That plugin
     /// may be ours, under the same network, container and interface.
+    #[must_use]
     pub fn chained_owner(&self) -> Owner {
         let mut hash = Sha256::new();
         hash.update(self.digest());
@@ -76,27 +79,32 @@ impl Identity {
     }
 
     /// The number of the network in maps.
+    #[must_use]
     pub fn network_id(&self) -> u32 {
         network_id(&self.network)
     }
 
     /// The name of the host's end: 15 characters, beginning with `veth` so that `NetworkManager`
     /// leaves it alone.
+    #[must_use]
     pub fn host_name(&self) -> String {
         host_name(self.owner())
     }
 
     /// The MAC of the host's end: locally administered.
+    #[must_use]
     pub fn host_mac(&self) -> Mac {
         local_mac(&self.digest()[16..22])
     }
 
     /// The MAC of the container's end where nobody asks for another: locally administered.
-    pub fn pod_mac(&self) -> Mac {
+    #[must_use]
+    pub fn container_mac(&self) -> Mac {
         local_mac(&self.digest()[22..28])
     }
 
     /// The alias of the host's end: readable where it fits.
+    #[must_use]
     pub fn alias(&self) -> String {
         // None of the three can contain a colon: the contract checks names and ids.
         let readable = format!(
@@ -116,11 +124,13 @@ impl Identity {
 
 impl Alias {
     /// The alias of a device; `None` if the device is not ours.
+    #[must_use]
     pub fn of(link: &Link) -> Option<Self> {
         Self::parse(link.alias.as_deref()?)
     }
 
     /// Reads the alias of a device; `None` if the device is not ours.
+    #[must_use]
     pub fn parse(alias: &str) -> Option<Self> {
         let mut parts = alias.strip_prefix(ALIAS_PREFIX)?.split(':');
         let (first, second, third) = (parts.next()?, parts.next()?, parts.next()?);
@@ -146,6 +156,7 @@ impl Alias {
 }
 
 /// The name of the host's end that belongs to an owner.
+#[must_use]
 pub fn host_name(owner: Owner) -> String {
     let mut name = format!("veth{}", hex(&owner));
     name.truncate(15);
@@ -222,10 +233,10 @@ mod tests {
     fn macs_are_unicast_and_local() {
         for n in 0..100 {
             let identity = identity(&format!("c{n}"));
-            for mac in [identity.host_mac(), identity.pod_mac()] {
+            for mac in [identity.host_mac(), identity.container_mac()] {
                 assert_eq!(mac.0[0] & 3, 2, "{mac}");
             }
-            assert_ne!(identity.host_mac(), identity.pod_mac());
+            assert_ne!(identity.host_mac(), identity.container_mac());
         }
     }
 }

@@ -8,6 +8,7 @@
 pub mod cli;
 pub mod conf;
 pub mod error;
+pub mod finding;
 pub mod glob;
 pub mod identity;
 pub mod log;

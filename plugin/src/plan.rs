@@ -30,9 +30,9 @@ pub const MTU_MIN_V6: u32 = 1280;
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
 
-/// What the IPAM gave.
+/// What the IPAM has leased to the container, and what goes with it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Given {
+pub struct LeaseResult {
     /// Addresses of the container.
     pub ips: Vec<IpConfig>,
     /// Routes of the container.
@@ -62,7 +62,7 @@ pub struct Plan {
     /// The host's end.
     pub host: End,
     /// The container's end.
-    pub pod: End,
+    pub container: End,
     /// In bytes, of both ends.
     pub mtu: u32,
     /// The container's addresses, each with the length of its network's prefix.
@@ -95,17 +95,17 @@ impl Plan {
     pub fn new(
         identity: Identity,
         conf: &Conf,
-        given: Given,
+        lease: LeaseResult,
         driver: Driver,
         inherited: Option<InheritedMtu<'_>>,
         sandbox: &str,
     ) -> Result<Self, Error> {
-        let Given {
+        let LeaseResult {
             mut ips,
             mut routes,
             dns,
             subnets,
-        } = given;
+        } = lease;
         if ips.len() > MAX_ADDRESSES {
             return Err(Error::config(format!(
                 "the IPAM gave {} addresses: an interface can have {MAX_ADDRESSES}",
@@ -117,7 +117,7 @@ impl Plan {
         }
         let has_v6 = ips.iter().any(|ip| ip.address.addr().is_ipv6());
         let mtu = mtu(conf, inherited, has_v6)?;
-        let (host, pod) = ends(&identity, conf);
+        let (host, container) = ends(&identity, conf);
         for ip in &mut ips {
             ip.interface = Some(1);
             ip.gateway
@@ -142,7 +142,7 @@ impl Plan {
         };
         Ok(Self {
             mtu,
-            routes: pod_routes(&ips, &routes),
+            routes: container_routes(&ips, &routes),
             dad: conf.dad,
             flags: flags(conf, driver),
             no_masquerade: no_masquerade(conf, &addresses, subnets),
@@ -153,24 +153,26 @@ impl Plan {
             gateways,
             addresses,
             result: CniResult {
-                interfaces: vec![interface(&host, ""), interface(&pod, sandbox)],
+                interfaces: vec![interface(&host, ""), interface(&container, sandbox)],
                 ips,
                 routes,
                 dns: conf.dns.clone().unwrap_or(dns),
             },
             driver,
             host,
-            pod,
+            container,
             identity,
         })
     }
 
     /// Whether the container has an address of that family.
+    #[must_use]
     pub fn has_v4(&self) -> bool {
         self.addresses.iter().any(|net| net.addr().is_ipv4())
     }
 
     /// As [`Self::has_v4`].
+    #[must_use]
     pub fn has_v6(&self) -> bool {
         self.addresses.iter().any(|net| net.addr().is_ipv6())
     }
@@ -210,11 +212,11 @@ fn ends(identity: &Identity, conf: &Conf) -> (End, End) {
         name: identity.host_name(),
         mac: identity.host_mac(),
     };
-    let pod = End {
+    let container = End {
         name: identity.ifname.clone(),
-        mac: conf.mac.unwrap_or_else(|| identity.pod_mac()),
+        mac: conf.mac.unwrap_or_else(|| identity.container_mac()),
     };
-    (host, pod)
+    (host, container)
 }
 
 fn fallback_gateway(addr: IpAddr) -> IpAddr {
@@ -247,7 +249,7 @@ fn add_default_routes(ips: &[IpConfig], routes: &mut Vec<CniRoute>) {
 
 /// First the gateways, on the link; then each address's own network, through its gateway, unless the
 /// IPAM asked for that with attributes of its own; then what the IPAM asked for.
-fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
+fn container_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
     let asked: Vec<Route> = asked.iter().map(|route| asked_route(ips, route)).collect();
     let mut routes: Vec<Route> = Vec::new();
     let mut push = |route: Route| {

@@ -16,7 +16,10 @@ use underpass_netlink::{
 
 use crate::{glob::Glob, identity::Alias};
 
+mod look;
 pub(crate) mod reconcile;
+
+pub(crate) use look::Uplinks;
 
 /// Value of `rp_filter`: a packet must come in by the device that the answer would leave by.
 const STRICT: i32 = 1;
@@ -53,13 +56,14 @@ pub struct Surroundings<'a> {
 }
 
 impl Surroundings<'_> {
-    /// The uplinks: those that `patterns` name, else those that carry a default route or a global
+    /// Chooses the uplinks: those that `patterns` name, else those that carry a default route or a global
     /// address.
+    #[must_use]
     pub fn uplinks(&self, patterns: Option<&[Glob]>) -> Vec<Uplink> {
         self.links
             .iter()
             .filter(|link| {
-                if !is_foreign(link) {
+                if !is_not_ours(link) {
                     return false;
                 }
                 match patterns {
@@ -82,6 +86,7 @@ impl Surroundings<'_> {
 
     /// The addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
     /// those of Services there. To the kernel they are as local as the node's own.
+    #[must_use]
     pub fn service_addresses(&self) -> Vec<IpAddr> {
         self.links
             .iter()
@@ -160,8 +165,8 @@ impl Surroundings<'_> {
     }
 }
 
-/// Whether a device is neither the loopback device nor an end of ours.
-pub fn is_foreign(link: &Link) -> bool {
+/// Tells whether a device is neither the loopback device nor an end of ours.
+fn is_not_ours(link: &Link) -> bool {
     let ours = Alias::of(link).is_some();
     !link.loopback && !ours
 }
@@ -178,6 +183,7 @@ pub struct InheritedMtu<'a> {
 /// The MTU that containers inherit: the smallest of the uplinks that carry a default route. Where
 /// none does, a VPN (`tailscale0` with 1280, `wg0`) must not make all packets small, so devices without
 /// Ethernet headers count only if there are no others.
+#[must_use]
 pub fn inherited_mtu(uplinks: &[Uplink]) -> Option<InheritedMtu<'_>> {
     let smallest = |counts: fn(&Uplink) -> bool| {
         let counting = uplinks.iter().filter(|uplink| counts(uplink));

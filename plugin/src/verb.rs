@@ -1,8 +1,10 @@
 //! The verbs of the contract, one file each.
 
+use underpass_abi::endpoint::Owner;
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
+use underpass_dataplane::Maps;
 
-use crate::identity::Identity;
+use crate::{error::Error, identity::Identity};
 
 pub use chained::Portmap;
 
@@ -44,5 +46,17 @@ fn identity(request: &Request) -> Identity {
         network: request.conf.name.clone(),
         container: request.attachment.container_id.clone(),
         ifname: request.attachment.ifname.clone(),
+    }
+}
+
+/// Refuses an attachment that the maps know already.
+fn require_detached(maps: &Maps, owner: Owner, identity: &Identity) -> Result<(), Error> {
+    match maps.attachment(owner)? {
+        Some(_) => Err(Error::Attached {
+            network: identity.network.clone(),
+            container: identity.container.clone(),
+            ifname: identity.ifname.clone(),
+        }),
+        None => Ok(()),
     }
 }

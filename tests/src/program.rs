@@ -69,9 +69,10 @@ impl Instruction {
             offset,
             immediate,
         } = self;
-        let [a, b] = offset.to_ne_bytes();
-        let [c, d, e, f] = immediate.to_ne_bytes();
-        u64::from_ne_bytes([code, registers, a, b, c, d, e, f])
+        let mut bytes = [code, registers, 0, 0, 0, 0, 0, 0];
+        bytes[2..4].copy_from_slice(&offset.to_ne_bytes());
+        bytes[4..].copy_from_slice(&immediate.to_ne_bytes());
+        u64::from_ne_bytes(bytes)
     }
 }
 

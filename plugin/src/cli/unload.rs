@@ -50,11 +50,8 @@ fn detach(maps: &Maps) -> Result<Vec<String>, Error> {
         if mac != Mac(entry.mac) {
             continue;
         }
-        let from_xdp = xdp::revert(&node, maps.pins(), &link)?;
-        let device = Device {
-            index,
-            name: link.name,
-        };
+        let from_xdp = xdp::detach(&node, maps.pins(), &link)?;
+        let device = Device::from(&link);
         let places = attach::places(entry.flags);
         if attach::detach(&node, maps.pins(), &device, places)? || from_xdp {
             names.push(device.name);

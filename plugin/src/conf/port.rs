@@ -97,6 +97,7 @@ pub(super) fn mappings(entries: &[Entry]) -> Result<Vec<PortMapping>, Error> {
 
 /// Where the host ports lead, for a container with these addresses: to the first of each family. A
 /// family that it does not have is left out.
+#[must_use]
 pub fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> {
     let first = |family: u8| {
         let is_v4 = family == port::IPV4;
@@ -119,6 +120,7 @@ pub fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> 
 
 impl Binding {
     /// The place in the container.
+    #[must_use]
     pub fn destination(&self) -> SocketAddr {
         SocketAddr::new(self.addr, self.container_port)
     }

@@ -7,12 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use underpass_netlink::{Netns, sysctl::Tree};
+use underpass_netlink::sysctl::Tree;
 
+use super::{Attachment, Inspection, Interface, Step};
 use crate::{
     conf::Dad,
     error::Error,
-    plan::{MTU_MIN_V6, Plan},
+    finding::Findings,
+    plan::MTU_MIN_V6,
     uplink::Uplink,
 };
 
@@ -21,6 +23,13 @@ use crate::{
 pub(super) fn has_ipv6(mtu: u32) -> bool {
     // Not the folder of its settings: see `Tree`.
     mtu >= MTU_MIN_V6 && Path::new("/proc/self/net/if_inet6").exists()
+}
+
+/// Which families the container has addresses of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Families {
+    v4: bool,
+    v6: bool,
 }
 
 /// Which file below the tree, and what must be in it.
@@ -54,14 +63,88 @@ fn if_present(path: impl AsRef<Path>, value: &'static str) -> Setting {
     }
 }
 
-/// Makes the node forward packets, for the families that the container has. Never undone: others
-/// may rely on it by then.
-fn forward(tree: &Tree, plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
-    if plan.has_v4() {
-        required("ipv4/ip_forward", "1").apply(tree)?;
+/// Settings of the container's end.
+pub(crate) struct ContainerSettings;
+
+impl Step<Interface> for ContainerSettings {
+    fn name(&self) -> &'static str {
+        "container sysctls"
     }
-    if plan.has_v6() {
-        let forwarding = required("ipv6/conf/all/forwarding", "1");
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let Interface { plan, netns, .. } = &attachment.made;
+        if !plan.has_v6() {
+            return Ok(());
+        }
+        netns.run(|| {
+            let tree = Tree::of_this_thread();
+            of_container(&plan.container.name, plan.dad)
+                .iter()
+                .try_for_each(|setting| setting.apply(&tree))
+        })?
+    }
+
+    /// Finds nothing: CHECK does not look at settings.
+    fn verify(&self, _: &Inspection<'_, Interface>, _: &mut Findings) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn of_container(name: &str, dad: Dad) -> Vec<Setting> {
+    let mut settings = vec![
+        required("ipv6/conf/lo/disable_ipv6", "0"),
+        required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
+        required(format!("ipv6/conf/{name}/keep_addr_on_down"), "1"),
+        if_present(format!("ipv6/conf/{name}/accept_ra"), "0"),
+    ];
+    if dad == Dad::Off {
+        settings.push(if_present(format!("ipv6/conf/{name}/accept_dad"), "0"));
+    }
+    settings
+}
+
+/// Settings of the node and of the host's end. Forwarding is never undone: others may rely on it by then.
+pub(crate) struct HostSettings;
+
+impl Step<Interface> for HostSettings {
+    fn name(&self) -> &'static str {
+        "host sysctls"
+    }
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let plan = &attachment.made.plan;
+        let families = Families {
+            v4: plan.has_v4(),
+            v6: plan.has_v6(),
+        };
+        let tree = Tree::of_this_thread();
+        forward(&tree, families, &attachment.uplinks.list)?;
+        of_host(&plan.host.name, families)
+            .iter()
+            .try_for_each(|setting| setting.apply(&tree))
+    }
+
+    /// Finds nothing: CHECK does not look at settings.
+    fn verify(&self, _: &Inspection<'_, Interface>, _: &mut Findings) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn forwarding_v4() -> Setting {
+    required("ipv4/ip_forward", "1")
+}
+
+fn forwarding_v6() -> Setting {
+    required("ipv6/conf/all/forwarding", "1")
+}
+
+/// Makes the node forward packets, for the families that the container has.
+fn forward(tree: &Tree, families: Families, uplinks: &[Uplink]) -> Result<(), Error> {
+    if families.v4 {
+        forwarding_v4().apply(tree)?;
+    }
+    if families.v6 {
+        let forwarding = forwarding_v6();
         if !forwarding.holds(tree)? {
             // A host that forwards ignores router advertisements, and would lose the default route
             // that it got from one.
@@ -77,22 +160,12 @@ fn forward(tree: &Tree, plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Settings of the node and of the host's end.
-pub(crate) fn apply_host(plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
-    let tree = Tree::of_this_thread();
-    forward(&tree, plan, uplinks)?;
-    host(plan)
-        .iter()
-        .try_for_each(|setting| setting.apply(&tree))
-}
-
-fn host(plan: &Plan) -> Vec<Setting> {
-    let name = &plan.host.name;
+fn of_host(name: &str, families: Families) -> Vec<Setting> {
     let mut settings = Vec::new();
-    if plan.has_v4() {
+    if families.v4 {
         settings.push(required(format!("ipv4/conf/{name}/forwarding"), "1"));
     }
-    if plan.has_v6() {
+    if families.v6 {
         settings.extend([
             required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
             required(format!("ipv6/conf/{name}/forwarding"), "1"),
@@ -101,33 +174,6 @@ fn host(plan: &Plan) -> Vec<Setting> {
     }
     // A container must not become the host's router.
     settings.push(if_present(format!("ipv6/conf/{name}/accept_ra"), "0"));
-    settings
-}
-
-/// Settings of the container's end.
-pub(crate) fn apply_pod(netns: &Netns, plan: &Plan) -> Result<(), Error> {
-    if !plan.has_v6() {
-        return Ok(());
-    }
-    netns.run(|| {
-        let tree = Tree::of_this_thread();
-        pod(plan)
-            .iter()
-            .try_for_each(|setting| setting.apply(&tree))
-    })?
-}
-
-fn pod(plan: &Plan) -> Vec<Setting> {
-    let name = &plan.pod.name;
-    let mut settings = vec![
-        required("ipv6/conf/lo/disable_ipv6", "0"),
-        required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
-        required(format!("ipv6/conf/{name}/keep_addr_on_down"), "1"),
-        if_present(format!("ipv6/conf/{name}/accept_ra"), "0"),
-    ];
-    if plan.dad == Dad::Off {
-        settings.push(if_present(format!("ipv6/conf/{name}/accept_dad"), "0"));
-    }
     settings
 }
 
@@ -177,7 +223,7 @@ mod tests {
             path: path.into(),
             value: "1",
             need,
-        }
+            }
     }
 
     #[test]

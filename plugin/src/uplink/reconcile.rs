@@ -12,8 +12,44 @@ use underpass_netlink::{
     link::{By, Device},
 };
 
-use super::Uplink;
-use crate::error::Error;
+use super::{Uplink, Uplinks};
+use crate::{
+    error::Error,
+    finding::{Finding, Findings},
+    glob::Glob,
+};
+
+/// Brings the uplinks up to date, if they are not. Returns what there is now.
+pub(crate) fn repair<'a>(
+    node: &Netlink,
+    maps: &mut Maps,
+    patterns: Option<&'a [Glob]>,
+) -> Result<Uplinks<'a>, Error> {
+    let lock = Lock::acquire(maps.pins().root())?;
+    let found = Uplinks::find(node, maps, patterns)?;
+    if uplinks(&lock, node, maps, &found.list)? == Changed::Yes {
+        maps.raise_epoch()?;
+    }
+    Ok(found)
+}
+
+/// Compares the programs and map entries of the uplinks with what they have to be.
+pub(crate) fn verify(
+    node: &Netlink,
+    maps: &Maps,
+    uplinks: &[Uplink],
+    findings: &mut Findings,
+) -> Result<(), Error> {
+    for uplink in uplinks {
+        if maps.device(uplink.index)? != Some(uplink.device) {
+            findings.push(Finding::OtherUplink(uplink.name.clone()));
+        }
+        let places = places(uplink.device.flags);
+        let missing = missing(node, maps.pins(), &[(uplink.index, places)])?;
+        findings.extend(Finding::not_attached(missing, &uplink.name));
+    }
+    Ok(())
+}
 
 /// Makes the programs know the uplinks as they are now, and sit on all of them. One that went away
 /// meanwhile is forgotten. The caller raises the epoch when this returns [`Changed::Yes`], after
