@@ -46,6 +46,18 @@ pub enum Finding {
         /// The MAC that it should have.
         remembered: String,
     },
+    /// A setting below `/proc/sys` has another value.
+    #[error("{} is {actual} {place}, and has to be {wanted}", path.display())]
+    Setting {
+        /// The setting's file.
+        path: PathBuf,
+        /// In which namespace.
+        place: &'static str,
+        /// The value that it has.
+        actual: String,
+        /// The value that it should have.
+        wanted: &'static str,
+    },
     /// The container's end lacks an address.
     #[error("{container} does not have the address {address}")]
     NoAddress {

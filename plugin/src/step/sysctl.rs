@@ -13,7 +13,7 @@ use super::{Attachment, Inspection, Interface, Step};
 use crate::{
     conf::Dad,
     error::Error,
-    finding::Findings,
+    finding::{Finding, Findings},
     plan::MTU_MIN_V6,
     uplink::Uplink,
 };
@@ -37,6 +37,7 @@ struct Setting {
     path: PathBuf,
     value: &'static str,
     need: Need,
+    lasts: Lasts,
 }
 
 /// What it means if a setting can't be made.
@@ -48,11 +49,21 @@ enum Need {
     IfPresent,
 }
 
+/// For how long a setting matters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lasts {
+    /// As long as the attachment: CHECK looks at it.
+    Always,
+    /// While the interface is made. A later plugin (`tuning`) or the container may want it otherwise.
+    AtFirst,
+}
+
 fn required(path: impl AsRef<Path>, value: &'static str) -> Setting {
     Setting {
         path: path.as_ref().to_owned(),
         value,
         need: Need::Required,
+        lasts: Lasts::Always,
     }
 }
 
@@ -84,21 +95,41 @@ impl Step<Interface> for ContainerSettings {
         })?
     }
 
-    /// Finds nothing: CHECK does not look at settings.
-    fn verify(&self, _: &Inspection<'_, Interface>, _: &mut Findings) -> Result<(), Error> {
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let ends = &inspection.found;
+        if !families(inspection).v6 {
+            return Ok(());
+        }
+        let settings = of_container(&ends.container.name, ends.dad);
+        let found = ends.netns.run(|| {
+            let tree = Tree::of_this_thread();
+            differences(&tree, "in the container", &settings)
+        })??;
+        findings.extend(found);
         Ok(())
     }
 }
 
 fn of_container(name: &str, dad: Dad) -> Vec<Setting> {
+    let at_first = |setting| Setting {
+        lasts: Lasts::AtFirst,
+        ..setting
+    };
     let mut settings = vec![
         required("ipv6/conf/lo/disable_ipv6", "0"),
         required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
-        required(format!("ipv6/conf/{name}/keep_addr_on_down"), "1"),
-        if_present(format!("ipv6/conf/{name}/accept_ra"), "0"),
+        at_first(required(format!("ipv6/conf/{name}/keep_addr_on_down"), "1")),
+        at_first(if_present(format!("ipv6/conf/{name}/accept_ra"), "0")),
     ];
     if dad == Dad::Off {
-        settings.push(if_present(format!("ipv6/conf/{name}/accept_dad"), "0"));
+        settings.push(at_first(if_present(
+            format!("ipv6/conf/{name}/accept_dad"),
+            "0",
+        )));
     }
     settings
 }
@@ -124,9 +155,30 @@ impl Step<Interface> for HostSettings {
             .try_for_each(|setting| setting.apply(&tree))
     }
 
-    /// Finds nothing: CHECK does not look at settings.
-    fn verify(&self, _: &Inspection<'_, Interface>, _: &mut Findings) -> Result<(), Error> {
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let families = families(inspection);
+        let tree = Tree::of_this_thread();
+        let mut settings = Vec::new();
+        settings.extend(families.v4.then(forwarding_v4));
+        settings.extend(families.v6.then(forwarding_v6));
+        settings.extend(of_host(&inspection.host.name, families));
+        findings.extend(differences(&tree, "on the host", &settings)?);
         Ok(())
+    }
+}
+
+fn families(inspection: &Inspection<'_, Interface>) -> Families {
+    let has = |v4| {
+        let mut addresses = inspection.found.addresses();
+        addresses.any(|net| net.addr().is_ipv4() == v4)
+    };
+    Families {
+        v4: has(true),
+        v6: has(false),
     }
 }
 
@@ -169,12 +221,44 @@ fn of_host(name: &str, families: Families) -> Vec<Setting> {
         settings.extend([
             required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
             required(format!("ipv6/conf/{name}/forwarding"), "1"),
-            if_present(format!("ipv6/conf/{name}/autoconf"), "0"),
+            Setting {
+                lasts: Lasts::AtFirst,
+                ..if_present(format!("ipv6/conf/{name}/autoconf"), "0")
+            },
         ]);
     }
     // A container must not become the host's router.
     settings.push(if_present(format!("ipv6/conf/{name}/accept_ra"), "0"));
     settings
+}
+
+/// Lists the settings that are not what they have to be for as long as the attachment is there.
+fn differences(
+    tree: &Tree,
+    place: &'static str,
+    settings: &[Setting],
+) -> Result<Vec<Finding>, Error> {
+    let mut found = Vec::new();
+    let lasting = settings
+        .iter()
+        .filter(|setting| setting.lasts == Lasts::Always);
+    for setting in lasting {
+        let actual = match tree.read(&setting.path) {
+            Ok(actual) if actual == setting.value => continue,
+            Ok(actual) => actual,
+            Err(error) if setting.may_be_missing(&error) => continue,
+            // A device that has become too small for IPv6 has no settings of it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "missing".to_owned(),
+            Err(source) => return Err(setting.error(tree, "read", source)),
+        };
+        found.push(Finding::Setting {
+            path: tree.path(&setting.path),
+            place,
+            actual,
+            wanted: setting.value,
+        });
+    }
+    Ok(found)
 }
 
 impl Setting {
@@ -223,7 +307,8 @@ mod tests {
             path: path.into(),
             value: "1",
             need,
-            }
+            lasts: Lasts::Always,
+        }
     }
 
     #[test]
@@ -252,5 +337,39 @@ mod tests {
             .apply(&tree)
             .expect_err("there is no such file");
         assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
+    }
+
+    #[test]
+    fn what_differs_is_said_of_the_settings_that_last() {
+        let root: &'static Path = Box::leak(env::temp_dir().into_boxed_path());
+        let tree = Tree::at(root);
+        let folder = format!("underpass-differences-{}", std::process::id());
+        fs::create_dir(root.join(&folder)).expect("the temporary folder is writable");
+        let write = |name: &str, value: &str| {
+            fs::write(root.join(&folder).join(name), value).expect("the folder is writable");
+        };
+        write("right", "1\n");
+        write("wrong", "0\n");
+        let at = |name: &str, need| setting(Path::new(&folder).join(name), need);
+        let at_first = Setting {
+            lasts: Lasts::AtFirst,
+            ..at("wrong", Need::Required)
+        };
+        let settings = [
+            at("right", Need::Required),
+            at("wrong", Need::Required),
+            at("missing", Need::Required),
+            at("missing", Need::IfPresent),
+            at_first,
+        ];
+        let found = differences(&tree, "on the host", &settings).expect("readable");
+        let found: Vec<_> = found.iter().map(ToString::to_string).collect();
+        let folder = root.join(folder);
+        let wrong = |name: &str, value: &str| {
+            let path = folder.join(name);
+            format!("{} is {value} on the host, and has to be 1", path.display())
+        };
+        assert_eq!(found, [wrong("wrong", "0"), wrong("missing", "missing")]);
+        fs::remove_dir_all(folder).expect("just written");
     }
 }
