@@ -14,8 +14,9 @@ use underpass_dataplane::{
 use underpass_netlink::Netlink;
 
 use self::precedence::{Pinned, claim, release};
-use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, detachment::Known};
+use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo, detachment::Known};
 use crate::{
+    conf::port::Binding,
     error::Error,
     finding::{Finding, Findings},
     uplink::reconcile,
@@ -45,33 +46,12 @@ impl<M: Mode> Step<M> for HostPorts {
             uplinks,
             ..
         } = attachment;
-        if ports.is_empty() {
-            return refresh(node, maps, &uplinks.service_addresses);
-        }
-        let owner = *owner;
-        let pins = maps.pins().clone();
-        let lock = Lock::acquire(pins.root())?;
-        set_service_addresses(&pins, &uplinks.service_addresses)?;
-        reconcile::loopback(&lock, node, maps)?;
-        let mut table = Pinned {
-            ports: Ports::open(&pins)?,
-            maps,
+        let claims = Claims {
+            owner: *owner,
+            host: host.index,
+            ports,
         };
-        undo.push(NAME, move || undo_apply(&pins, owner));
-        // Raised below, while the lock is held: no two ADDs see the same.
-        let serial = u64::from(maps.state()?.epoch);
-        for binding in ports.iter() {
-            let target = PortTarget {
-                addr: binding.addr.into(),
-                owner,
-                serial,
-                ifindex: host.index,
-                port: binding.container_port.to_be(),
-                reserved: 0,
-            };
-            claim(&mut table, binding.port, target)?;
-        }
-        Ok(maps.raise_epoch()?)
+        serve(node, maps, claims, &uplinks.service_addresses, undo)
     }
 
     /// Compares the ports that the container must serve with those that it does, and looks at the program that
@@ -80,35 +60,95 @@ impl<M: Mode> Step<M> for HostPorts {
         let Some(loaded) = &inspection.loaded else {
             return Ok(());
         };
-        if inspection.ports.is_empty() {
-            return Ok(());
-        }
-        let (maps, host) = (&loaded.maps, &inspection.host);
-        let places = attach::places(device::LOOPBACK);
-        let missing = attach::missing(inspection.node, maps.pins(), &[(LOOPBACK, places)])?;
-        findings.extend(Finding::not_attached(missing, "lo"));
-        let ports = Ports::open(maps.pins())?;
-        for binding in &inspection.ports {
-            let port = binding.port;
-            let Some(target) = ports.server(&port)? else {
-                findings.push(Finding::NotMapped(port));
-                continue;
-            };
-            let (leads_to, wanted) = (destination(&target), binding.destination());
-            if target.owner != inspection.owner {
-                findings.push(Finding::OtherServer { port, leads_to });
-            } else if leads_to != wanted || target.ifindex != host.index {
-                findings.push(Finding::OtherDestination {
-                    port,
-                    leads_to,
-                    index: target.ifindex,
-                    wanted,
-                    host: host.name.clone(),
-                });
-            }
-        }
-        Ok(())
+        let host = &inspection.host;
+        let claims = Claims {
+            owner: inspection.owner,
+            host: host.index,
+            ports: &inspection.ports,
+        };
+        compare(inspection.node, &loaded.maps, claims, &host.name, findings)
     }
+}
+
+/// The host ports of one attachment.
+#[derive(Clone, Copy)]
+struct Claims<'a> {
+    owner: Owner,
+    /// The number of the host's end.
+    host: u32,
+    ports: &'a [Binding],
+}
+
+fn serve(
+    node: &Netlink,
+    maps: &mut Maps,
+    claims: Claims<'_>,
+    services: &[IpAddr],
+    undo: &mut Undo<'_>,
+) -> Result<(), Error> {
+    let Claims { owner, host, ports } = claims;
+    if ports.is_empty() {
+        return refresh(node, maps, services);
+    }
+    let pins = maps.pins().clone();
+    let lock = Lock::acquire(pins.root())?;
+    set_service_addresses(&pins, services)?;
+    reconcile::loopback(&lock, node, maps)?;
+    let mut table = Pinned {
+        ports: Ports::open(&pins)?,
+        maps,
+    };
+    undo.push(NAME, move || undo_apply(&pins, owner));
+    // Raised below, while the lock is held: no two ADDs see the same.
+    let serial = u64::from(maps.state()?.epoch);
+    for binding in ports {
+        let target = PortTarget {
+            addr: binding.addr.into(),
+            owner,
+            serial,
+            ifindex: host,
+            port: binding.container_port.to_be(),
+            reserved: 0,
+        };
+        claim(&mut table, binding.port, target)?;
+    }
+    Ok(maps.raise_epoch()?)
+}
+
+fn compare(
+    node: &Netlink,
+    maps: &Maps,
+    claims: Claims<'_>,
+    host: &str,
+    findings: &mut Findings,
+) -> Result<(), Error> {
+    if claims.ports.is_empty() {
+        return Ok(());
+    }
+    let places = attach::places(device::LOOPBACK);
+    let missing = attach::missing(node, maps.pins(), &[(LOOPBACK, places)])?;
+    findings.extend(Finding::not_attached(missing, "lo"));
+    let ports = Ports::open(maps.pins())?;
+    for binding in claims.ports {
+        let port = binding.port;
+        let Some(target) = ports.server(&port)? else {
+            findings.push(Finding::NotMapped(port));
+            continue;
+        };
+        let (leads_to, wanted) = (destination(&target), binding.destination());
+        if target.owner != claims.owner {
+            findings.push(Finding::OtherServer { port, leads_to });
+        } else if leads_to != wanted || target.ifindex != claims.host {
+            findings.push(Finding::OtherDestination {
+                port,
+                leads_to,
+                index: target.ifindex,
+                wanted,
+                host: host.to_owned(),
+            });
+        }
+    }
+    Ok(())
 }
 
 impl Revert for HostPorts {
