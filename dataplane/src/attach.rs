@@ -10,12 +10,12 @@ use underpass_netlink::{Netlink, filter::Direction, link::Device};
 
 use crate::{Error, Pins, lock::Lock, netkit, object};
 
-/// Where on a device a program can sit.
+/// A hook is a place on a device where a program can sit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hook {
-    /// A filter of tc.
+    /// The program is a filter of tc.
     Tc(Direction),
-    /// What the other end of this netkit sends.
+    /// The program sees what the other end of this netkit sends.
     NetkitPeer,
 }
 
@@ -39,7 +39,7 @@ pub struct Place {
     pub program: &'static str,
 }
 
-/// What a host veth carries.
+/// A host veth carries these programs.
 const POD: &[Place] = &[
     place(Direction::Ingress, map::FROM_POD),
     place(Direction::Egress, map::TO_POD),
@@ -61,7 +61,7 @@ const WIRE_L3: &[Place] = &[
     place(Direction::Ingress, map::FROM_WIRE_L3),
     place(Direction::Egress, map::TO_WIRE_L3),
 ];
-/// What the loopback device carries once a host port is mapped.
+/// The loopback device carries this program once a host port is mapped.
 const LOOPBACK: &[Place] = &[place(Direction::Egress, map::FROM_HOST)];
 
 const fn place(direction: Direction, program: &'static str) -> Place {

@@ -137,7 +137,7 @@ pub fn remove_all(map: BorrowedFd<'_>, key_size: usize) -> io::Result<()> {
 /// Makes a call that answers with a descriptor.
 ///
 /// # Safety
-/// The same as of [`call`].
+/// The attributes must be as [`call`] asks for.
 unsafe fn open<A>(command: Command, attributes: &mut A) -> io::Result<OwnedFd> {
     // SAFETY: the caller vouches for the attributes.
     let fd = unsafe { call(command, attributes) }?;

@@ -12,13 +12,13 @@ pub struct Feature {
     pub bit: u32,
     /// The name that people have for it.
     pub name: &'static str,
-    /// What it is good for.
+    /// The purpose that it serves.
     pub purpose: &'static str,
     /// The version of Linux that brought it; stable kernels before that may have it too.
     pub since: &'static str,
 }
 
-/// All of them.
+/// These features are looked for.
 pub const FEATURES: [Feature; 2] = [
     Feature {
         bit: feature::FIB_SRC,

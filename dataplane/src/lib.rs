@@ -52,7 +52,7 @@ pub enum Error {
     /// A program.
     #[error("program {name}: {source}")]
     Program {
-        /// As in [`underpass_abi::map::PROGRAMS`].
+        /// The name, one of [`underpass_abi::map::PROGRAMS`].
         name: &'static str,
         /// From aya, with the verifier's log where there is one.
         source: Box<aya::programs::ProgramError>,
@@ -60,7 +60,7 @@ pub enum Error {
     /// A map.
     #[error("map {name}: {source}")]
     Map {
-        /// As in [`underpass_abi::map::MAPS`].
+        /// The name, one of [`underpass_abi::map::MAPS`].
         name: &'static str,
         /// From aya.
         source: Box<aya::maps::MapError>,

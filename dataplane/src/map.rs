@@ -275,7 +275,7 @@ mod aya_flags {
     pub(super) const NO_EXIST: u32 = 1;
 }
 
-/// What the programs of these pins were loaded with.
+/// Reads what the programs of these pins were loaded with.
 pub(crate) fn node(pins: &Pins) -> Result<Node, Error> {
     let constants: Array<_, Node> = open(pins, map::CONSTANTS, Map::Array)?;
     constants.get(&0, 0).map_err(Error::map(map::CONSTANTS))

@@ -49,7 +49,7 @@ const EVICTING: [Evicting; 4] = [
     Evicting::new("HELD", 1 << 8, 130),
 ];
 
-/// One of them.
+/// A table that evicts.
 #[derive(Clone, Copy, Debug)]
 struct Evicting {
     name: &'static str,
@@ -64,7 +64,7 @@ impl Evicting {
         Self { name, least, each }
     }
 
-    /// Entries on a machine with so many CPUs.
+    /// Counts the entries on a machine with so many CPUs.
     fn entries(self, cpus: u32) -> u32 {
         self.each.saturating_mul(cpus).max(self.least)
     }
@@ -228,7 +228,7 @@ fn memory() -> u64 {
     sysinfo().map_or(0, |info| info.ram_total())
 }
 
-/// CPUs that are online, whether this process may run there or not.
+/// Counts the CPUs that are online, whether this process may run there or not.
 fn cpus() -> u32 {
     let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
     online
@@ -236,7 +236,7 @@ fn cpus() -> u32 {
         .unwrap_or(1)
 }
 
-/// Entries of a flow table on a node with that many bytes of memory: a power of two.
+/// Counts the entries of a flow table on a node with that many bytes of memory: a power of two.
 fn flow_count(memory: u64) -> u32 {
     let fitting = (memory / MEMORY_PER_FLOW).clamp(FLOWS_MIN, FLOWS_MAX);
     1 << fitting.ilog2()

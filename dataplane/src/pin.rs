@@ -148,12 +148,12 @@ const PROGRAMS: &str = "programs";
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Where a map is pinned.
+    /// Names the place where a map is pinned.
     pub(crate) fn map(&self, name: &str) -> PathBuf {
         self.0.join(MAPS).join(name)
     }
 
-    /// Where a program is pinned.
+    /// Names the place where a program is pinned.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.0.join(PROGRAMS).join(name)
     }

@@ -37,11 +37,11 @@ const XFRM_MODULE: &str = "xfrm_user";
 /// How connection tracking takes TCP of which it did not see all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tracking {
-    /// There is none. If it comes, it is strict unless somebody says otherwise.
+    /// The kernel has no connection tracking. If it comes, it is strict unless somebody says otherwise.
     Absent,
-    /// As invalid: what the kernel does by default.
+    /// It calls such packets invalid, which is what the kernel does by default.
     Strict,
-    /// As any other.
+    /// It takes such packets as any other.
     Liberal,
 }
 
@@ -59,7 +59,7 @@ struct Timers {
 pub struct Stack {
     /// How it takes TCP of which it did not see all.
     pub tracking: Tracking,
-    /// Whether it has policies of IPsec.
+    /// True if it has policies of IPsec.
     pub ipsec: bool,
     timers: Timers,
 }
@@ -98,7 +98,7 @@ impl Stack {
         }
     }
 
-    /// What follows, on a kernel with `hz` jiffies per second.
+    /// Says what follows, on a kernel with `hz` jiffies per second.
     fn rules(&self, hz: u32) -> Rules {
         let mut bits = 0;
         if self.tracking == Tracking::Liberal {
@@ -224,7 +224,7 @@ pub fn milliseconds(ticks: u32) -> u64 {
     (u64::from(ticks) << tick_shift(hz)) * 1000 / u64::from(hz)
 }
 
-/// Whether there are policies of IPsec. Nothing takes the bypass where the kernel does not answer, as
+/// Tells whether there are policies of IPsec. Nothing takes the bypass where the kernel does not answer, as
 /// traffic that should be encrypted must not leave in the clear.
 fn has_ipsec() -> bool {
     may_have_ipsec()
@@ -242,7 +242,7 @@ fn may_have_ipsec() -> bool {
         || !is_module()
 }
 
-/// If not, it is built in, or this kernel goes without.
+/// Tells whether it is a module: if not, it is built in, or this kernel goes without.
 fn is_module() -> bool {
     let folder = format!("/lib/modules/{}/kernel/net/xfrm", release());
     has_module(fs::read_dir(folder))

@@ -28,7 +28,7 @@ pub struct Address {
     pub unusable: bool,
 }
 
-/// How far a new address is valid.
+/// The reach of a new address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
     /// Everywhere.
@@ -88,12 +88,12 @@ impl Netlink {
         )
     }
 
-    /// All addresses of the namespace.
+    /// Lists all addresses of the namespace.
     pub fn addresses(&self) -> Result<Vec<Address>, Error> {
         self.addresses_where(|_| true)
     }
 
-    /// The addresses of the devices whose index is chosen. The others are not decoded, which on a node
+    /// Lists the addresses of the devices whose index is chosen. The others are not decoded, which on a node
     /// with hundreds of containers would be most of the work.
     pub fn addresses_where(
         &self,
@@ -103,7 +103,7 @@ impl Netlink {
         self.list_addresses(AddressMessage::default(), wanted)
     }
 
-    /// The addresses of one device, which may be gone.
+    /// Lists the addresses of one device, which may be gone.
     pub fn addresses_on(&self, index: u32) -> Result<Vec<Address>, Error> {
         let mut message = AddressMessage::default();
         message.header.index = index;

@@ -21,12 +21,12 @@ const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
 /// `ETH_P_ALL` (3) in network order, the protocol of a filter that sees every packet.
 const ALL_PROTOCOLS: u16 = 3_u16.to_be();
 
-/// Where a filter sits, seen from the device.
+/// The side of a device that a filter sits at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// What the device receives.
+    /// The filter sees what the device receives.
     Ingress,
-    /// What the device sends.
+    /// The filter sees what the device sends.
     Egress,
 }
 
@@ -146,7 +146,7 @@ impl Netlink {
         }
     }
 
-    /// The ids of the programs that our filters run, in the order of the devices and directions
+    /// Asks for the ids of the programs that our filters run, in the order of the devices and directions
     /// asked for: `None` where the device or the filter does not exist.
     pub fn filter_programs(&self, places: &[(u32, Direction)]) -> Result<Vec<Option<u32>>, Error> {
         let questions = places.iter().map(|&(index, direction)| {
@@ -179,7 +179,7 @@ impl Netlink {
     }
 }
 
-/// The program of a filter.
+/// Reads the program of a filter.
 fn program(message: TcMessage) -> Option<u32> {
     message.attributes.into_iter().find_map(|attribute| {
         let TcAttribute::Options(options) = attribute else {

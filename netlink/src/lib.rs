@@ -84,7 +84,7 @@ impl Error {
     }
 }
 
-/// What a request does when its object exists, or does not.
+/// The rule for a request whose object exists, or does not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// Create it; an existing one is an error.

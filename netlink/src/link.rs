@@ -41,17 +41,17 @@ pub struct Link {
     pub mac: Mac,
     /// In bytes, without the Ethernet header.
     pub mtu: u32,
-    /// Whether it is set up.
+    /// True if it is set up.
     pub up: bool,
-    /// Whether packets can pass: it is up, has a carrier, and the kernel has taken note of both.
+    /// True if packets can pass: it is up, has a carrier, and the kernel has taken note of both.
     pub operational: bool,
-    /// Whether it is the loopback device.
+    /// True if it is the loopback device.
     pub loopback: bool,
-    /// Whether its packets carry an Ethernet header.
+    /// True if its packets carry an Ethernet header.
     pub ethernet: bool,
     /// Bridge, bond or VRF that it belongs to.
     pub controller: Option<u32>,
-    /// Whether [`Self::controller`] is a VRF.
+    /// True if [`Self::controller`] is a VRF.
     pub in_vrf: bool,
     /// Of a veth or netkit: the index of the peer, in the peer's namespace.
     pub peer: Option<u32>,
@@ -188,7 +188,7 @@ pub struct End<'a> {
     pub mac: Mac,
 }
 
-/// How to name a device in a question.
+/// A name for a device in a question.
 #[derive(Clone, Copy, Debug)]
 pub enum By<'a> {
     /// By its number in the network namespace.
@@ -206,12 +206,12 @@ impl fmt::Display for By<'_> {
     }
 }
 
-/// Whether a device takes part in anything.
+/// The state that somebody gives a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admin {
-    /// It does.
+    /// The device sends and receives.
     Up,
-    /// It does not.
+    /// The device does neither.
     Down,
 }
 
@@ -228,37 +228,38 @@ pub struct Change<'a> {
 }
 
 impl Netlink {
-    /// Makes a pair in one request: this end here, the other inside `netns`, both down.
+    /// Makes a pair in one request, both ends down: one in this namespace, its peer inside `netns`.
     pub fn create_pair(
         &self,
         driver: Driver,
-        here: End<'_>,
-        there: End<'_>,
+        end: End<'_>,
+        peer: End<'_>,
         netns: &Netns,
         mtu: u32,
     ) -> Result<(), Error> {
-        let end = |end: End<'_>| {
+        let attributes = |end: End<'_>| {
             vec![
                 LinkAttribute::IfName(end.name.to_owned()),
                 LinkAttribute::Address(end.mac.0.to_vec()),
                 LinkAttribute::Mtu(mtu),
             ]
         };
-        let mut peer = LinkMessage::default();
-        peer.attributes = end(there);
-        peer.attributes
+        let mut inside = LinkMessage::default();
+        inside.attributes = attributes(peer);
+        inside
+            .attributes
             .push(LinkAttribute::NetNsFd(netns.as_raw_fd()));
         let mut message = LinkMessage::default();
-        message.attributes = end(here);
+        message.attributes = attributes(end);
         message
             .attributes
-            .push(LinkAttribute::LinkInfo(driver.info(peer).into()));
+            .push(LinkAttribute::LinkInfo(driver.info(inside).into()));
         self.change(RouteNetlinkMessage::NewLink(message), Mode::Create, || {
             format!(
                 "create the {} pair {} (here) and {} (in {netns})",
                 driver.name(),
-                here.name,
-                there.name
+                end.name,
+                peer.name
             )
         })
     }
@@ -308,7 +309,7 @@ impl Netlink {
         }
     }
 
-    /// The device of that index or name, if there is one.
+    /// Finds the device of that index or name, if there is one.
     pub fn link(&self, by: By<'_>) -> Result<Option<Link>, Error> {
         let mut message = LinkMessage::default();
         match by {
@@ -333,12 +334,12 @@ impl Netlink {
         }
     }
 
-    /// All devices of the namespace.
+    /// Lists all devices of the namespace.
     pub fn links(&self) -> Result<Vec<Link>, Error> {
         self.links_where(|_| true)
     }
 
-    /// The indices of all devices of the namespace.
+    /// Lists the indices of all devices of the namespace.
     ///
     /// A list of devices tells a kilobyte about each. The kernel's shortest list that names every device
     /// is one of statistics that hardly any device has: 32 bytes each, and a thirtieth of the time.
@@ -356,7 +357,7 @@ impl Netlink {
         Ok(indices)
     }
 
-    /// The devices whose index is chosen. The others are not decoded.
+    /// Lists the devices whose index is chosen. The others are not decoded.
     pub fn links_where(&self, mut chosen: impl FnMut(u32) -> bool) -> Result<Vec<Link>, Error> {
         let mut message = LinkMessage::default();
         message.header.interface_family = AddressFamily::Unspec;

@@ -64,7 +64,7 @@ impl Netlink {
         )
     }
 
-    /// The permanent neighbours on a device.
+    /// Lists the permanent neighbours on a device.
     pub fn neighbours(&self, index: u32) -> Result<Vec<Neighbour>, Error> {
         let mut message = NeighbourMessage::default();
         message.attributes.push(NeighbourAttribute::IfIndex(index));

@@ -17,7 +17,7 @@ const ALL: i32 = -1;
 const HEADER: usize = 4;
 
 impl Netlink {
-    /// `net.ipv4.conf.all.rp_filter`. What counts on a device is the larger one of this and its own.
+    /// Reads `net.ipv4.conf.all.rp_filter`. What counts on a device is the larger one of this and its own.
     pub fn rp_filter(&self) -> Result<i32, Error> {
         let [family, ..] = libc::AF_INET.to_le_bytes();
         let mut body = vec![family, 0, 0, 0];

@@ -21,7 +21,7 @@ pub enum Error {
     /// The path is there, but what it names can't be opened.
     #[error("failed to open netns {path:?}: {source}")]
     Open {
-        /// As given by the runtime.
+        /// The path, as the runtime gave it.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
@@ -29,13 +29,13 @@ pub enum Error {
     /// The path names something else.
     #[error("failed to open netns {path:?}: it is not a namespace")]
     NotANamespace {
-        /// As given by the runtime.
+        /// The path, as the runtime gave it.
         path: PathBuf,
     },
     /// A thread could not be started, or could not enter.
     #[error("cannot enter the network namespace {path:?}: {source}")]
     Enter {
-        /// As given by the runtime.
+        /// The path, as the runtime gave it.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,

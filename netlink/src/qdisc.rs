@@ -134,7 +134,7 @@ impl Netlink {
         )
     }
 
-    /// The kinds of all qdiscs of a device.
+    /// Lists the kinds of all qdiscs of a device.
     pub(super) fn qdisc_kinds(&self, index: u32) -> Result<Vec<String>, Error> {
         let kinds = self.qdiscs(index)?.into_iter().filter_map(|message| {
             let mut attributes = message.attributes.into_iter();
@@ -146,7 +146,7 @@ impl Netlink {
         Ok(kinds.collect())
     }
 
-    /// The token bucket filter that is the root qdisc of a device, if one is.
+    /// Finds the token bucket filter that is the root qdisc of a device, if one is.
     pub fn root_tbf(&self, index: u32) -> Result<Option<Tbf>, Error> {
         let qdiscs = self.qdiscs(index)?;
         let mut roots = qdiscs

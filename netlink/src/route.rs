@@ -51,12 +51,12 @@ pub struct Installed {
     pub route: Route,
     /// The device to leave by.
     pub index: u32,
-    /// Whether a router advertisement made it.
+    /// True if a router advertisement made it.
     pub advertised: bool,
 }
 
 impl Route {
-    /// A route of the main table without anything special.
+    /// Makes a route of the main table without anything special.
     #[must_use]
     pub fn new(dst: IpNet) -> Self {
         Self {
@@ -115,7 +115,7 @@ impl Route {
 }
 
 impl Installed {
-    /// Every next hop of a route that the kernel described.
+    /// Reads every next hop of a route that the kernel described.
     fn from_message(message: RouteMessage) -> Vec<Self> {
         let header = &message.header;
         if header.kind != RouteType::Unicast {
@@ -216,7 +216,7 @@ impl Netlink {
         )
     }
 
-    /// Whether packets to this address, arriving by this device, are delivered locally.
+    /// Tells whether packets to this address, arriving by this device, are delivered locally.
     pub fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
         let out = RouteAttribute::Oif(device.index);
         // No route at all is an answer as well.
@@ -224,14 +224,14 @@ impl Netlink {
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
     }
 
-    /// The device by which the kernel sends a packet of its own to an address; `None` if it would
+    /// Asks for the device by which the kernel sends a packet of its own to an address; `None` if it would
     /// not.
     pub fn device_towards(&self, addr: IpAddr) -> Result<Option<u32>, Error> {
         let hops = self.route_to(addr, None)?.map(Installed::from_message);
         Ok(hops.and_then(|hops| Some(hops.first()?.index)))
     }
 
-    /// The route that the kernel chooses; `None` if it knows none.
+    /// Asks for the route that the kernel chooses; `None` if it knows none.
     fn route_to(
         &self,
         addr: IpAddr,
@@ -254,13 +254,13 @@ impl Netlink {
         }
     }
 
-    /// The unicast routes of one table by one device; a route with several next hops is several, some
+    /// Lists the unicast routes of one table by one device; a route with several next hops is several, some
     /// of which may be by other devices.
     pub fn routes_by(&self, table: u32, index: u32) -> Result<Vec<Installed>, Error> {
         self.list_routes(table, Some(index), |_| true)
     }
 
-    /// The unicast default routes of one table, by one device or by any; one with several next hops is
+    /// Lists the unicast default routes of one table, by one device or by any; one with several next hops is
     /// several, some of which may be by other devices.
     pub fn default_routes(&self, table: u32, by: Option<u32>) -> Result<Vec<Installed>, Error> {
         self.list_routes(table, by, |payload| payload.get(LENGTH_AT) == Some(&0))

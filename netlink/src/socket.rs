@@ -162,11 +162,11 @@ fn request(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
 #[derive(Default, Debug)]
 pub(super) struct Answer {
     pub(super) objects: Vec<RouteNetlinkMessage>,
-    /// Whether something changed while the kernel made the list, which may be incomplete.
+    /// True if something changed while the kernel made the list, which may be incomplete.
     pub(super) interrupted: bool,
 }
 
-/// Whether the kernel has said everything about a request.
+/// How far the kernel has come with its answer.
 #[derive(Debug)]
 enum Progress {
     More,
@@ -236,13 +236,13 @@ fn ended(payload: &[u8]) -> Progress {
     }
 }
 
-/// A word, in host order, of what follows a message's header.
+/// Reads a word, in host order, of what follows a message's header.
 pub(super) fn word(payload: &[u8], at: usize) -> Option<u32> {
     let bytes = payload.get(at..)?.first_chunk()?;
     Some(u32::from_ne_bytes(*bytes))
 }
 
-/// The value of an attribute among those that begin `at` so many bytes behind a message's header.
+/// Finds the value of an attribute among those that begin `at` so many bytes behind a message's header.
 pub(super) fn attribute(payload: &[u8], at: usize, kind: u16) -> Option<&[u8]> {
     let attribute = NlasIterator::new(payload.get(at..)?)
         .map_while(Result::ok)

@@ -18,7 +18,7 @@ const HEADER: usize = 4;
 /// sockets follow; no socket is asked about a container's packets.
 const DIRECTIONS: [usize; 3] = [0, 4, 8];
 
-/// Whether there are policies in the network namespace of the calling thread. The kernel loads what it
+/// Tells whether there are policies in the network namespace of the calling thread. The kernel loads what it
 /// takes to answer.
 pub fn has_policies() -> Result<bool, Error> {
     let answer = Socket::open(NETLINK_XFRM).and_then(|socket| socket.ask(GET_COUNTS, &[0; HEADER]));

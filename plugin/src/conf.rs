@@ -37,7 +37,7 @@ pub enum Bypass {
     Off,
 }
 
-/// What carries a container's packets.
+/// The kind of devices that carry a container's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
@@ -63,7 +63,7 @@ pub enum Xdp {
     Generic,
 }
 
-/// Whether a container may send packets in another's name.
+/// The rule for packets that a container sends in another's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spoofing {
     /// Such packets are dropped.
@@ -72,7 +72,7 @@ pub enum Spoofing {
     Allowed,
 }
 
-/// Whether a container may change its MAC. Nobody but the host's end of its veth ever sees it, so
+/// The rule for containers that change their MAC. Nobody but the host's end of its veth ever sees it, so
 /// that harms nobody.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MacCheck {
@@ -82,30 +82,30 @@ pub enum MacCheck {
     Off,
 }
 
-/// Whether traffic to the world leaves with an address of the node.
+/// The rule for the source of traffic to the world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Masquerade {
-    /// With an address of the node.
+    /// It leaves with an address of the node.
     On,
-    /// With the container's own.
+    /// It leaves with the container's own address.
     Off,
 }
 
-/// Whether the container's default route leads through this interface.
+/// The rule for the container's default route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DefaultGateway {
-    /// Always.
+    /// It leads through this interface.
     Add,
-    /// If the IPAM's routes say so.
+    /// It leads through this interface if the IPAM's routes say so.
     FromIpam,
 }
 
-/// Whether the kernel looks for duplicates of addresses that the container adds later.
+/// The rule for duplicates of addresses that the container adds later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dad {
-    /// It looks for them.
+    /// The kernel looks for them.
     On,
-    /// It does not.
+    /// The kernel does not look.
     Off,
 }
 
@@ -114,17 +114,17 @@ pub enum Dad {
 pub struct Conf {
     /// The devices that carry the container's packets.
     pub device: Device,
-    /// In bytes; none: the smallest of the uplinks.
+    /// The MTU in bytes; if it is not said, the smallest of the uplinks.
     pub mtu: Option<u32>,
     /// With whose address traffic to the world leaves.
     pub masquerade: Masquerade,
-    /// None: the ranges of the container's own addresses.
+    /// Destinations that see the container's own address; if none are said, the ranges of its own addresses.
     pub non_masquerade: Option<Vec<IpNet>>,
-    /// None: found by their addresses and routes.
+    /// Names of uplinks; if none are said, they are found by their addresses and routes.
     pub uplinks: Option<Vec<Glob>>,
     /// What the world sees of masqueraded packets; at most one of a family.
     pub masquerade_addresses: Vec<IpAddr>,
-    /// How many flows of a container may wait for their answer; else the node decides.
+    /// The number of flows of a container that may wait for their answer; if it is not said, the node decides.
     pub half_open_limit: Option<u32>,
     /// When flows leave the host's stack.
     pub bypass: Bypass,
@@ -140,13 +140,13 @@ pub struct Conf {
     pub dad: Dad,
     /// The folder on a bpffs where this node's pins are.
     pub bpf_root: PathBuf,
-    /// None: the IPAM's.
+    /// Name servers; if none are said, the IPAM's.
     pub dns: Option<Dns>,
-    /// None: derived from the attachment.
+    /// The container's MAC; if it is not said, it follows from the attachment.
     pub mac: Option<Mac>,
     /// Host ports that lead to the container.
     pub ports: Vec<port::PortMapping>,
-    /// None: no key says anything.
+    /// The limits; none if no key says anything.
     pub bandwidth: Option<bandwidth::Bandwidth>,
 }
 

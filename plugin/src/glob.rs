@@ -13,7 +13,7 @@ impl Glob {
         Self(pattern)
     }
 
-    /// Whether the whole of `name` fits.
+    /// Tells whether the whole of `name` fits.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         fits(self.0.as_bytes(), name.as_bytes())

@@ -16,7 +16,7 @@ pub const ALIAS_PREFIX: &str = "underpass:";
 /// hexadecimal.
 const HASHED: &str = "#";
 
-/// One attachment of one container to one network.
+/// An attachment of one container to one network, by one interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// The network's name.
@@ -30,13 +30,13 @@ pub struct Identity {
 /// What the alias of a host veth says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Alias {
-    /// As [`network_id`].
+    /// The number of the network, as [`network_id`] gives it.
     pub network: u32,
-    /// As [`Identity::owner`].
+    /// The owner, as [`Identity::owner`] gives it.
     pub owner: Owner,
 }
 
-/// The number of a network in maps: never 0.
+/// Gives a network its number in maps, which is never 0.
 #[must_use]
 pub fn network_id(network: &str) -> u32 {
     let digest = Sha256::digest(network.as_bytes());
@@ -60,14 +60,14 @@ impl Identity {
         hash.finalize().into()
     }
 
-    /// The key of `OWNERS`.
+    /// Gives the key of `OWNERS`.
     #[must_use]
     pub fn owner(&self) -> Owner {
         let digest = self.digest();
         std::array::from_fn(|i| digest[i])
     }
 
-    /// The key of `OWNERS` for the host ports of a container that another plugin attached. That plugin
+    /// Gives the key of `OWNERS` for the host ports of a container that another plugin attached. That plugin
     /// may be ours, under the same network, container and interface.
     #[must_use]
     pub fn chained_owner(&self) -> Owner {
@@ -78,32 +78,32 @@ impl Identity {
         std::array::from_fn(|i| digest[i])
     }
 
-    /// The number of the network in maps.
+    /// Gives the network its number in maps.
     #[must_use]
     pub fn network_id(&self) -> u32 {
         network_id(&self.network)
     }
 
-    /// The name of the host's end: 15 characters, beginning with `veth` so that `NetworkManager`
+    /// Gives the host's end its name: 15 characters, beginning with `veth` so that `NetworkManager`
     /// leaves it alone.
     #[must_use]
     pub fn host_name(&self) -> String {
         host_name(self.owner())
     }
 
-    /// The MAC of the host's end: locally administered.
+    /// Gives the host's end its MAC: locally administered.
     #[must_use]
     pub fn host_mac(&self) -> Mac {
         local_mac(&self.digest()[16..22])
     }
 
-    /// The MAC of the container's end where nobody asks for another: locally administered.
+    /// Gives the container's end its MAC where nobody asks for another: locally administered.
     #[must_use]
     pub fn container_mac(&self) -> Mac {
         local_mac(&self.digest()[22..28])
     }
 
-    /// The alias of the host's end: readable where it fits.
+    /// Gives the host's end its alias: readable where it fits.
     #[must_use]
     pub fn alias(&self) -> String {
         // None of the three can contain a colon: the contract checks names and ids.
@@ -123,7 +123,7 @@ impl Identity {
 }
 
 impl Alias {
-    /// The alias of a device; `None` if the device is not ours.
+    /// Reads the alias of a device; `None` if the device is not ours.
     #[must_use]
     pub fn of(link: &Link) -> Option<Self> {
         Self::parse(link.alias.as_deref()?)
@@ -155,7 +155,7 @@ impl Alias {
     }
 }
 
-/// The name of the host's end that belongs to an owner.
+/// Gives the name of the host's end that belongs to an owner.
 #[must_use]
 pub fn host_name(owner: Owner) -> String {
     let mut name = format!("veth{}", hex(&owner));

@@ -73,7 +73,7 @@ pub struct Plan {
     pub routes: Vec<Route>,
     /// How the kernel treats addresses that the container adds later.
     pub dad: Dad,
-    /// See [`device`].
+    /// Bits of [`device`].
     pub flags: u32,
     /// Destinations that see the container's own address.
     pub no_masquerade: Vec<IpNet>,
@@ -90,7 +90,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decides. `driver` is what the config asks for, on this kernel; `inherited` the MTU
+    /// Decides everything. `driver` is what the config asks for, on this kernel; `inherited` the MTU
     /// where the config has none, `sandbox` the netns as the runtime wrote it.
     pub fn new(
         identity: Identity,
@@ -165,13 +165,13 @@ impl Plan {
         })
     }
 
-    /// Whether the container has an address of that family.
+    /// Tells whether the container has an IPv4 address.
     #[must_use]
     pub fn has_v4(&self) -> bool {
         self.addresses.iter().any(|net| net.addr().is_ipv4())
     }
 
-    /// As [`Self::has_v4`].
+    /// Tells whether the container has an IPv6 address.
     #[must_use]
     pub fn has_v6(&self) -> bool {
         self.addresses.iter().any(|net| net.addr().is_ipv6())
@@ -282,7 +282,7 @@ fn container_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
     routes
 }
 
-/// Whether the kernel would use one of the two and never the other.
+/// Tells whether the kernel would use one of the two and never the other.
 fn is_same(one: &Route, other: &Route) -> bool {
     let key = |route: &Route| (route.dst, route.gateway, route.table, route.priority);
     key(one) == key(other)

@@ -33,9 +33,9 @@ pub struct Uplink {
     pub name: String,
     /// Its entry in the map `DEVICES`.
     pub device: Device,
-    /// Whether a default route of the main table leads by it.
+    /// True if a default route of the main table leads by it.
     pub default_route: bool,
-    /// Whether its default route came from router advertisements, which stop when the host
+    /// True if its default route came from router advertisements, which stop when the host
     /// forwards unless `accept_ra` is 2.
     pub advertised: bool,
     /// XDP programs that it has, ours or others'.
@@ -84,7 +84,7 @@ impl Surroundings<'_> {
             .collect()
     }
 
-    /// The addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
+    /// Lists the addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
     /// those of Services there. To the kernel they are as local as the node's own.
     #[must_use]
     pub fn service_addresses(&self) -> Vec<IpAddr> {
@@ -136,7 +136,7 @@ impl Surroundings<'_> {
         }
     }
 
-    /// The address that the kernel would choose as the source of a packet by this link; zero if it
+    /// Finds the address that the kernel would choose as the source of a packet by this link; zero if it
     /// has none.
     fn masquerade(&self, link: &Link, family: fn(&IpAddr) -> bool) -> Addr {
         let preferred = self
@@ -180,7 +180,7 @@ pub struct InheritedMtu<'a> {
     pub uplink: &'a str,
 }
 
-/// The MTU that containers inherit: the smallest of the uplinks that carry a default route. Where
+/// Chooses the MTU that containers inherit: the smallest of the uplinks that carry a default route. Where
 /// none does, a VPN (`tailscale0` with 1280, `wg0`) must not make all packets small, so devices without
 /// Ethernet headers count only if there are no others.
 #[must_use]

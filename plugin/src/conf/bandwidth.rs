@@ -37,7 +37,7 @@ pub(super) struct Keys {
     shaped_subnets: Vec<Value>,
 }
 
-/// What the network's own keys say. If any of them is there, the runtime's don't count.
+/// Reads what the network's own keys say. If any of them is there, the runtime's don't count.
 pub(super) fn of_network(conf: &NetConf) -> Result<Option<Bandwidth>, Error> {
     let keys: Keys = conf.plugin()?;
     let limits = keys.limits("")?;

@@ -10,7 +10,7 @@ use underpass_cni::{Error, NetConf, Request};
 use super::{bandwidth, port, root};
 use crate::glob::Glob;
 
-/// What the plugin was called as.
+/// The name that the plugin was called by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Name {
     /// `underpass`, or any other name: one that could also make interfaces.
@@ -24,7 +24,7 @@ pub enum Name {
 pub struct Chained {
     /// The folder on a bpffs where this node's pins are.
     pub bpf_root: PathBuf,
-    /// None: found by their addresses and routes.
+    /// Names of uplinks; if none are said, they are found by their addresses and routes.
     pub uplinks: Option<Vec<Glob>>,
     /// Host ports that lead to the container.
     pub ports: Vec<port::PortMapping>,

@@ -44,7 +44,7 @@ pub(super) fn addresses(value: Option<Value>, ip_masq: bool) -> Result<Vec<IpAdd
     Ok(addresses)
 }
 
-/// Whether a packet may come from there, and an answer go there.
+/// Tells whether a packet may come from there, and an answer go there.
 fn is_usable(address: &IpAddr) -> bool {
     if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
         return false;

@@ -27,20 +27,20 @@ pub enum Protocol {
     Sctp,
 }
 
-/// At which addresses of the host a port is served.
+/// The addresses of the host that a port is served at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostAddress {
-    /// All, of every family that the container has.
+    /// It is served at all, of every family that the container has.
     Every,
-    /// All of IPv4.
+    /// It is served at all of IPv4.
     EveryV4,
-    /// All of IPv6.
+    /// It is served at all of IPv6.
     EveryV6,
-    /// This one.
+    /// It is served at this one.
     Only(IpAddr),
 }
 
-/// One entry.
+/// A host port that the runtime asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortMapping {
     /// The transport.
@@ -95,7 +95,7 @@ pub(super) fn mappings(entries: &[Entry]) -> Result<Vec<PortMapping>, Error> {
     Ok(mappings)
 }
 
-/// Where the host ports lead, for a container with these addresses: to the first of each family. A
+/// Says where the host ports lead, for a container with these addresses: to the first of each family. A
 /// family that it does not have is left out.
 #[must_use]
 pub fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> {
@@ -119,7 +119,7 @@ pub fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> 
 }
 
 impl Binding {
-    /// The place in the container.
+    /// Names the place in the container.
     #[must_use]
     pub fn destination(&self) -> SocketAddr {
         SocketAddr::new(self.addr, self.container_port)
@@ -145,7 +145,7 @@ impl Protocol {
         }
     }
 
-    /// As in the IP header.
+    /// Gives the number in the IP header.
     fn number(self) -> u8 {
         match self {
             Self::Tcp => protocol::TCP,

@@ -18,21 +18,21 @@ use crate::{
     uplink::Uplink,
 };
 
-/// Whether a device of this MTU, in bytes, has IPv6 at all, so that it can be told to make no
+/// Tells whether a device of this MTU, in bytes, has IPv6 at all, so that it can be told to make no
 /// addresses of its own: the programs drop what a container sends from addresses that nobody gave it.
 pub(super) fn has_ipv6(mtu: u32) -> bool {
     // Not the folder of its settings: see `Tree`.
     mtu >= MTU_MIN_V6 && Path::new("/proc/self/net/if_inet6").exists()
 }
 
-/// Which families the container has addresses of.
+/// The families that the container has addresses of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Families {
     v4: bool,
     v6: bool,
 }
 
-/// Which file below the tree, and what must be in it.
+/// A file below the tree, and what must be in it.
 struct Setting {
     path: PathBuf,
     value: &'static str,
@@ -40,7 +40,7 @@ struct Setting {
     lasts: Lasts,
 }
 
-/// What it means if a setting can't be made.
+/// The meaning of a setting that can't be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Need {
     /// The attachment would not work.
@@ -262,7 +262,7 @@ fn differences(
 }
 
 impl Setting {
-    /// The trimmed content of the file; nothing if it may be missing and is.
+    /// Reads the trimmed content of the file; nothing if it may be missing and is.
     fn value(&self, tree: &Tree) -> Result<Option<String>, Error> {
         match tree.read(&self.path) {
             Ok(value) => Ok(Some(value)),
