@@ -8,13 +8,17 @@
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use aya::{
-    TestRunOptions,
-    programs::{SchedClassifier, TestRun as _},
-};
+use aya::programs::SchedClassifier;
 use nix::net::if_::if_nametoindex;
 use serde::Serialize;
-use underpass_tests::{Family, Lab, Node, counter::pins, frame::Ends, netns::Netns, runtime::Conf};
+use underpass_dataplane::test_run::Run;
+use underpass_tests::{
+    Family, Lab, Node,
+    counter::pins,
+    frame::{self, Ends},
+    netns::Netns,
+    runtime::Conf,
+};
 
 use crate::{
     cpu::{self, End},
@@ -24,10 +28,6 @@ use crate::{
 
 /// `TC_ACT_REDIRECT`: the packet was sent on past the stack.
 const REDIRECT: u32 = 7;
-
-/// Offset of `ifindex` in the kernel's `struct __sk_buff`, and the size of the struct up to `gso_size` and more.
-const SK_BUFF_IFINDEX: usize = 40;
-const SK_BUFF: usize = 192;
 
 /// Bytes of payload, as in the load of datagrams.
 const PAYLOAD: [u8; 64] = [0; 64];
@@ -243,25 +243,17 @@ fn time(
     runs: usize,
     cache: Cache,
 ) -> Result<(Summary, bool)> {
-    let mut context = [0; SK_BUFF];
     let (times, bypassed) = node.netns().run(|| {
         cpu::pin(End::Client)?;
         let program =
             SchedClassifier::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
         let ifindex =
             if_nametoindex(device).with_context(|| format!("find the device {device}"))?;
-        context[SK_BUFF_IFINDEX..SK_BUFF_IFINDEX + 4].copy_from_slice(&ifindex.to_ne_bytes());
+        let run = Run::on(frame).at(ifindex).times(cache.repeat());
         let mut times = Vec::with_capacity(runs);
         let mut bypassed = true;
         for _ in 0..runs {
-            let result = program
-                .test_run(TestRunOptions {
-                    data_in: Some(frame),
-                    ctx_in: Some(&context),
-                    repeat: cache.repeat(),
-                    ..TestRunOptions::new()
-                })
-                .context("BPF_PROG_TEST_RUN")?;
+            let result = run.of(&program).context("BPF_PROG_TEST_RUN")?;
             times.push(result.duration.as_secs_f64() * 1e9);
             bypassed &= result.return_value == REDIRECT;
         }
@@ -276,12 +268,5 @@ fn mac(netns: &Netns, device: &str) -> Result<[u8; 6]> {
     let text = links[0]["address"]
         .as_str()
         .with_context(|| format!("the device {device} has no MAC"))?;
-    let bytes: Vec<u8> = text
-        .split(':')
-        .map(|part| u8::from_str_radix(part, 16))
-        .collect::<Result<_, _>>()
-        .with_context(|| format!("{text} is no MAC"))?;
-    <[u8; 6]>::try_from(bytes)
-        .ok()
-        .with_context(|| format!("{text} is no MAC"))
+    frame::mac(text)
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::env::{Verb, name};
 use crate::error::Error;
-use crate::lenient::{self, DecodeError};
+use crate::go_json::{self, DecodeError};
 use crate::result::{CniResult, Dns};
 use crate::version::{self, Version};
 
@@ -62,7 +62,7 @@ impl Document {
             Error::decode(format!("error unmarshall network config: {reason}"))
         };
         let value: Value = serde_json::from_slice(stdin).map_err(|error| undecodable(&error))?;
-        let header: Header = lenient::from_value(&value).map_err(|error| undecodable(&error))?;
+        let header: Header = go_json::from_value(&value).map_err(|error| undecodable(&error))?;
         name::network(&header.name)?;
         let Value::Object(raw) = value else {
             return Err(undecodable(&"not a JSON object"));
@@ -101,13 +101,13 @@ impl NetConf {
     /// The value of a top-level key, in any case; null counts as missing.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
-        lenient::get(&self.raw, key)
+        go_json::get(&self.raw, key)
     }
 
-    /// The plugin's own keys, from the top level of the document (see [`crate::lenient`] for how
+    /// The plugin's own keys, from the top level of the document (see [`crate::go_json`] for how
     /// `T` looks).
     pub fn plugin<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        lenient::from_map(&self.raw).map_err(|error| invalid(&error))
+        go_json::from_map(&self.raw).map_err(|error| invalid(&error))
     }
 
     /// The keys of `runtimeConfig`; missing means all defaults.
@@ -124,10 +124,10 @@ impl NetConf {
     pub fn args_cni<T: DeserializeOwned>(&self) -> Result<T, Error> {
         let cni = match self.get("args") {
             None => None,
-            Some(Value::Object(args)) => lenient::get(args, "cni"),
+            Some(Value::Object(args)) => go_json::get(args, "cni"),
             Some(other) => return Err(invalid(&not_an_object(other).under("args"))),
         };
-        lenient::from_value(cni.unwrap_or(&Value::Null))
+        go_json::from_value(cni.unwrap_or(&Value::Null))
             .map_err(|error| invalid(&error.under("args.cni")))
     }
 
@@ -189,7 +189,7 @@ impl NetConf {
             )));
         };
         let list: Vec<AttachmentId> =
-            lenient::from_value(value).map_err(|error| invalid(&error.under(key)))?;
+            go_json::from_value(value).map_err(|error| invalid(&error.under(key)))?;
         // What is misspelt or missing would name another attachment, and this one would be removed.
         let nameless = |id: &AttachmentId| id.container_id.is_empty() || id.ifname.is_empty();
         match list.iter().position(nameless) {
@@ -202,7 +202,7 @@ impl NetConf {
 
     fn object<T: DeserializeOwned>(&self, key: &str) -> Result<T, Error> {
         let value = self.get(key).unwrap_or(&Value::Null);
-        lenient::from_value(value).map_err(|error| invalid(&error.under(key)))
+        go_json::from_value(value).map_err(|error| invalid(&error.under(key)))
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::env::Verb;
 use crate::error::{Code, Error};
-use crate::lenient;
+use crate::go_json;
 use crate::result::CniResult;
 use crate::version::Version;
 
@@ -163,7 +163,7 @@ fn failure(plugin: &str, output: &Output) -> Error {
     let reported = serde_json::from_slice::<Value>(&output.stdout)
         .map_err(|error| error.to_string())
         .and_then(|document| {
-            lenient::from_value::<Reported>(&document).map_err(|error| error.to_string())
+            go_json::from_value::<Reported>(&document).map_err(|error| error.to_string())
         });
     match reported {
         Ok(Reported { code, msg, details }) => Error {

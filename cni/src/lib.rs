@@ -13,7 +13,7 @@ pub mod config;
 pub mod delegate;
 pub mod env;
 pub mod error;
-pub mod lenient;
+pub mod go_json;
 pub mod result;
 pub mod serve;
 pub mod version;

@@ -110,14 +110,15 @@ enum Failure {
     InUse(usize),
 }
 
-impl From<crate::datapath::Error> for Failure {
-    fn from(error: crate::datapath::Error) -> Self {
+impl From<underpass_dataplane::Error> for Failure {
+    fn from(error: underpass_dataplane::Error) -> Self {
         Self::Plugin(error.into())
     }
 }
 
 /// Runs the command that the arguments name.
-pub(crate) fn run() -> ExitCode {
+#[must_use]
+pub fn run() -> ExitCode {
     let Arguments { bpf_root, command } = Arguments::parse();
     let bpf_root = one_spelling(&bpf_root);
     let mut out = anstream::stdout().lock();

@@ -10,25 +10,26 @@ use serde::Deserialize;
 use serde_json::Value;
 use underpass_abi::quota;
 use underpass_cni::{Dns, Error, NetConf, Request, address, args::CniArgs};
+use underpass_netlink::Mac;
 
-use crate::{glob::Glob, netlink::link::Mac};
+use crate::glob::Glob;
 
-pub(crate) mod bandwidth;
-pub(crate) mod chained;
-pub(crate) mod masquerade;
-pub(crate) mod port;
+pub mod bandwidth;
+pub mod chained;
+pub mod masquerade;
+pub mod port;
 
 /// Where pins are unless the config says otherwise.
-pub(crate) const BPF_ROOT: &str = "/sys/fs/bpf/underpass";
+pub const BPF_ROOT: &str = "/sys/fs/bpf/underpass";
 /// Smallest MTU that IPv4 works with, in bytes.
-pub(crate) const MTU_MIN: u32 = 68;
+pub const MTU_MIN: u32 = 68;
 /// Largest MTU of a veth, in bytes.
-pub(crate) const MTU_MAX: u32 = 65_535;
+pub const MTU_MAX: u32 = 65_535;
 
 /// When flows leave the host's stack.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Bypass {
+pub enum Bypass {
     /// From the second packet on, once the stack let the first through unchanged.
     #[default]
     Learned,
@@ -36,12 +37,14 @@ pub(crate) enum Bypass {
     Off,
 }
 
-/// What carries a container's packets.
+/// The kind of devices that carry a container's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Device {
+pub enum Device {
     #[default]
+    /// A pair of veths, which every kernel has.
     Veth,
+    /// A pair of netkits.
     Netkit,
     /// A netkit where the kernel has it.
     Auto,
@@ -50,7 +53,7 @@ pub(crate) enum Device {
 /// Who takes known flows from the world off an uplink first.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Xdp {
+pub enum Xdp {
     /// The program at tc.
     #[default]
     Off,
@@ -60,75 +63,91 @@ pub(crate) enum Xdp {
     Generic,
 }
 
-/// Whether a container may send packets in another's name.
+/// The rule for packets that a container sends in another's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Spoofing {
+pub enum Spoofing {
+    /// Such packets are dropped.
     Dropped,
+    /// Such packets pass.
     Allowed,
 }
 
-/// Whether a container may change its MAC. Nobody but the host's end of its veth ever sees it, so
+/// The rule for containers that change their MAC. Nobody but the host's end of its veth ever sees it, so
 /// that harms nobody.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum MacCheck {
+pub enum MacCheck {
     /// Frames with another MAC are dropped.
     On,
+    /// Frames with any MAC pass.
     Off,
 }
 
-/// Whether traffic to the world leaves with an address of the node.
+/// The rule for the source of traffic to the world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Masquerade {
+pub enum Masquerade {
+    /// It leaves with an address of the node.
     On,
+    /// It leaves with the container's own address.
     Off,
 }
 
-/// Whether the container's default route leads through this interface.
+/// The rule for the container's default route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum DefaultGateway {
-    /// Always.
+pub enum DefaultGateway {
+    /// It leads through this interface.
     Add,
-    /// If the IPAM's routes say so.
+    /// It leads through this interface if the IPAM's routes say so.
     FromIpam,
 }
 
-/// Whether the kernel looks for duplicates of addresses that the container adds later.
+/// The rule for duplicates of addresses that the container adds later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Dad {
+pub enum Dad {
+    /// The kernel looks for them.
     On,
+    /// The kernel does not look.
     Off,
 }
 
 /// What ADD, CHECK and STATUS need to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Conf {
-    pub(crate) device: Device,
-    /// In bytes; none: the smallest of the uplinks.
-    pub(crate) mtu: Option<u32>,
-    pub(crate) masquerade: Masquerade,
-    /// None: the ranges of the container's own addresses.
-    pub(crate) non_masquerade: Option<Vec<IpNet>>,
-    /// None: found by their addresses and routes.
-    pub(crate) uplinks: Option<Vec<Glob>>,
+pub struct Conf {
+    /// The devices that carry the container's packets.
+    pub device: Device,
+    /// The MTU in bytes; if it is not said, the smallest of the uplinks.
+    pub mtu: Option<u32>,
+    /// With whose address traffic to the world leaves.
+    pub masquerade: Masquerade,
+    /// Destinations that see the container's own address; if none are said, the ranges of its own addresses.
+    pub non_masquerade: Option<Vec<IpNet>>,
+    /// Names of uplinks; if none are said, they are found by their addresses and routes.
+    pub uplinks: Option<Vec<Glob>>,
     /// What the world sees of masqueraded packets; at most one of a family.
-    pub(crate) masquerade_addresses: Vec<IpAddr>,
-    /// How many flows of a container may wait for their answer; else the node decides.
-    pub(crate) half_open_limit: Option<u32>,
-    pub(crate) bypass: Bypass,
-    pub(crate) xdp: Xdp,
-    pub(crate) spoofing: Spoofing,
-    pub(crate) mac_check: MacCheck,
-    pub(crate) default_gateway: DefaultGateway,
-    pub(crate) dad: Dad,
-    pub(crate) bpf_root: PathBuf,
-    /// None: the IPAM's.
-    pub(crate) dns: Option<Dns>,
-    /// None: derived from the attachment.
-    pub(crate) mac: Option<Mac>,
+    pub masquerade_addresses: Vec<IpAddr>,
+    /// The number of flows of a container that may wait for their answer; if it is not said, the node decides.
+    pub half_open_limit: Option<u32>,
+    /// When flows leave the host's stack.
+    pub bypass: Bypass,
+    /// Who takes known flows from the world first.
+    pub xdp: Xdp,
+    /// What becomes of packets in another's name.
+    pub spoofing: Spoofing,
+    /// What becomes of frames with another MAC.
+    pub mac_check: MacCheck,
+    /// Where the container's default route leads.
+    pub default_gateway: DefaultGateway,
+    /// How the kernel treats addresses that the container adds later.
+    pub dad: Dad,
+    /// The folder on a bpffs where this node's pins are.
+    pub bpf_root: PathBuf,
+    /// Name servers; if none are said, the IPAM's.
+    pub dns: Option<Dns>,
+    /// The container's MAC; if it is not said, it follows from the attachment.
+    pub mac: Option<Mac>,
     /// Host ports that lead to the container.
-    pub(crate) ports: Vec<port::PortMapping>,
-    /// None: no key says anything.
-    pub(crate) bandwidth: Option<bandwidth::Bandwidth>,
+    pub ports: Vec<port::PortMapping>,
+    /// The limits; none if no key says anything.
+    pub bandwidth: Option<bandwidth::Bandwidth>,
 }
 
 #[derive(Default, Deserialize)]
@@ -195,7 +214,7 @@ struct ArgsKeys {
 
 impl Conf {
     /// Decodes and checks everything that concerns the whole network.
-    pub(crate) fn of_network(conf: &NetConf) -> Result<Self, Error> {
+    pub fn of_network(conf: &NetConf) -> Result<Self, Error> {
         refuse_eager(conf)?;
         let keys: Keys = conf.plugin()?;
         keys.refuse_unsupported()?;
@@ -244,7 +263,7 @@ impl Conf {
     }
 
     /// Decodes and checks everything that concerns one attachment.
-    pub(crate) fn of_attachment(request: &Request) -> Result<Self, Error> {
+    pub fn of_attachment(request: &Request) -> Result<Self, Error> {
         let mut decoded = Self::of_network(&request.conf)?;
         let runtime: RuntimeKeys = request.conf.runtime()?;
         decoded.ports = port::mappings(&runtime.port_mappings)?;
@@ -279,7 +298,7 @@ impl Conf {
 
     /// Decodes the one key that DEL and GC need: nothing else of a config may keep them from
     /// cleaning up.
-    pub(crate) fn bpf_root(conf: &NetConf) -> Result<PathBuf, Error> {
+    pub fn bpf_root(conf: &NetConf) -> Result<PathBuf, Error> {
         #[derive(Default, Deserialize)]
         #[serde(default, rename_all = "camelCase")]
         struct Root {
@@ -349,7 +368,8 @@ fn root(text: String) -> Result<PathBuf, Error> {
 
 /// The lock follows from how the path is written, so there has to be one way: no slash too many, and
 /// none at the end.
-pub(crate) fn one_spelling(root: &Path) -> PathBuf {
+#[must_use]
+pub fn one_spelling(root: &Path) -> PathBuf {
     root.components().collect()
 }
 
@@ -390,19 +410,11 @@ fn destination(text: &str) -> Result<IpNet, Error> {
         })
 }
 
-/// A unicast Ethernet address; colons or hyphens between the bytes.
+/// Reads the MAC that a key asks for.
 fn mac(key: &str, text: &str) -> Result<Mac, Error> {
-    let bytes: Option<Vec<u8>> = text
-        .split([':', '-'])
-        .map(|byte| match byte.len() {
-            2 => u8::from_str_radix(byte, 16).ok(),
-            _ => None,
-        })
-        .collect();
-    bytes
-        .and_then(|bytes| <[u8; 6]>::try_from(bytes).ok())
-        .filter(|mac| mac[0] & 1 == 0 && *mac != [0; 6])
-        .map(Mac)
+    text.parse()
+        .ok()
+        .filter(|mac: &Mac| mac.is_unicast())
         .ok_or_else(|| {
             Error::config(format!(
                 "invalid {key} {text:?}: give a unicast MAC address such as 02:00:00:00:00:01"

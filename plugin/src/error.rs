@@ -3,8 +3,10 @@
 use std::{io, path::PathBuf};
 
 use underpass_cni::{Code, Error as CniError};
+use underpass_dataplane as dataplane;
+use underpass_netlink::{self as netlink, netns};
 
-use crate::{datapath, netlink, netns};
+use crate::finding::Findings;
 
 /// Code for a CHECK that found something wrong; the contract leaves 100 and up to plugins.
 const CODE_BROKEN: u32 = 100;
@@ -13,7 +15,7 @@ const CODE_TAKEN: u32 = 101;
 
 /// Everything that a verb or a command can fail with.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub enum Error {
     /// Config, environment or IPAM: already in the contract's words.
     #[error(transparent)]
     Contract(#[from] CniError),
@@ -25,7 +27,7 @@ pub(crate) enum Error {
     Netns(#[from] netns::Error),
     /// Programs, maps, pins.
     #[error(transparent)]
-    Datapath(#[from] datapath::Error),
+    Dataplane(dataplane::Error),
     /// A setting below `/proc/sys`.
     #[error("cannot {action} {}: {source}", path.display())]
     Sysctl {
@@ -54,11 +56,11 @@ pub(crate) enum Error {
         ifname: String,
     },
     /// The container has an interface of that name.
-    #[error("container veth name ({pod:?}) peer provided ({host:?}) already exists")]
+    #[error("container veth name ({container:?}) peer provided ({host:?}) already exists")]
     NameTaken {
-        /// The name inside the container.
-        pod: String,
-        /// The name here.
+        /// The name of the container's end.
+        container: String,
+        /// The name of the host's end.
         host: String,
     },
     /// A veth vanished between two requests.
@@ -68,8 +70,8 @@ pub(crate) enum Error {
     #[error("IPAM plugin returned missing IP config")]
     NoAddress,
     /// CHECK found something wrong.
-    #[error("{}", .0.join("; "))]
-    Broken(Vec<String>),
+    #[error("{0}")]
+    Broken(Findings),
     /// Several things failed, each independent of the others.
     #[error("{}", join(.0))]
     Several(Vec<Error>),
@@ -77,7 +79,7 @@ pub(crate) enum Error {
 
 impl Error {
     /// One error of many; none if there are none.
-    pub(crate) fn collect(errors: Vec<Self>) -> Result<(), Self> {
+    pub fn collect(errors: Vec<Self>) -> Result<(), Self> {
         let mut errors = errors;
         match errors.len() {
             0 => Ok(()),
@@ -90,11 +92,20 @@ impl Error {
         match self {
             Self::Contract(error) => error.code,
             Self::Netns(_) | Self::NoNetns(_) => Code::InvalidNetns,
-            Self::Datapath(_) | Self::Sysctl { .. } => Code::Io,
+            Self::Dataplane(_) | Self::Sysctl { .. } => Code::Io,
             Self::Netlink(_) | Self::Vanished(_) | Self::NoAddress => Code::Internal,
             Self::Attached { .. } | Self::NameTaken { .. } => Code::Other(CODE_TAKEN),
             Self::Broken(_) => Code::Other(CODE_BROKEN),
             Self::Several(errors) => errors.first().map_or(Code::Internal, Self::code),
+        }
+    }
+}
+
+impl From<dataplane::Error> for Error {
+    fn from(error: dataplane::Error) -> Self {
+        match error {
+            dataplane::Error::Netlink(error) => Self::Netlink(error),
+            error => Self::Dataplane(error),
         }
     }
 }

@@ -4,16 +4,18 @@ use std::fmt;
 
 /// A pattern.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Glob(String);
+pub struct Glob(String);
 
 impl Glob {
     /// Takes the pattern as it is written; every text is a pattern.
-    pub(crate) fn new(pattern: String) -> Self {
+    #[must_use]
+    pub fn new(pattern: String) -> Self {
         Self(pattern)
     }
 
-    /// Whether the whole of `name` fits.
-    pub(crate) fn matches(&self, name: &str) -> bool {
+    /// Tells whether the whole of `name` fits.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
         fits(self.0.as_bytes(), name.as_bytes())
     }
 }

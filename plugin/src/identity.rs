@@ -6,36 +6,39 @@
 
 use sha2::{Digest as _, Sha256};
 use underpass_abi::endpoint::Owner;
-
-use crate::netlink::link::{Link, Mac};
+use underpass_netlink::{Mac, link::Link};
 
 /// Longest text that the kernel takes as an alias of a device, in bytes.
 const ALIAS_MAX: usize = 255;
 /// Begins the alias of every host veth of ours.
-pub(crate) const ALIAS_PREFIX: &str = "underpass:";
+pub const ALIAS_PREFIX: &str = "underpass:";
 /// In place of the three parts, where they are too long for an alias: network and owner in
 /// hexadecimal.
 const HASHED: &str = "#";
 
-/// One attachment of one container to one network.
+/// An attachment of one container to one network, by one interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Identity {
-    pub(crate) network: String,
-    pub(crate) container: String,
-    pub(crate) ifname: String,
+pub struct Identity {
+    /// The network's name.
+    pub network: String,
+    /// The container's id.
+    pub container: String,
+    /// The interface's name in the container.
+    pub ifname: String,
 }
 
 /// What the alias of a host veth says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Alias {
-    /// As [`network_id`].
-    pub(crate) network: u32,
-    /// As [`Identity::owner`].
-    pub(crate) owner: Owner,
+pub struct Alias {
+    /// The number of the network, as [`network_id`] gives it.
+    pub network: u32,
+    /// The owner, as [`Identity::owner`] gives it.
+    pub owner: Owner,
 }
 
-/// The number of a network in maps: never 0.
-pub(crate) fn network_id(network: &str) -> u32 {
+/// Gives a network its number in maps, which is never 0.
+#[must_use]
+pub fn network_id(network: &str) -> u32 {
     let digest = Sha256::digest(network.as_bytes());
     let [a, b, c, d, ..] = digest[..] else {
         return 1;
@@ -57,15 +60,17 @@ impl Identity {
         hash.finalize().into()
     }
 
-    /// The key of `OWNERS`.
-    pub(crate) fn owner(&self) -> Owner {
+    /// Gives the key of `OWNERS`.
+    #[must_use]
+    pub fn owner(&self) -> Owner {
         let digest = self.digest();
         std::array::from_fn(|i| digest[i])
     }
 
-    /// The key of `OWNERS` for the host ports of a container that another plugin attached. That plugin
+    /// Gives the key of `OWNERS` for the host ports of a container that another plugin attached. That plugin
     /// may be ours, under the same network, container and interface.
-    pub(crate) fn chained_owner(&self) -> Owner {
+    #[must_use]
+    pub fn chained_owner(&self) -> Owner {
         let mut hash = Sha256::new();
         hash.update(self.digest());
         hash.update(b"chained");
@@ -73,29 +78,34 @@ impl Identity {
         std::array::from_fn(|i| digest[i])
     }
 
-    /// The number of the network in maps.
-    pub(crate) fn network_id(&self) -> u32 {
+    /// Gives the network its number in maps.
+    #[must_use]
+    pub fn network_id(&self) -> u32 {
         network_id(&self.network)
     }
 
-    /// The name of the host's end: 15 characters, beginning with `veth` so that `NetworkManager`
+    /// Gives the host's end its name: 15 characters, beginning with `veth` so that `NetworkManager`
     /// leaves it alone.
-    pub(crate) fn host_name(&self) -> String {
+    #[must_use]
+    pub fn host_name(&self) -> String {
         host_name(self.owner())
     }
 
-    /// The MAC of the host's end: locally administered.
-    pub(crate) fn host_mac(&self) -> Mac {
+    /// Gives the host's end its MAC: locally administered.
+    #[must_use]
+    pub fn host_mac(&self) -> Mac {
         local_mac(&self.digest()[16..22])
     }
 
-    /// The MAC of the container's end where nobody asks for another: locally administered.
-    pub(crate) fn pod_mac(&self) -> Mac {
+    /// Gives the container's end its MAC where nobody asks for another: locally administered.
+    #[must_use]
+    pub fn container_mac(&self) -> Mac {
         local_mac(&self.digest()[22..28])
     }
 
-    /// The alias of the host's end: readable where it fits.
-    pub(crate) fn alias(&self) -> String {
+    /// Gives the host's end its alias: readable where it fits.
+    #[must_use]
+    pub fn alias(&self) -> String {
         // None of the three can contain a colon: the contract checks names and ids.
         let readable = format!(
             "{ALIAS_PREFIX}{}:{}:{}",
@@ -113,13 +123,15 @@ impl Identity {
 }
 
 impl Alias {
-    /// The alias of a device; `None` if the device is not ours.
-    pub(crate) fn of(link: &Link) -> Option<Self> {
+    /// Reads the alias of a device; `None` if the device is not ours.
+    #[must_use]
+    pub fn of(link: &Link) -> Option<Self> {
         Self::parse(link.alias.as_deref()?)
     }
 
     /// Reads the alias of a device; `None` if the device is not ours.
-    pub(crate) fn parse(alias: &str) -> Option<Self> {
+    #[must_use]
+    pub fn parse(alias: &str) -> Option<Self> {
         let mut parts = alias.strip_prefix(ALIAS_PREFIX)?.split(':');
         let (first, second, third) = (parts.next()?, parts.next()?, parts.next()?);
         if parts.next().is_some() {
@@ -143,8 +155,9 @@ impl Alias {
     }
 }
 
-/// The name of the host's end that belongs to an owner.
-pub(crate) fn host_name(owner: Owner) -> String {
+/// Gives the name of the host's end that belongs to an owner.
+#[must_use]
+pub fn host_name(owner: Owner) -> String {
     let mut name = format!("veth{}", hex(&owner));
     name.truncate(15);
     name
@@ -220,10 +233,10 @@ mod tests {
     fn macs_are_unicast_and_local() {
         for n in 0..100 {
             let identity = identity(&format!("c{n}"));
-            for mac in [identity.host_mac(), identity.pod_mac()] {
+            for mac in [identity.host_mac(), identity.container_mac()] {
                 assert_eq!(mac.0[0] & 3, 2, "{mac}");
             }
-            assert_ne!(identity.host_mac(), identity.pod_mac());
+            assert_ne!(identity.host_mac(), identity.container_mac());
         }
     }
 }

@@ -8,7 +8,7 @@ use tracing::Level;
 const VARIABLE: &str = "UNDERPASS_LOG";
 
 /// Starts logging. An unknown level is the default.
-pub(crate) fn init() {
+pub fn init() {
     let level = env::var(VARIABLE)
         .ok()
         .and_then(|name| name.parse().ok())

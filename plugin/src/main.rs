@@ -3,25 +3,9 @@
 
 use std::{env, io, path::Path, process::ExitCode};
 
+use underpass::{cli, log, verb};
 use underpass_cni::{About, Version, serve};
 use underpass_ipam::HostLocal;
-
-mod cli;
-mod conf;
-mod datapath;
-mod error;
-mod ethtool;
-mod glob;
-mod identity;
-mod log;
-mod netlink;
-mod netns;
-mod plan;
-mod step;
-mod stopwatch;
-mod sysctl;
-mod uplink;
-mod verb;
 
 /// Names of plugins that have no command line, whatever their arguments.
 const OTHER_NAMES: [&str; 3] = ["ptp", "host-local", "portmap"];

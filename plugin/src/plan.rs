@@ -6,6 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use underpass_abi::endpoint::{MAX_ADDRESSES, device};
 use underpass_cni::{CniResult, Dns, Error, Interface, IpConfig, Route as CniRoute};
+use underpass_netlink::{
+    Mac,
+    link::Driver,
+    route::{MAIN, Route, SCOPE_LINK},
+};
 
 use crate::{
     conf::{
@@ -14,87 +19,93 @@ use crate::{
         port::{Binding, bindings},
     },
     identity::Identity,
-    netlink::{
-        link::{Driver, Mac},
-        route::{MAIN, Route, SCOPE_LINK},
-    },
     uplink::InheritedMtu,
 };
 
 /// MTU where neither config nor uplinks say one, in bytes.
 const MTU_DEFAULT: u32 = 1500;
 /// Smallest MTU that IPv6 works with, in bytes: devices with less have none (`IPV6_MIN_MTU`).
-pub(crate) const MTU_MIN_V6: u32 = 1280;
+pub const MTU_MIN_V6: u32 = 1280;
 /// Gateways where the IPAM names none: addresses that mean something on the veth only.
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
 
-/// What the IPAM gave.
+/// What the IPAM has leased to the container, and what goes with it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Given {
-    pub(crate) ips: Vec<IpConfig>,
-    pub(crate) routes: Vec<CniRoute>,
-    pub(crate) dns: Dns,
+pub struct LeaseResult {
+    /// Addresses of the container.
+    pub ips: Vec<IpConfig>,
+    /// Routes of the container.
+    pub routes: Vec<CniRoute>,
+    /// Name servers of the container.
+    pub dns: Dns,
     /// Where the network's other containers may have addresses, as far as that is known.
-    pub(crate) subnets: Vec<IpNet>,
+    pub subnets: Vec<IpNet>,
 }
 
 /// One end of the pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct End {
-    pub(crate) name: String,
-    pub(crate) mac: Mac,
+pub struct End {
+    /// Its name.
+    pub name: String,
+    /// Its MAC.
+    pub mac: Mac,
 }
 
 /// Everything about one attachment.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Plan {
-    pub(crate) identity: Identity,
+pub struct Plan {
+    /// Whose it is.
+    pub identity: Identity,
     /// What the two ends are.
-    pub(crate) driver: Driver,
-    pub(crate) host: End,
-    pub(crate) pod: End,
+    pub driver: Driver,
+    /// The host's end.
+    pub host: End,
+    /// The container's end.
+    pub container: End,
     /// In bytes, of both ends.
-    pub(crate) mtu: u32,
+    pub mtu: u32,
     /// The container's addresses, each with the length of its network's prefix.
-    pub(crate) addresses: Vec<IpNet>,
+    pub addresses: Vec<IpNet>,
     /// Next hops that the container's routes use: addresses of the host's end, as `ptp` has them.
-    pub(crate) gateways: Vec<IpAddr>,
+    pub gateways: Vec<IpAddr>,
     /// The container's routes, in the order in which they can be added.
-    pub(crate) routes: Vec<Route>,
-    pub(crate) dad: Dad,
-    /// See [`device`].
-    pub(crate) flags: u32,
+    pub routes: Vec<Route>,
+    /// How the kernel treats addresses that the container adds later.
+    pub dad: Dad,
+    /// Bits of [`device`].
+    pub flags: u32,
     /// Destinations that see the container's own address.
-    pub(crate) no_masquerade: Vec<IpNet>,
+    pub no_masquerade: Vec<IpNet>,
     /// What the world shall see instead of the uplink's address, one of a family at most.
-    pub(crate) masquerade_addresses: Vec<IpAddr>,
+    pub masquerade_addresses: Vec<IpAddr>,
     /// How many half-open flows the container may have; the node decides where nothing is said.
-    pub(crate) half_open_limit: Option<u32>,
+    pub half_open_limit: Option<u32>,
     /// Host ports that lead to the container.
-    pub(crate) ports: Vec<Binding>,
-    pub(crate) bandwidth: Bandwidth,
+    pub ports: Vec<Binding>,
+    /// What each direction is limited to.
+    pub bandwidth: Bandwidth,
     /// The answer to the runtime.
-    pub(crate) result: CniResult,
+    pub result: CniResult,
 }
 
 impl Plan {
-    /// Decides. `driver` is what the config asks for, on this kernel; `inherited` the MTU
+    /// Decides everything. `driver` is what the config asks for, on this kernel; `inherited` the MTU
     /// where the config has none, `sandbox` the netns as the runtime wrote it.
-    pub(crate) fn new(
+    pub fn new(
         identity: Identity,
         conf: &Conf,
-        given: Given,
+        lease: LeaseResult,
         driver: Driver,
         inherited: Option<InheritedMtu<'_>>,
         sandbox: &str,
     ) -> Result<Self, Error> {
-        let Given {
+        let LeaseResult {
             mut ips,
             mut routes,
             dns,
             subnets,
-        } = given;
+        } = lease;
         if ips.len() > MAX_ADDRESSES {
             return Err(Error::config(format!(
                 "the IPAM gave {} addresses: an interface can have {MAX_ADDRESSES}",
@@ -106,7 +117,7 @@ impl Plan {
         }
         let has_v6 = ips.iter().any(|ip| ip.address.addr().is_ipv6());
         let mtu = mtu(conf, inherited, has_v6)?;
-        let (host, pod) = ends(&identity, conf);
+        let (host, container) = ends(&identity, conf);
         for ip in &mut ips {
             ip.interface = Some(1);
             ip.gateway
@@ -131,7 +142,7 @@ impl Plan {
         };
         Ok(Self {
             mtu,
-            routes: pod_routes(&ips, &routes),
+            routes: container_routes(&ips, &routes),
             dad: conf.dad,
             flags: flags(conf, driver),
             no_masquerade: no_masquerade(conf, &addresses, subnets),
@@ -142,25 +153,27 @@ impl Plan {
             gateways,
             addresses,
             result: CniResult {
-                interfaces: vec![interface(&host, ""), interface(&pod, sandbox)],
+                interfaces: vec![interface(&host, ""), interface(&container, sandbox)],
                 ips,
                 routes,
                 dns: conf.dns.clone().unwrap_or(dns),
             },
             driver,
             host,
-            pod,
+            container,
             identity,
         })
     }
 
-    /// Whether the container has an address of that family.
-    pub(crate) fn has_v4(&self) -> bool {
+    /// Tells whether the container has an IPv4 address.
+    #[must_use]
+    pub fn has_v4(&self) -> bool {
         self.addresses.iter().any(|net| net.addr().is_ipv4())
     }
 
-    /// As [`Self::has_v4`].
-    pub(crate) fn has_v6(&self) -> bool {
+    /// Tells whether the container has an IPv6 address.
+    #[must_use]
+    pub fn has_v6(&self) -> bool {
         self.addresses.iter().any(|net| net.addr().is_ipv6())
     }
 }
@@ -199,11 +212,11 @@ fn ends(identity: &Identity, conf: &Conf) -> (End, End) {
         name: identity.host_name(),
         mac: identity.host_mac(),
     };
-    let pod = End {
+    let container = End {
         name: identity.ifname.clone(),
-        mac: conf.mac.unwrap_or_else(|| identity.pod_mac()),
+        mac: conf.mac.unwrap_or_else(|| identity.container_mac()),
     };
-    (host, pod)
+    (host, container)
 }
 
 fn fallback_gateway(addr: IpAddr) -> IpAddr {
@@ -236,7 +249,7 @@ fn add_default_routes(ips: &[IpConfig], routes: &mut Vec<CniRoute>) {
 
 /// First the gateways, on the link; then each address's own network, through its gateway, unless the
 /// IPAM asked for that with attributes of its own; then what the IPAM asked for.
-fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
+fn container_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
     let asked: Vec<Route> = asked.iter().map(|route| asked_route(ips, route)).collect();
     let mut routes: Vec<Route> = Vec::new();
     let mut push = |route: Route| {
@@ -269,7 +282,7 @@ fn pod_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
     routes
 }
 
-/// Whether the kernel would use one of the two and never the other.
+/// Tells whether the kernel would use one of the two and never the other.
 fn is_same(one: &Route, other: &Route) -> bool {
     let key = |route: &Route| (route.dst, route.gateway, route.table, route.priority);
     key(one) == key(other)

@@ -1,93 +1,87 @@
-//! The steps of an ADD, one file each. A step has `apply`, which leaves its undoing on a stack;
-//! `verify` for CHECK; and `revert` for DEL and GC, which need nothing but what the kernel still
-//! has.
+//! The steps of an attachment, one file each.
+//!
+//! ADD walks a list of steps and applies each; CHECK walks the same list and verifies each; DEL and GC walk a
+//! list of their own, of what would stay, and revert each. Two steps come before the lists, because what
+//! they make is what all others stand on: [`lease::take`] gives the addresses that the plan is made of, and
+//! [`link::make`] the pair. There is no [`Attachment`] without them.
 
-use crate::error::Error;
+mod attachment;
+mod detachment;
+mod undo;
 
 pub(crate) mod address;
 pub(crate) mod bandwidth;
+pub(crate) mod chained;
 pub(crate) mod endpoint;
-pub(crate) mod foreign;
 pub(crate) mod lease;
 pub(crate) mod link;
 pub(crate) mod port;
 pub(crate) mod program;
 pub(crate) mod route;
 pub(crate) mod sysctl;
+pub(crate) mod uplink;
 pub(crate) mod xdp;
 
-type Revert<'a> = Box<dyn FnOnce() -> Result<(), Error> + 'a>;
+use crate::{error::Error, finding::Findings};
 
-/// What to do if the ADD fails: dropped without [`Self::keep`], it reverts every step, the last one
-/// first. Where panics abort, a panic is like a kill: the DEL that the runtime sends after a failed
-/// ADD finds the rest.
-#[derive(Default)]
-pub(crate) struct Undo<'a> {
-    reverts: Vec<(&'static str, Revert<'a>)>,
+pub(crate) use attachment::{Attachment, Ends, Inspection, Interface, Loaded, Mode, Pair};
+pub(crate) use chained::Chained;
+pub(crate) use detachment::{Detachment, detach, detach_chained};
+pub(crate) use undo::Undo;
+
+/// A part of an attachment.
+pub(crate) trait Step<M: Mode> {
+    /// The step's name, in the log and among the times of the last ADD.
+    fn name(&self) -> &'static str;
+
+    /// Does the step, and leaves the undoing of what would stay on the attachment's stack.
+    fn apply(&self, attachment: &mut Attachment<'_, M>) -> Result<(), Error>;
+
+    /// Compares what is there with what the step makes, and says what differs.
+    fn verify(&self, inspection: &Inspection<'_, M>, findings: &mut Findings) -> Result<(), Error>;
 }
 
-impl<'a> Undo<'a> {
-    /// Adds the undoing of a step that was just applied.
-    pub(crate) fn push(
-        &mut self,
-        step: &'static str,
-        revert: impl FnOnce() -> Result<(), Error> + 'a,
-    ) {
-        self.reverts.push((step, Box::new(revert)));
-    }
-
-    /// The ADD succeeded.
-    pub(crate) fn keep(mut self) {
-        self.reverts.clear();
-    }
+/// A step that leaves something behind which does not go by itself.
+pub(crate) trait Revert {
+    /// Takes it away; what is gone already is fine. It needs nothing but what the kernel and the maps still
+    /// have.
+    fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error>;
 }
 
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        while let Some((step, revert)) = self.reverts.pop() {
-            // The ADD's own error is what the runtime is told; this one is for the log.
-            if let Err(error) = revert() {
-                tracing::warn!("cannot undo the step {step:?} of a failed ADD: {error}");
-            }
-        }
-    }
-}
+/// An interface of ours. The maps come before the filters, and both before the host's end is up: no program
+/// meets a packet whose container it does not know.
+pub(crate) const INTERFACE: &[&dyn Step<Interface>] = &[
+    &sysctl::ContainerSettings,
+    &address::Addresses,
+    &route::ContainerRoutes,
+    &bandwidth::Shaping,
+    &xdp::ContainerFrames,
+    &sysctl::HostSettings,
+    &endpoint::Entries,
+    &port::HostPorts,
+    &program::Filters,
+    // Before the first packet: one that left by an uplink without programs would show the container's
+    // address.
+    &uplink::UplinkPrograms,
+    &xdp::UplinkProgram,
+    &link::HostEnd,
+    &route::HostRoutes,
+    &address::Delivery,
+];
 
-#[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
+/// Host ports of a container that another plugin of the chain attached.
+pub(crate) const CHAINED: &[&dyn Step<Chained>] =
+    &[&chained::Entries, &port::HostPorts, &uplink::UplinkPrograms];
 
-    use super::*;
+/// The way back of an interface of ours. First the container is silenced, and its host ports go to others;
+/// then the pair goes, which on a busy node takes a while and loses what is still on its way; and only then
+/// what the programs know of the container: otherwise its packets would leave with its own address.
+const REVERT_INTERFACE: &[&dyn Revert] = &[
+    &link::HostEnd,
+    &port::HostPorts,
+    &link::PairOfDevices,
+    &endpoint::Entries,
+];
 
-    #[test]
-    fn a_failed_add_reverts_the_last_step_first_and_all_of_them() {
-        let order = RefCell::new(Vec::new());
-        let mut undo = Undo::default();
-        undo.push("one", || {
-            order.borrow_mut().push(1);
-            Ok(())
-        });
-        undo.push("two", || {
-            order.borrow_mut().push(2);
-            Err(Error::NoAddress)
-        });
-        undo.push("three", || {
-            order.borrow_mut().push(3);
-            Ok(())
-        });
-        drop(undo);
-        assert_eq!(*order.borrow(), [3, 2, 1]);
-    }
-
-    #[test]
-    fn a_successful_add_reverts_nothing() {
-        let count = RefCell::new(0);
-        let mut undo = Undo::default();
-        undo.push("one", || {
-            *count.borrow_mut() += 1;
-            Ok(())
-        });
-        undo.keep();
-        assert_eq!(*count.borrow(), 0);
-    }
-}
+/// The way back of host ports in a chain. The interface is somebody else's, and may be gone.
+const REVERT_CHAINED: &[&dyn Revert] = &[&port::HostPorts, &chained::Entries];

@@ -8,8 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
-
-use crate::datapath::lock::file_of;
+use underpass_dataplane::lock::file_of;
 
 /// What the file of the last ADD is for, see [`file_of`].
 const PURPOSE: &str = "add";
@@ -63,7 +62,7 @@ impl Stopwatch {
         self.steps.push(Step { step, us });
     }
 
-    /// The end of an ADD on the node whose pins are at `root`: the times are kept for [`Times::of_last_add`], and
+    /// Ends an ADD on the node whose pins are at `root`: the times are kept for [`Times::of_last_add`], and
     /// an ADD that took long says where.
     pub(crate) fn keep(self, root: &Path) {
         let times = Times {
@@ -93,13 +92,13 @@ impl Stopwatch {
 }
 
 impl Times {
-    /// Those of the last ADD on the node whose pins are at `root`, if there was one since boot.
+    /// Reads those of the last ADD on the node whose pins are at `root`, if there was one since boot.
     pub(crate) fn of_last_add(root: &Path) -> Option<Self> {
         let text = fs::read(file_of(root, PURPOSE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// The steps, the longest first.
+    /// Lists the steps, the longest first.
     pub(crate) fn by_length(&self) -> Vec<&Step> {
         let mut steps: Vec<_> = self.steps.iter().collect();
         steps.sort_by_key(|step| std::cmp::Reverse(step.us));

@@ -3,55 +3,67 @@
 
 use std::net::IpAddr;
 
-use netlink_packet_route::link::InfoKind;
 use underpass_abi::{
     addr::Addr,
     endpoint::{Device, device},
 };
-
-use crate::{
-    glob::Glob,
-    identity::Alias,
-    netlink::{addr::Address, link::Link, route::Installed, xdp::Attached},
+use underpass_netlink::{
+    addr::Address,
+    link::{InfoKind, Link},
+    route::Installed,
+    xdp::Attached,
 };
+
+use crate::{glob::Glob, identity::Alias};
+
+mod look;
+pub(crate) mod reconcile;
+
+pub(crate) use look::Uplinks;
 
 /// Value of `rp_filter`: a packet must come in by the device that the answer would leave by.
 const STRICT: i32 = 1;
 
 /// An uplink, and what the programs should know of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Uplink {
-    pub(crate) index: u32,
-    pub(crate) name: String,
-    pub(crate) device: Device,
-    /// Whether a default route of the main table leads by it.
-    pub(crate) default_route: bool,
-    /// Whether its default route came from router advertisements, which stop when the host
+pub struct Uplink {
+    /// Its number in the node's network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its entry in the map `DEVICES`.
+    pub device: Device,
+    /// True if a default route of the main table leads by it.
+    pub default_route: bool,
+    /// True if its default route came from router advertisements, which stop when the host
     /// forwards unless `accept_ra` is 2.
-    pub(crate) advertised: bool,
+    pub advertised: bool,
     /// XDP programs that it has, ours or others'.
-    pub(crate) xdp: Vec<Attached>,
+    pub xdp: Vec<Attached>,
 }
 
 /// The state of a network namespace that the choice depends on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Surroundings<'a> {
-    pub(crate) links: &'a [Link],
-    pub(crate) addresses: &'a [Address],
+pub struct Surroundings<'a> {
+    /// The devices that belong to no container.
+    pub links: &'a [Link],
+    /// Their addresses.
+    pub addresses: &'a [Address],
     /// The default routes of the main table.
-    pub(crate) routes: &'a [Installed],
+    pub routes: &'a [Installed],
     /// `net.ipv4.conf.all.rp_filter`.
-    pub(crate) rp_filter: i32,
+    pub rp_filter: i32,
 }
 
 impl Surroundings<'_> {
-    /// The uplinks: those that `patterns` name, else those that carry a default route or a global
+    /// Chooses the uplinks: those that `patterns` name, else those that carry a default route or a global
     /// address.
-    pub(crate) fn uplinks(&self, patterns: Option<&[Glob]>) -> Vec<Uplink> {
+    #[must_use]
+    pub fn uplinks(&self, patterns: Option<&[Glob]>) -> Vec<Uplink> {
         self.links
             .iter()
             .filter(|link| {
-                if !is_foreign(link) {
+                if !is_not_ours(link) {
                     return false;
                 }
                 match patterns {
@@ -72,9 +84,10 @@ impl Surroundings<'_> {
             .collect()
     }
 
-    /// The addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
+    /// Lists the addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
     /// those of Services there. To the kernel they are as local as the node's own.
-    pub(crate) fn service_addresses(&self) -> Vec<IpAddr> {
+    #[must_use]
+    pub fn service_addresses(&self) -> Vec<IpAddr> {
         self.links
             .iter()
             .filter(|link| link.kind == Some(InfoKind::Dummy))
@@ -123,7 +136,7 @@ impl Surroundings<'_> {
         }
     }
 
-    /// The address that the kernel would choose as the source of a packet by this link; zero if it
+    /// Finds the address that the kernel would choose as the source of a packet by this link; zero if it
     /// has none.
     fn masquerade(&self, link: &Link, family: fn(&IpAddr) -> bool) -> Addr {
         let preferred = self
@@ -152,25 +165,26 @@ impl Surroundings<'_> {
     }
 }
 
-/// Whether a device is neither the loopback device nor an end of ours.
-pub(crate) fn is_foreign(link: &Link) -> bool {
+/// Tells whether a device is neither the loopback device nor an end of ours.
+fn is_not_ours(link: &Link) -> bool {
     let ours = Alias::of(link).is_some();
     !link.loopback && !ours
 }
 
 /// An MTU that containers inherit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct InheritedMtu<'a> {
+pub struct InheritedMtu<'a> {
     /// In bytes.
-    pub(crate) mtu: u32,
+    pub mtu: u32,
     /// The name of the uplink that has it.
-    pub(crate) uplink: &'a str,
+    pub uplink: &'a str,
 }
 
-/// The MTU that containers inherit: the smallest of the uplinks that carry a default route. Where
+/// Chooses the MTU that containers inherit: the smallest of the uplinks that carry a default route. Where
 /// none does, a VPN (`tailscale0` with 1280, `wg0`) must not make all packets small, so devices without
 /// Ethernet headers count only if there are no others.
-pub(crate) fn inherited_mtu(uplinks: &[Uplink]) -> Option<InheritedMtu<'_>> {
+#[must_use]
+pub fn inherited_mtu(uplinks: &[Uplink]) -> Option<InheritedMtu<'_>> {
     let smallest = |counts: fn(&Uplink) -> bool| {
         let counting = uplinks.iter().filter(|uplink| counts(uplink));
         counting.min_by_key(|uplink| uplink.device.mtu)

@@ -1,10 +1,12 @@
 //! The verbs of the contract, one file each.
 
+use underpass_abi::endpoint::Owner;
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
+use underpass_dataplane::Maps;
 
-use crate::identity::Identity;
+use crate::{error::Error, identity::Identity};
 
-pub(crate) use chained::Portmap;
+pub use chained::Portmap;
 
 mod add;
 mod chained;
@@ -15,7 +17,7 @@ mod status;
 
 /// The plugin, as the runtime calls it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Underpass;
+pub struct Underpass;
 
 impl Plugin for Underpass {
     fn add(&self, request: &Request) -> Result<CniResult, CniError> {
@@ -44,5 +46,17 @@ fn identity(request: &Request) -> Identity {
         network: request.conf.name.clone(),
         container: request.attachment.container_id.clone(),
         ifname: request.attachment.ifname.clone(),
+    }
+}
+
+/// Refuses an attachment that the maps know already.
+fn require_detached(maps: &Maps, owner: Owner, identity: &Identity) -> Result<(), Error> {
+    match maps.attachment(owner)? {
+        Some(_) => Err(Error::Attached {
+            network: identity.network.clone(),
+            container: identity.container.clone(),
+            ifname: identity.ifname.clone(),
+        }),
+        None => Ok(()),
     }
 }

@@ -211,3 +211,59 @@ fn notices(lab: &Lab, conf: &Conf, tampers: &[(&str, &str, Tamper)], family: Fam
         .run(&lab.node)?
         .silence()
 }
+
+#[rstest]
+fn a_setting_that_was_changed_is_named(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let (node, host) = (lab.node.netns(), pod.host_veth());
+    let (here, inside) = ("on the host", "in the container");
+    let settings = match family {
+        V4 => vec![
+            (node, "net/ipv4/ip_forward".to_owned(), here, "1"),
+            (node, format!("net/ipv4/conf/{host}/forwarding"), here, "1"),
+        ],
+        V6 => vec![
+            (node, "net/ipv6/conf/all/forwarding".to_owned(), here, "1"),
+            (node, format!("net/ipv6/conf/{host}/forwarding"), here, "1"),
+            (node, format!("net/ipv6/conf/{host}/accept_ra"), here, "0"),
+            (
+                pod.netns(),
+                "net/ipv6/conf/lo/disable_ipv6".to_owned(),
+                inside,
+                "0",
+            ),
+            // The last, as it takes the addresses along.
+            (
+                pod.netns(),
+                "net/ipv6/conf/eth0/disable_ipv6".to_owned(),
+                inside,
+                "0",
+            ),
+        ],
+    };
+    let check = pod.call_with_result("CHECK");
+    for (netns, key, place, right) in settings {
+        check.run(&lab.node)?.silence()?;
+        let wrong = if right == "0" { "1" } else { "0" };
+        netns.set_sysctl(&key, wrong)?;
+        let error = check.run(&lab.node)?.error()?;
+        let sentence = format!("/proc/sys/{key} is {wrong} {place}, and has to be {right}");
+        ensure!(error.msg.contains(&sentence), "{error}");
+        netns.set_sysctl(&key, right)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn settings_that_a_later_plugin_may_change_are_its_own_business() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    for (key, value) in [("accept_ra", "1"), ("keep_addr_on_down", "0")] {
+        pod.netns()
+            .set_sysctl(&format!("net/ipv6/conf/eth0/{key}"), value)?;
+    }
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()
+}

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::Value;
 use underpass_abi::{ABI, counter::Counter, map};
+use underpass_dataplane::kernel::version;
 use underpass_tests::{
     Family::{self, V4, V6},
     Lab, Node, Pod,
     counter::Meter,
-    kernel::version,
     needs_root,
     netns::Netns,
     runtime::{Call, Conf, Reply},
@@ -23,19 +23,19 @@ use crate::scene::Scene;
 const LARGE: u64 = 300_000;
 
 /// The kernel that containers take frames on, and the sentence that an older one is left with.
-fn needs(mode: &str) -> Result<Option<String>> {
+fn needs(mode: &str) -> Option<String> {
     let since = if mode == "native" { (5, 13) } else { (5, 15) };
     let sentence = || format!("needs Linux {}.{}", since.0, since.1);
-    Ok((version()? < since).then(sentence))
+    (version() < since).then(sentence)
 }
 
 /// Says so if this kernel is too old.
-fn is_missing(mode: &str) -> Result<bool> {
-    let sentence = needs(mode)?;
+fn is_missing(mode: &str) -> bool {
+    let sentence = needs(mode);
     if let Some(sentence) = &sentence {
         anstream::println!("not on this kernel: xdp {mode:?} {sentence}");
     }
-    Ok(sentence.is_some())
+    sentence.is_some()
 }
 
 /// The default network with XDP, on veths whatever the others are on: nothing else takes frames.
@@ -88,7 +88,7 @@ fn known_flows_are_delivered(
     let scene = set(family, lab, mode)?;
     let meter = Meter::start(&scene.lab.node)?;
     scene.talk(family)?;
-    if needs(mode)?.is_some() {
+    if needs(mode).is_some() {
         // Nothing is missing but speed.
         ensure!(program_of(&scene.lab.node)?.is_none());
         meter.expect_none(Counter::BypassXdp)?;
@@ -121,7 +121,7 @@ fn unfinished_checksums_are_left_to_tc(
 #[test]
 fn status_shows_it_and_unload_takes_it_off() -> Result<()> {
     needs_root!();
-    if is_missing("native")? {
+    if is_missing("native") {
         return Ok(());
     }
     let lab = Lab::new()?;
@@ -144,7 +144,7 @@ fn status_shows_it_and_unload_takes_it_off() -> Result<()> {
 #[test]
 fn without_the_key_there_is_none() -> Result<()> {
     needs_root!();
-    if is_missing("generic")? {
+    if is_missing("generic") {
         return Ok(());
     }
     let lab = Lab::new()?;
@@ -180,7 +180,7 @@ fn add(lab: &Lab) -> Result<(Reply, Netns)> {
 #[test]
 fn another_program_stays() -> Result<()> {
     needs_root!();
-    if is_missing("native")? {
+    if is_missing("native") {
         return Ok(());
     }
     let lab = Lab::new()?;
@@ -207,7 +207,7 @@ fn another_program_stays() -> Result<()> {
 #[test]
 fn an_old_kernel_is_named() -> Result<()> {
     needs_root!();
-    let Some(sentence) = needs("native")? else {
+    let Some(sentence) = needs("native") else {
         anstream::println!("not on this kernel: it is new enough for XDP");
         return Ok(());
     };
@@ -222,7 +222,7 @@ fn an_old_kernel_is_named() -> Result<()> {
 #[test]
 fn a_driver_that_cannot_is_left_to_tc() -> Result<()> {
     needs_root!();
-    if is_missing("native")? {
+    if is_missing("native") {
         return Ok(());
     }
     let lab = Lab::with_mtu(9000)?;

@@ -3,6 +3,7 @@
 use std::{fs, io, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
+use underpass_dataplane::kernel::release;
 
 use crate::netns::Netns;
 
@@ -86,7 +87,7 @@ impl Facility {
     /// with. `None` if there is no such list.
     pub fn is_listed(self) -> Result<Option<bool>> {
         let (module, option) = self.names();
-        let release = release()?;
+        let release = release();
         let mut lists = Vec::new();
         for name in ["modules.dep", "modules.builtin"] {
             let path = format!("/lib/modules/{release}/{name}");
@@ -112,24 +113,6 @@ impl Facility {
         }
         Ok((!lists.is_empty()).then(|| lists.contains(&true)))
     }
-}
-
-/// The release of the running kernel.
-fn release() -> Result<String> {
-    let release =
-        fs::read_to_string("/proc/sys/kernel/osrelease").context("read the kernel's release")?;
-    Ok(release.trim().to_owned())
-}
-
-/// The first two numbers of that.
-pub fn version() -> Result<(u32, u32)> {
-    let release = release()?;
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let mut next = || {
-        let number = numbers.next().and_then(|number| number.parse().ok());
-        number.with_context(|| format!("{release} does not begin with two numbers"))
-    };
-    Ok((next()?, next()?))
 }
 
 /// Lines are paths, some followed by a colon and what is needed.

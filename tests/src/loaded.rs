@@ -17,8 +17,9 @@ use aya::{
     programs::ProgramInfo,
 };
 use underpass_abi::{ABI, counter::Counter, map, node::State};
+use underpass_dataplane::bpf;
 
-use crate::{netns::Netns, program};
+use crate::netns::Netns;
 
 /// `bpfRoot` of a set that no other test uses at the same time.
 const VARIABLE: &str = "UNDERPASS_TEST_LOADED";
@@ -58,7 +59,7 @@ pub(crate) fn lend(netns: &Netns, root: &Path) -> Result<()> {
 }
 
 fn open(pin: &Path) -> Result<OwnedFd> {
-    program::open_pin(pin).with_context(|| format!("use the pin {}", pin.display()))
+    bpf::open_pin(pin).with_context(|| format!("use the pin {}", pin.display()))
 }
 
 fn pin_all(pins: &Path, objects: &[(PathBuf, OwnedFd)]) -> Result<()> {
@@ -67,7 +68,7 @@ fn pin_all(pins: &Path, objects: &[(PathBuf, OwnedFd)]) -> Result<()> {
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
     }
     for (name, object) in objects {
-        program::pin_again(object, &pins.join(name))
+        bpf::pin(object, &pins.join(name))
             .with_context(|| format!("pin {} to {}", name.display(), pins.display()))?;
     }
     Ok(())
@@ -101,7 +102,7 @@ fn empty(data: MapData, name: &str) -> Result<()> {
             let mut records: RingBuf<_> = Map::RingBuf(data).try_into()?;
             while records.next().is_some() {}
         }
-        _ => program::remove_all(data.fd().as_fd(), info.key_size() as usize)?,
+        _ => bpf::remove_all(data.fd().as_fd(), info.key_size() as usize)?,
     }
     Ok(())
 }

@@ -3,10 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use aya::{
-    TestRunOptions,
-    programs::{SchedClassifier, TestRun as _},
-};
+use aya::programs::SchedClassifier;
+use underpass_dataplane::test_run::Run;
 
 use crate::{Node, counter::pins};
 
@@ -16,10 +14,6 @@ pub const UNSPEC: i32 = -1;
 pub const SHOT: i32 = 2;
 /// `TC_ACT_REDIRECT`: to another device.
 pub const REDIRECT: i32 = 7;
-
-/// Offset of `ifindex` in the kernel's `struct __sk_buff`, and the size of the struct up to it.
-const SK_BUFF_IFINDEX: usize = 40;
-const SK_BUFF: usize = 192;
 
 /// A program of a node, ready to run as if at one device.
 #[derive(Debug)]
@@ -64,20 +58,13 @@ impl<'a> Bench<'a> {
 
     /// As [`Self::run`], for a thread that is in the node's network namespace.
     pub fn run_here(&self, frame: &[u8]) -> Result<Verdict> {
-        let mut context = [0; SK_BUFF];
-        context[SK_BUFF_IFINDEX..SK_BUFF_IFINDEX + 4].copy_from_slice(&self.ifindex.to_ne_bytes());
-        let mut out = vec![0; frame.len() + 256];
-        let result = self.program.test_run(TestRunOptions {
-            data_in: Some(frame),
-            data_out: Some(&mut out),
-            ctx_in: Some(&context),
-            ..TestRunOptions::new()
-        });
-        let result = result.context("BPF_PROG_TEST_RUN")?;
-        out.truncate(result.data_size_out as usize);
+        let (outcome, frame) = Run::on(frame)
+            .at(self.ifindex)
+            .frame_of(&self.program)
+            .context("BPF_PROG_TEST_RUN")?;
         Ok(Verdict {
-            action: result.return_value.cast_signed(),
-            frame: out,
+            action: outcome.return_value.cast_signed(),
+            frame,
         })
     }
 }

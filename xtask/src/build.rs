@@ -3,9 +3,9 @@
 use std::fs;
 
 use anyhow::Context as _;
+use underpass_toolchain::{self as toolchain, Toolchain};
 
 use crate::setup::{self, Need};
-use crate::toolchain::{self, Toolchain};
 use crate::workspace::Workspace;
 use crate::{process, report};
 
@@ -48,7 +48,7 @@ pub(crate) fn plugins(workspace: &Workspace) -> anyhow::Result<()> {
     process::run(&mut cargo)
 }
 
-/// The eBPF object by itself, for those who work on it: `plugin/build.rs` hides the compiler's warnings.
+/// The eBPF object by itself, for those who work on it: `dataplane/build.rs` hides the compiler's warnings.
 fn programs(workspace: &Workspace) -> anyhow::Result<()> {
     setup::ensure(workspace, Need::Build)?;
     let out = workspace.target.join("ebpf");

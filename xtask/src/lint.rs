@@ -4,9 +4,9 @@ use std::io::{IsTerminal as _, stdout};
 use std::process::Command;
 
 use anyhow::Context as _;
+use underpass_toolchain::Toolchain;
 
 use crate::setup::{self, Need};
-use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
 use crate::{process, report};
 

@@ -16,7 +16,6 @@ mod process;
 mod report;
 mod setup;
 mod test;
-mod toolchain;
 mod vm;
 mod workspace;
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{CniResult, Dns, IpConfig, Route};
 use crate::address;
 use crate::error::Error;
-use crate::lenient;
+use crate::go_json;
 use crate::version::Version;
 
 /// `ip4` or `ip6` of 0.1.0 and 0.2.0.
@@ -84,9 +84,9 @@ impl CniResult {
 
     fn decode(document: &Value, version: Version) -> Result<Self, Error> {
         let decoded = if version < Version::V0_3_0 {
-            lenient::from_value::<PerFamily>(document).map(Self::from)
+            go_json::from_value::<PerFamily>(document).map(Self::from)
         } else {
-            lenient::from_value(document)
+            go_json::from_value(document)
         };
         decoded.map_err(|error| Error::decode(error.to_string()))
     }
@@ -100,7 +100,7 @@ fn declared(document: &Value, default: Version) -> Result<Version, Error> {
         cni_version: String,
     }
     let header: Header =
-        lenient::from_value(document).map_err(|error| Error::decode(error.to_string()))?;
+        go_json::from_value(document).map_err(|error| Error::decode(error.to_string()))?;
     if header.cni_version.is_empty() {
         return Ok(default);
     }

@@ -12,13 +12,11 @@ use underpass_abi::{
     addr::Family,
     flow::{Flow, Half, Key, action, protocol, rewrite, state},
 };
+use underpass_dataplane::{Error as DataplaneError, Maps, Pins};
+use underpass_netlink::Netlink;
 
 use super::{FAINT, Failure, Format, HEADING};
-use crate::{
-    datapath::{Error as DatapathError, Maps, Pins},
-    error::Error,
-    netlink::Netlink,
-};
+use crate::error::Error;
 
 /// One entry of a flow table.
 #[derive(Serialize)]
@@ -60,7 +58,7 @@ pub(super) fn run(root: &Path, format: Format, out: &mut impl io::Write) -> Resu
 fn collect(root: &Path) -> Result<Vec<Line>, Error> {
     let pins = Pins::at(root);
     if !pins.are_complete() {
-        return Err(DatapathError::NotLoaded(root.to_owned()).into());
+        return Err(DataplaneError::NotLoaded(root.to_owned()).into());
     }
     let maps = Maps::open(&pins)?;
     let names: HashMap<u32, String> = Netlink::open()?

@@ -3,14 +3,14 @@
 use std::{io, path::Path};
 
 use underpass_abi::map;
-
-use super::Failure;
-use crate::datapath::{
+use underpass_dataplane::{
     Maps,
     lock::Lock,
     object::{self, FLOWS_ASKED},
     policy,
 };
+
+use super::Failure;
 
 pub(super) fn run(
     root: &Path,

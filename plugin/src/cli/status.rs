@@ -13,16 +13,11 @@ use underpass_abi::{
     endpoint::device,
     map,
 };
+use underpass_dataplane::{Maps, Pins, attach, kernel::release, policy::Rules};
+use underpass_netlink::{Netlink, link::Link};
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
-use crate::{
-    datapath::{Maps, Pins, attach, feature::release, policy::Rules},
-    error::Error,
-    identity::ALIAS_PREFIX,
-    netlink::{Netlink, link::Link},
-    step::xdp,
-    stopwatch::Times,
-};
+use crate::{error::Error, identity::ALIAS_PREFIX, step::xdp, stopwatch::Times};
 
 mod feature;
 mod last_add;

@@ -20,9 +20,9 @@ use nix::{
     },
 };
 use underpass_abi::map;
+use underpass_dataplane::{Error as DataplaneError, Maps, Pins, lock::Lock};
 
 use super::Failure;
-use crate::datapath::{Error as DatapathError, Maps, Pins, lock::Lock};
 
 pub(super) fn run(
     root: &Path,
@@ -31,7 +31,7 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     let pins = Pins::at(root);
     if !pins.are_complete() {
-        return Err(DatapathError::NotLoaded(root.to_owned()).into());
+        return Err(DataplaneError::NotLoaded(root.to_owned()).into());
     }
     let _only = Lock::try_acquire_trace(root)?.ok_or(Failure::TraceBusy)?;
     let maps = Maps::open(&pins)?;

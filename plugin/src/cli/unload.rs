@@ -3,17 +3,14 @@
 use std::{io, path::Path};
 
 use underpass_abi::endpoint::device;
+use underpass_dataplane::{Maps, Pins, attach, lock::Lock};
+use underpass_netlink::{
+    Mac, Netlink,
+    link::{By, Device},
+};
 
 use super::Failure;
-use crate::{
-    datapath::{Maps, Pins, attach, lock::Lock},
-    error::Error,
-    netlink::{
-        Netlink,
-        link::{By, Device, Mac},
-    },
-    step::xdp,
-};
+use crate::{error::Error, step::xdp};
 
 pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<(), Failure> {
     let pins = Pins::at(root);
@@ -53,11 +50,8 @@ fn detach(maps: &Maps) -> Result<Vec<String>, Error> {
         if mac != Mac(entry.mac) {
             continue;
         }
-        let from_xdp = xdp::revert(&node, maps.pins(), &link)?;
-        let device = Device {
-            index,
-            name: link.name,
-        };
+        let from_xdp = xdp::detach(&node, maps.pins(), &link)?;
+        let device = Device::from(&link);
         let places = attach::places(entry.flags);
         if attach::detach(&node, maps.pins(), &device, places)? || from_xdp {
             names.push(device.name);

@@ -8,20 +8,20 @@ use underpass_cni::{Error, NetConf};
 
 /// A direction's limit, neither number zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Limit {
+pub struct Limit {
     /// In bits per second.
-    pub(crate) rate: u64,
+    pub rate: u64,
     /// What may be sent at once after a pause, in bits.
-    pub(crate) burst: u64,
+    pub burst: u64,
 }
 
 /// The limits of both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Bandwidth {
+pub struct Bandwidth {
     /// Of what the container receives.
-    pub(crate) ingress: Option<Limit>,
+    pub ingress: Option<Limit>,
     /// Of what it sends.
-    pub(crate) egress: Option<Limit>,
+    pub egress: Option<Limit>,
 }
 
 /// The keys, at either place.
@@ -37,7 +37,7 @@ pub(super) struct Keys {
     shaped_subnets: Vec<Value>,
 }
 
-/// What the network's own keys say. If any of them is there, the runtime's don't count.
+/// Reads what the network's own keys say. If any of them is there, the runtime's don't count.
 pub(super) fn of_network(conf: &NetConf) -> Result<Option<Bandwidth>, Error> {
     let keys: Keys = conf.plugin()?;
     let limits = keys.limits("")?;

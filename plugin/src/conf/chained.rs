@@ -10,9 +10,9 @@ use underpass_cni::{Error, NetConf, Request};
 use super::{bandwidth, port, root};
 use crate::glob::Glob;
 
-/// What the plugin was called as.
+/// The name that the plugin was called by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Name {
+pub enum Name {
     /// `underpass`, or any other name: one that could also make interfaces.
     Underpass,
     /// `portmap`: one that configs of the reference plugin were written for.
@@ -21,12 +21,13 @@ pub(crate) enum Name {
 
 /// What a chained ADD, CHECK and STATUS need to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Chained {
-    pub(crate) bpf_root: PathBuf,
-    /// None: found by their addresses and routes.
-    pub(crate) uplinks: Option<Vec<Glob>>,
+pub struct Chained {
+    /// The folder on a bpffs where this node's pins are.
+    pub bpf_root: PathBuf,
+    /// Names of uplinks; if none are said, they are found by their addresses and routes.
+    pub uplinks: Option<Vec<Glob>>,
     /// Host ports that lead to the container.
-    pub(crate) ports: Vec<port::PortMapping>,
+    pub ports: Vec<port::PortMapping>,
 }
 
 #[derive(Default, Deserialize)]
@@ -63,7 +64,7 @@ struct RuntimeKeys {
 
 impl Chained {
     /// Decodes and checks what concerns the whole network.
-    pub(crate) fn of_network(conf: &NetConf, name: Name) -> Result<Self, Error> {
+    pub fn of_network(conf: &NetConf, name: Name) -> Result<Self, Error> {
         let keys: Keys = conf.plugin()?;
         keys.refuse_unsupported()?;
         if name == Name::Underpass {
@@ -79,7 +80,7 @@ impl Chained {
     }
 
     /// Decodes and checks everything that concerns one attachment.
-    pub(crate) fn of_attachment(request: &Request, name: Name) -> Result<Self, Error> {
+    pub fn of_attachment(request: &Request, name: Name) -> Result<Self, Error> {
         let mut decoded = Self::of_network(&request.conf, name)?;
         let runtime: RuntimeKeys = request.conf.runtime()?;
         if name == Name::Portmap {

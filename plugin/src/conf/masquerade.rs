@@ -6,7 +6,7 @@ use serde_json::Value;
 use underpass_cni::Error;
 
 /// The key, for messages.
-pub(crate) const KEY: &str = "masqueradeAddress";
+pub const KEY: &str = "masqueradeAddress";
 
 /// One address, or one for each family.
 pub(super) fn addresses(value: Option<Value>, ip_masq: bool) -> Result<Vec<IpAddr>, Error> {
@@ -44,7 +44,7 @@ pub(super) fn addresses(value: Option<Value>, ip_masq: bool) -> Result<Vec<IpAdd
     Ok(addresses)
 }
 
-/// Whether a packet may come from there, and an answer go there.
+/// Tells whether a packet may come from there, and an answer go there.
 fn is_usable(address: &IpAddr) -> bool {
     if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
         return false;

@@ -18,43 +18,50 @@ const KEY: &str = "runtimeConfig.portMappings";
 
 /// A transport that has ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Protocol {
+pub enum Protocol {
+    /// TCP.
     Tcp,
+    /// UDP.
     Udp,
+    /// SCTP.
     Sctp,
 }
 
-/// At which addresses of the host a port is served.
+/// The addresses of the host that a port is served at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum HostAddress {
-    /// All, of every family that the container has.
+pub enum HostAddress {
+    /// It is served at all, of every family that the container has.
     Every,
-    /// All of IPv4.
+    /// It is served at all of IPv4.
     EveryV4,
-    /// All of IPv6.
+    /// It is served at all of IPv6.
     EveryV6,
-    /// This one.
+    /// It is served at this one.
     Only(IpAddr),
 }
 
-/// One entry.
+/// A host port that the runtime asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PortMapping {
-    pub(crate) protocol: Protocol,
-    pub(crate) host: HostAddress,
-    pub(crate) host_port: u16,
-    pub(crate) container_port: u16,
+pub struct PortMapping {
+    /// The transport.
+    pub protocol: Protocol,
+    /// The addresses of the host that it is served at.
+    pub host: HostAddress,
+    /// The port of the host.
+    pub host_port: u16,
+    /// The port of the container that it leads to.
+    pub container_port: u16,
 }
 
 /// A host port and the place in the container that it leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Binding {
+pub struct Binding {
     /// The key in `PORTS`.
-    pub(crate) port: HostPort,
+    pub port: HostPort,
     /// The container's address.
-    pub(crate) addr: IpAddr,
+    pub addr: IpAddr,
     /// The container's port.
-    pub(crate) container_port: u16,
+    pub container_port: u16,
 }
 
 /// An entry as the runtime writes it.
@@ -88,9 +95,10 @@ pub(super) fn mappings(entries: &[Entry]) -> Result<Vec<PortMapping>, Error> {
     Ok(mappings)
 }
 
-/// Where the host ports lead, for a container with these addresses: to the first of each family. A
+/// Says where the host ports lead, for a container with these addresses: to the first of each family. A
 /// family that it does not have is left out.
-pub(crate) fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> {
+#[must_use]
+pub fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> {
     let first = |family: u8| {
         let is_v4 = family == port::IPV4;
         addresses.iter().copied().find(|ip| ip.is_ipv4() == is_v4)
@@ -111,8 +119,9 @@ pub(crate) fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Bi
 }
 
 impl Binding {
-    /// The place in the container.
-    pub(crate) fn destination(&self) -> SocketAddr {
+    /// Names the place in the container.
+    #[must_use]
+    pub fn destination(&self) -> SocketAddr {
         SocketAddr::new(self.addr, self.container_port)
     }
 }
@@ -136,7 +145,7 @@ impl Protocol {
         }
     }
 
-    /// As in the IP header.
+    /// Gives the number in the IP header.
     fn number(self) -> u8 {
         match self {
             Self::Tcp => protocol::TCP,

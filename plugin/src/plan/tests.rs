@@ -24,8 +24,8 @@ fn ip(address: &str, gateway: &str) -> IpConfig {
     }
 }
 
-fn given(ips: &[(&str, &str)], routes: Vec<CniRoute>) -> Given {
-    Given {
+fn lease(ips: &[(&str, &str)], routes: Vec<CniRoute>) -> LeaseResult {
+    LeaseResult {
         ips: ips
             .iter()
             .map(|(address, gateway)| ip(address, gateway))
@@ -36,11 +36,11 @@ fn given(ips: &[(&str, &str)], routes: Vec<CniRoute>) -> Given {
     }
 }
 
-fn plan(conf: &Conf, given: Given) -> Plan {
+fn plan(conf: &Conf, lease: LeaseResult) -> Plan {
     Plan::new(
         identity(),
         conf,
-        given,
+        lease,
         Driver::Veth,
         Some(InheritedMtu {
             mtu: 1400,
@@ -55,7 +55,7 @@ fn plan(conf: &Conf, given: Given) -> Plan {
 fn text(plan: &Plan) -> String {
     let mut lines = vec![
         format!("host {} {}", plan.host.name, plan.host.mac),
-        format!("pod {} {}", plan.pod.name, plan.pod.mac),
+        format!("pod {} {}", plan.container.name, plan.container.mac),
         format!("mtu {} flags {:#b}", plan.mtu, plan.flags),
     ];
     lines.extend(plan.addresses.iter().map(|net| format!("address {net}")));
@@ -92,7 +92,7 @@ fn dual_stack_with_routes_and_masquerade() {
     special.table = Some(100);
     let plan = plan(
         &conf(r#""ipMasq":true,"isDefaultGateway":true"#),
-        given(
+        lease(
             &[
                 ("10.1.2.5/24", "10.1.2.1"),
                 ("2001:db8:1::5/64", "2001:db8:1::1"),
@@ -127,7 +127,7 @@ fn dual_stack_with_routes_and_masquerade() {
 fn without_a_gateway_the_next_hop_is_link_local() {
     let plan = plan(
         &conf(r#""bypass":"off","antiSpoof":false"#),
-        given(&[("10.1.2.5/32", ""), ("fd00::5/128", "")], Vec::new()),
+        lease(&[("10.1.2.5/32", ""), ("fd00::5/128", "")], Vec::new()),
     );
     insta::assert_snapshot!(text(&plan), @r"
     host veth836d7657cb1 86:7a:88:d6:78:fb
@@ -144,7 +144,7 @@ fn without_a_gateway_the_next_hop_is_link_local() {
 
 #[test]
 fn an_interface_without_ipam_has_only_its_ends() {
-    let plan = plan(&conf(r#""mtu":9000"#), Given::default());
+    let plan = plan(&conf(r#""mtu":9000"#), LeaseResult::default());
     insta::assert_snapshot!(text(&plan), @r"
     host veth836d7657cb1 86:7a:88:d6:78:fb
     pod eth0 8e:c0:c6:a8:b9:f4
@@ -156,7 +156,7 @@ fn an_interface_without_ipam_has_only_its_ends() {
 fn several_addresses_of_a_family_share_gateways_and_keep_their_order() {
     let plan = plan(
         &conf(r#""ipMasq":true,"nonMasqueradeCIDRs":["172.16.0.0/12"]"#),
-        given(
+        lease(
             &[
                 ("10.1.2.5/24", "10.1.2.1"),
                 ("10.1.2.6/24", "10.1.2.1"),
@@ -190,7 +190,7 @@ fn several_addresses_of_a_family_share_gateways_and_keep_their_order() {
 fn the_result_has_the_shape_of_ptp() {
     let plan = plan(
         &conf(r#""ipam":{}"#),
-        given(&[("10.1.2.5/24", "10.1.2.1")], Vec::new()),
+        lease(&[("10.1.2.5/24", "10.1.2.1")], Vec::new()),
     );
     let document = plan
         .result
@@ -229,7 +229,7 @@ fn a_default_route_of_the_ipam_is_not_repeated() {
     let gateway = "10.1.2.9".parse().ok();
     let plan = plan(
         &conf(r#""isDefaultGateway":true"#),
-        given(
+        lease(
             &[("10.1.2.5/24", "10.1.2.1")],
             vec![CniRoute::new(default, gateway)],
         ),
@@ -240,8 +240,8 @@ fn a_default_route_of_the_ipam_is_not_repeated() {
 #[test]
 fn an_mtu_too_small_for_ipv6_is_refused() {
     let refuse = |keys: &str, address: &str| {
-        let given = given(&[(address, "")], Vec::new());
-        Plan::new(identity(), &conf(keys), given, Driver::Veth, None, "").err()
+        let lease = lease(&[(address, "")], Vec::new());
+        Plan::new(identity(), &conf(keys), lease, Driver::Veth, None, "").err()
     };
     let error = refuse(r#""mtu":1000"#, "fd00::5/64").expect("IPv6 needs more");
     assert!(error.to_string().contains("1280"), "{error}");
@@ -256,7 +256,7 @@ fn more_addresses_than_the_maps_hold_are_refused() {
     let answer = Plan::new(
         identity(),
         &conf(r#""ipam":{}"#),
-        given(&many, Vec::new()),
+        lease(&many, Vec::new()),
         Driver::Veth,
         None,
         "",
@@ -283,7 +283,7 @@ fn what_was_asked_for_comes_before_what_goes_without_saying() {
     ];
     let plan = plan(
         &conf(r#""ipMasq":true"#),
-        given(&[("10.1.2.5/24", "10.1.2.1")], asked),
+        lease(&[("10.1.2.5/24", "10.1.2.1")], asked),
     );
     let text = text(&plan);
     let routes: Vec<_> = text

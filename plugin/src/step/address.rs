@@ -8,40 +8,101 @@ use std::{
 
 use ipnet::{IpNet, Ipv6Net};
 use tracing::warn;
-use underpass_cni::IpConfig;
+use underpass_netlink::{
+    Mac, Netlink,
+    addr::Scope,
+    link::{Admin, Change, Device},
+};
 
-use super::{link::Pair, sysctl};
+use super::{Attachment, Inspection, Interface, Step, sysctl};
 use crate::{
     conf::MacCheck,
     error::Error,
-    netlink::{
-        Netlink,
-        addr::Scope,
-        link::{Admin, Change, Device, Link, Mac},
-    },
-    plan::Plan,
+    finding::{Finding, Findings},
 };
 
-/// Gives the container its addresses. They go with the link, so there is nothing to undo.
-pub(crate) fn apply(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
-    pod.set_link(
-        &pair.pod,
-        Change {
-            admin: Some(Admin::Up),
-            no_addr_gen: sysctl::has_ipv6(plan.mtu),
-            ..Change::default()
-        },
-    )?;
-    for net in &plan.addresses {
-        pod.add_address(&pair.pod, *net, Scope::Global)?;
+/// Gives the container its addresses. They go with the pair, so there is nothing to undo.
+pub(crate) struct Addresses;
+
+impl Step<Interface> for Addresses {
+    fn name(&self) -> &'static str {
+        "addresses"
     }
-    if plan.has_v6() {
-        pod.add_address(&pair.pod, link_local(plan.pod.mac), Scope::Link)?;
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let Interface {
+            plan,
+            container,
+            pod,
+            ..
+        } = &attachment.made;
+        pod.set_link(
+            container,
+            Change {
+                admin: Some(Admin::Up),
+                no_addr_gen: sysctl::has_ipv6(plan.mtu),
+                ..Change::default()
+            },
+        )?;
+        for net in &plan.addresses {
+            pod.add_address(container, *net, Scope::Global)?;
+        }
+        if plan.has_v6() {
+            pod.add_address(container, link_local(plan.container.mac), Scope::Link)?;
+        }
+        for addr in &plan.gateways {
+            pod.add_neighbour(container, *addr, plan.host.mac)?;
+        }
+        Ok(())
     }
-    for addr in &plan.gateways {
-        pod.add_neighbour(&pair.pod, *addr, plan.host.mac)?;
+
+    /// Compares the addresses and gateways that the runtime remembers with those that are there.
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let (host, ends) = (&inspection.host, &inspection.found);
+        let container = &ends.container;
+        if !container.up {
+            findings.push(Finding::Down(container.name.clone()));
+        }
+        let addresses = ends.pod.addresses_on(container.index)?;
+        let neighbours = ends.pod.neighbours(container.index)?;
+        for ip in &ends.ips {
+            let has = addresses.iter().any(|address| address.net == ip.address);
+            if !has {
+                findings.push(Finding::NoAddress {
+                    container: container.name.clone(),
+                    address: ip.address,
+                });
+            }
+            let Some(gateway) = ip.gateway else { continue };
+            let is_known = neighbours.iter().any(|neighbour| neighbour.addr == gateway);
+            if ends.mac_check == MacCheck::On && !is_known {
+                findings.push(Finding::NoGateway {
+                    gateway,
+                    mac: host.mac,
+                    container: container.name.clone(),
+                });
+            }
+            // The kernel forgets neighbours when the interface's MAC changes, and then asks; only a
+            // wrong one leads nowhere.
+            let astray = neighbours
+                .iter()
+                .find(|neighbour| neighbour.addr == gateway && neighbour.mac != host.mac);
+            if let Some(neighbour) = astray {
+                findings.push(Finding::OtherGateway {
+                    gateway,
+                    mac: neighbour.mac,
+                    container: container.name.clone(),
+                    host: host.name.clone(),
+                    host_mac: host.mac,
+                });
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// How long the kernel may take to deliver packets to a new address.
@@ -49,12 +110,41 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it is asked.
 const DELIVERY_POLL: Duration = Duration::from_micros(200);
 
+/// Waits until packets to the new IPv6 addresses, of both ends, are delivered.
+pub(crate) struct Delivery;
+
+impl Step<Interface> for Delivery {
+    fn name(&self) -> &'static str {
+        "delivery"
+    }
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let Interface {
+            plan,
+            container,
+            pod,
+            ..
+        } = &attachment.made;
+        await_delivery(pod, container, plan.addresses.iter().map(IpNet::addr))?;
+        await_delivery(
+            attachment.node,
+            &attachment.host,
+            plan.gateways.iter().copied(),
+        )
+    }
+
+    /// Finds nothing: what was waited for comes with the addresses, and [`Addresses`] looks at those.
+    fn verify(&self, _: &Inspection<'_, Interface>, _: &mut Findings) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
 /// Waits until the IPv6 addresses among these are delivered to.
 ///
 /// The kernel answers the request for an IPv6 address before the address has its local route: deferred
 /// work adds that (`addrconf_dad_work`), also where duplicates are not looked for. On a busy node it
 /// takes milliseconds, and until then what is sent to the address is lost.
-pub(crate) fn settle(
+fn await_delivery(
     netlink: &Netlink,
     device: &Device,
     addrs: impl Iterator<Item = IpAddr>,
@@ -71,48 +161,6 @@ pub(crate) fn settle(
                 return Ok(());
             }
             thread::sleep(DELIVERY_POLL);
-        }
-    }
-    Ok(())
-}
-
-/// The addresses and gateways that the runtime remembers, against those that are there.
-pub(crate) fn verify(
-    pod: &Netlink,
-    here: &Link,
-    there: &Link,
-    mac_check: MacCheck,
-    ips: &[&IpConfig],
-    wrong: &mut Vec<String>,
-) -> Result<(), Error> {
-    let addresses = pod.addresses_on(there.index)?;
-    let neighbours = pod.neighbours(there.index)?;
-    for ip in ips {
-        let has = addresses.iter().any(|address| address.net == ip.address);
-        if !has {
-            wrong.push(format!(
-                "{} does not have the address {}",
-                there.name, ip.address
-            ));
-        }
-        let Some(gateway) = ip.gateway else { continue };
-        let is_known = neighbours.iter().any(|neighbour| neighbour.addr == gateway);
-        if mac_check == MacCheck::On && !is_known {
-            wrong.push(format!(
-                "the container has no permanent neighbour {gateway} at {} on {}",
-                here.mac, there.name
-            ));
-        }
-        // The kernel forgets neighbours when the interface's MAC changes, and then asks; only a
-        // wrong one leads nowhere.
-        let astray = neighbours
-            .iter()
-            .find(|neighbour| neighbour.addr == gateway && neighbour.mac != here.mac);
-        if let Some(neighbour) = astray {
-            wrong.push(format!(
-                "the container has the permanent neighbour {gateway} at {} on {}, but {} has {}",
-                neighbour.mac, there.name, here.name, here.mac
-            ));
         }
     }
     Ok(())

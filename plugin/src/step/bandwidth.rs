@@ -1,27 +1,26 @@
-//! Bandwidth: a token bucket filter on each end of the veth pair shapes what that end sends.
+//! Bandwidth: a token bucket filter on each end of the pair shapes what that end sends.
 //!
 //! What the container sends is shaped on its own interface, where a full queue holds its sockets
-//! back instead of losing packets. Both filters go with the link.
+//! back instead of losing packets. Both filters go with the pair.
 
 use underpass_abi::endpoint::device;
+use underpass_netlink::{
+    Netlink,
+    link::{Device, Link},
+    qdisc::Tbf,
+};
 
-use super::link::Pair;
+use super::{Attachment, Inspection, Interface, Step};
 use crate::{
-    conf::bandwidth::{Bandwidth, Limit},
-    datapath::Maps,
+    conf::bandwidth::Limit,
     error::Error,
-    netlink::{
-        Netlink,
-        link::{Device, Link},
-        qdisc::Tbf,
-    },
-    plan::Plan,
+    finding::{Finding, Findings},
 };
 
 /// Bytes of a frame that an MTU does not count: the Ethernet header and a VLAN tag.
 const FRAME_OVERHEAD: u32 = 14 + 4;
 
-/// The token bucket filter for a limit, on a device with that MTU.
+/// Makes the token bucket filter for a limit, on a device with that MTU.
 ///
 /// A bucket that holds no whole frame would stop all full-sized packets for ever, so it holds one
 /// at least.
@@ -31,61 +30,88 @@ fn filter(limit: Limit, mtu: u32) -> Tbf {
 }
 
 /// Shapes both directions, before the first packet.
-pub(crate) fn apply(node: &Netlink, pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
-    let ends: [(_, _, &Device); 2] = [
-        (plan.bandwidth.ingress, node, &pair.host),
-        (plan.bandwidth.egress, pod, &pair.pod),
-    ];
-    for (limit, netlink, end) in ends {
-        if let Some(limit) = limit {
-            netlink.add_tbf(end, filter(limit, plan.mtu))?;
-        }
+pub(crate) struct Shaping;
+
+impl Step<Interface> for Shaping {
+    fn name(&self) -> &'static str {
+        "bandwidth"
     }
-    Ok(())
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let made = &attachment.made;
+        let limits = made.plan.bandwidth;
+        let ends: [(_, &Netlink, &Device); 2] = [
+            (limits.ingress, attachment.node, &attachment.host),
+            (limits.egress, &made.pod, &made.container),
+        ];
+        for (limit, netlink, end) in ends {
+            if let Some(limit) = limit {
+                netlink.add_tbf(end, filter(limit, made.plan.mtu))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the filters with the limits.
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let (host, ends) = (&inspection.host, &inspection.found);
+        let (Some(limits), Some(loaded)) = (ends.limits, &inspection.loaded) else {
+            return Ok(());
+        };
+        let known = loaded.maps.device(host.index)?;
+        // That of the ADD: a later plugin may have changed the devices'.
+        let mtu = known.map_or(host.mtu, |known| known.mtu);
+        let directions: [(_, _, &Netlink, &Link); 2] = [
+            ("ingress", limits.ingress, inspection.node, host),
+            ("egress", limits.egress, ends.pod, &ends.container),
+        ];
+        for (direction, limit, netlink, end) in directions {
+            if let Some(limit) = limit {
+                let actual = netlink.root_tbf(end.index)?;
+                findings.extend(compare(direction, limit, mtu, &end.name, actual));
+            }
+        }
+        let is_shaped = known.is_some_and(|known| known.flags & device::SHAPED != 0);
+        if limits.ingress.is_some() && !is_shaped {
+            findings.push(Finding::ShapingUnknown(host.name.clone()));
+        }
+        Ok(())
+    }
 }
 
-/// The filters against the limits.
-pub(crate) fn verify(
-    maps: &Maps,
-    netlinks: [&Netlink; 2],
-    ends: [&Link; 2],
-    bandwidth: Bandwidth,
-    wrong: &mut Vec<String>,
-) -> Result<(), Error> {
-    let [here, _] = ends;
-    let known = maps.device(here.index)?;
-    // That of the ADD: a later plugin may have changed the devices'.
-    let mtu = known.map_or(here.mtu, |known| known.mtu);
-    let limits = [("ingress", bandwidth.ingress), ("egress", bandwidth.egress)];
-    for (((direction, limit), netlink), end) in limits.into_iter().zip(netlinks).zip(ends) {
-        let Some(limit) = limit else { continue };
-        let wanted = filter(limit, mtu);
-        let name = &end.name;
-        match netlink.root_tbf(end.index)? {
-            None => wrong.push(format!(
-                "{name} has no token bucket filter: {direction} is not limited to {} bit/s",
-                limit.rate
-            )),
-            Some(actual) if actual.rate != wanted.rate => wrong.push(format!(
-                "{direction} is limited to {} bit/s on {name}, not to {}",
-                u128::from(actual.rate) * 8,
-                limit.rate
-            )),
-            Some(actual) if actual != wanted => wrong.push(format!(
-                "the token bucket filter on {name} has a buffer of {} ticks and a limit of {} bytes, not {} and {}",
-                actual.buffer, actual.limit, wanted.buffer, wanted.limit
-            )),
-            Some(_) => {}
-        }
+fn compare(
+    direction: &'static str,
+    limit: Limit,
+    mtu: u32,
+    device: &str,
+    actual: Option<Tbf>,
+) -> Option<Finding> {
+    let wanted = filter(limit, mtu);
+    let device = device.to_owned();
+    let rate = limit.rate;
+    match actual {
+        None => Some(Finding::NotShaped {
+            device,
+            direction,
+            rate,
+        }),
+        Some(actual) if actual.rate != wanted.rate => Some(Finding::OtherRate {
+            device,
+            direction,
+            actual: u128::from(actual.rate) * 8,
+            rate,
+        }),
+        Some(actual) if actual != wanted => Some(Finding::OtherBucket {
+            device,
+            actual,
+            wanted,
+        }),
+        Some(_) => None,
     }
-    let is_shaped = known.is_some_and(|known| known.flags & device::SHAPED != 0);
-    if bandwidth.ingress.is_some() && !is_shaped {
-        wrong.push(format!(
-            "the map DEVICES does not say that {} is shaped: the bypass goes past its limit",
-            here.name
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

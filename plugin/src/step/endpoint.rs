@@ -4,64 +4,142 @@ use std::net::IpAddr;
 
 use underpass_abi::{
     addr::Addr,
-    endpoint::{Attachment, Device, Endpoint, MAX_ADDRESSES, Owner, device, role},
+    endpoint::{Attachment as Record, Device, Endpoint, MAX_ADDRESSES, Owner, device, role},
     quota,
 };
-use underpass_cni::IpConfig;
+use underpass_dataplane::{Maps, Pins, lock::Lock, object::half_open_limit};
+use underpass_netlink::Netlink;
 
-use super::{
-    Undo,
-    link::{self, Pair},
-};
+use super::{Attachment, Detachment, Inspection, Interface, Revert, Step, detachment::Known, link};
 use crate::{
-    datapath::{Maps, Pins, lock::Lock, object::half_open_limit},
     error::Error,
-    netlink::{Netlink, link::Link},
+    finding::{Finding, Findings},
     plan::Plan,
 };
 
+const NAME: &str = "map entries";
+
 /// Writes the entries. The programs see them before they are attached.
-pub(crate) fn apply<'a>(
-    node: &'a Netlink,
-    maps: &mut Maps,
-    plan: &Plan,
-    pair: &Pair,
-    undo: &mut Undo<'a>,
-) -> Result<(), Error> {
-    let owner = plan.identity.owner();
-    let attachment = attachment(plan, pair);
-    let pins = maps.pins().clone();
-    let half_open = match plan.half_open_limit {
-        Some(limit) => limit,
-        None => half_open_limit(maps.node()?.flows),
-    };
-    {
-        let _lock = Lock::acquire(pins.root())?;
-        maps.add_attachment(owner, &attachment)?;
-        undo.push("endpoint", move || undo_apply(node, &pins, owner));
-        maps.add_no_masquerade(attachment.network, &plan.no_masquerade)?;
+pub(crate) struct Entries;
+
+impl Step<Interface> for Entries {
+    fn name(&self) -> &'static str {
+        NAME
     }
-    maps.set_device(
-        pair.host.index,
-        Device {
-            flags: plan.flags,
-            network: attachment.network,
-            mtu: plan.mtu,
-            peer_mac: plan.pod.mac.0,
-            mac: plan.host.mac.0,
-            masquerade4: masquerade_address(plan, IpAddr::is_ipv4),
-            masquerade6: masquerade_address(plan, IpAddr::is_ipv6),
-            flow_cost: quota::cost(half_open),
-            ..Device::default()
-        },
-    )?;
-    for ip in &plan.result.ips {
-        let endpoint = Endpoint {
-            ifindex: pair.host.index,
-            prefix_len: ip.address.prefix_len().into(),
-            gateway: ip.gateway.map(Addr::from).unwrap_or_default(),
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let Attachment {
+            undo,
+            node,
+            maps,
+            owner,
+            host,
+            made: Interface { plan, .. },
+            ..
+        } = attachment;
+        let (node, owner, index) = (*node, *owner, host.index);
+        let record = record(plan, index);
+        let pins = maps.pins().clone();
+        let half_open = match plan.half_open_limit {
+            Some(limit) => limit,
+            None => half_open_limit(maps.node()?.flows),
         };
-        maps.set_endpoint(ip.address.addr().into(), endpoint)?;
+        {
+            let _lock = Lock::acquire(pins.root())?;
+            maps.add_attachment(owner, &record)?;
+            undo.push(NAME, move || undo_apply(node, &pins, owner));
+            maps.add_no_masquerade(record.network, &plan.no_masquerade)?;
+        }
+        maps.set_device(
+            index,
+            Device {
+                flags: plan.flags,
+                network: record.network,
+                mtu: plan.mtu,
+                peer_mac: plan.container.mac.0,
+                mac: plan.host.mac.0,
+                masquerade4: masquerade_address(plan, IpAddr::is_ipv4),
+                masquerade6: masquerade_address(plan, IpAddr::is_ipv6),
+                flow_cost: quota::cost(half_open),
+                ..Device::default()
+            },
+        )?;
+        for ip in &plan.result.ips {
+            let endpoint = Endpoint {
+                ifindex: index,
+                prefix_len: ip.address.prefix_len().into(),
+                gateway: ip.gateway.map(Addr::from).unwrap_or_default(),
+            };
+            maps.set_endpoint(ip.address.addr().into(), endpoint)?;
+        }
+        Ok(())
+    }
+
+    /// Compares the entries with the devices and addresses that are there.
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let Some(loaded) = &inspection.loaded else {
+            return Ok(());
+        };
+        let (maps, host, ends) = (&loaded.maps, &inspection.host, &inspection.found);
+        verify_owner(maps, inspection.owner, host.index, &host.name, findings)?;
+        match maps.device(host.index)? {
+            None => findings.push(Finding::UnknownDevice(host.name.clone())),
+            Some(device) => {
+                let fixed = device.flags & device::CHECK_MAC != 0;
+                let container = &ends.container;
+                if device.mac != host.mac.0 || fixed && device.peer_mac != container.mac.0 {
+                    findings.push(Finding::OtherMacs {
+                        host: host.name.clone(),
+                        container: container.name.clone(),
+                    });
+                }
+            }
+        }
+        for net in ends.addresses() {
+            verify_address(maps, net.addr(), host.index, &host.name, findings)?;
+        }
+        Ok(())
+    }
+}
+
+impl Revert for Entries {
+    /// Removes what an attachment put into maps, and makes every flow validate itself again. The device is
+    /// gone: a packet of a container that the programs do not know would leave as it is. The attachment
+    /// itself goes last, so that a call that is killed can be repeated.
+    fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
+        match &mut detachment.known {
+            Some(Known { maps, record }) => remove(maps, detachment.owner, record),
+            None => Ok(()),
+        }
+    }
+}
+
+fn remove(maps: &mut Maps, owner: Owner, record: &Record) -> Result<(), Error> {
+    for addr in addresses(record) {
+        maps.remove_endpoint(addr, record.ifindex)?;
+    }
+    maps.remove_device(record.ifindex)?;
+    let _lock = Lock::acquire(maps.pins().root())?;
+    maps.remove_attachment(owner)?;
+    let last = maps
+        .attachments()?
+        .iter()
+        .all(|(_, other)| other.network != record.network);
+    if last {
+        maps.clear_no_masquerade(record.network)?;
+    }
+    Ok(maps.raise_epoch()?)
+}
+
+fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {
+    let mut maps = Maps::open(pins)?;
+    if let Some(record) = maps.attachment(owner)? {
+        link::delete(node, owner, Some(record.ifindex))?;
+        remove(&mut maps, owner, &record)?;
     }
     Ok(())
 }
@@ -71,15 +149,15 @@ fn masquerade_address(plan: &Plan, family: fn(&IpAddr) -> bool) -> Addr {
     addresses.find(family).map(Addr::from).unwrap_or_default()
 }
 
-fn attachment(plan: &Plan, pair: &Pair) -> Attachment {
+fn record(plan: &Plan, ifindex: u32) -> Record {
     let mut addresses = [Addr::default(); MAX_ADDRESSES];
     let mut address_count = 0;
     for (slot, net) in addresses.iter_mut().zip(&plan.addresses) {
         *slot = net.addr().into();
         address_count += 1;
     }
-    Attachment {
-        ifindex: pair.host.index,
+    Record {
+        ifindex,
         role: role::INTERFACE,
         via: 0,
         network: plan.identity.network_id(),
@@ -89,81 +167,44 @@ fn attachment(plan: &Plan, pair: &Pair) -> Attachment {
     }
 }
 
-/// The entries against the devices and addresses that are there.
-pub(crate) fn verify(
+/// Says whether the maps know the attachment, by the host's end.
+pub(super) fn verify_owner(
     maps: &Maps,
     owner: Owner,
-    here: &Link,
-    there: &Link,
-    ips: &[&IpConfig],
-    wrong: &mut Vec<String>,
+    index: u32,
+    host: &str,
+    findings: &mut Findings,
 ) -> Result<(), Error> {
     match maps.attachment(owner)? {
-        None => wrong.push("the map OWNERS has no entry for the attachment".to_owned()),
-        Some(attachment) if attachment.ifindex != here.index => {
-            wrong.push(format!(
-                "the map OWNERS names another device than {}",
-                here.name
-            ));
+        None => findings.push(Finding::UnknownOwner),
+        Some(record) if record.ifindex != index => {
+            findings.push(Finding::OtherOwner(host.to_owned()));
         }
         Some(_) => {}
     }
-    match maps.device(here.index)? {
-        None => wrong.push(format!("the map DEVICES has no entry for {}", here.name)),
-        Some(device) => {
-            let fixed = device.flags & device::CHECK_MAC != 0;
-            if device.mac != here.mac.0 || fixed && device.peer_mac != there.mac.0 {
-                wrong.push(format!(
-                    "the map DEVICES has other MACs than {} and {}",
-                    here.name, there.name
-                ));
-            }
-        }
-    }
-    for ip in ips {
-        let addr = ip.address.addr();
-        let owner = maps.endpoint(addr.into())?.map(|endpoint| endpoint.ifindex);
-        if owner != Some(here.index) {
-            wrong.push(format!(
-                "the map ENDPOINTS does not send {addr} to {}",
-                here.name
-            ));
-        }
+    Ok(())
+}
+
+/// Says whether the programs send an address to the host's end.
+pub(super) fn verify_address(
+    maps: &Maps,
+    address: IpAddr,
+    index: u32,
+    host: &str,
+    findings: &mut Findings,
+) -> Result<(), Error> {
+    let known = maps.endpoint(address.into())?;
+    if known.is_none_or(|known| known.ifindex != index) {
+        findings.push(Finding::OtherEndpoint {
+            address,
+            host: host.to_owned(),
+        });
     }
     Ok(())
 }
 
-/// Removes what an attachment put into maps, and makes every flow validate itself again. The device is
-/// gone: a packet of a container that the programs do not know would leave as it is. The attachment
-/// itself goes last, so that a call that is killed can be repeated.
-pub(crate) fn revert(maps: &mut Maps, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
-    for addr in addresses(attachment) {
-        maps.remove_endpoint(addr, attachment.ifindex)?;
-    }
-    maps.remove_device(attachment.ifindex)?;
-    let _lock = Lock::acquire(maps.pins().root())?;
-    maps.remove_attachment(owner)?;
-    let last = maps
-        .attachments()?
-        .iter()
-        .all(|(_, other)| other.network != attachment.network);
-    if last {
-        maps.clear_no_masquerade(attachment.network)?;
-    }
-    Ok(maps.raise_epoch()?)
-}
-
-fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {
-    let mut maps = Maps::open(pins)?;
-    if let Some(attachment) = maps.attachment(owner)? {
-        link::revert(node, owner, Some(attachment.ifindex))?;
-        revert(&mut maps, owner, &attachment)?;
-    }
-    Ok(())
-}
-
-/// The addresses of an attachment.
-pub(super) fn addresses(attachment: &Attachment) -> impl Iterator<Item = Addr> {
-    let count = usize::try_from(attachment.address_count).unwrap_or(MAX_ADDRESSES);
-    attachment.addresses.into_iter().take(count)
+/// Lists the addresses of an attachment.
+pub(super) fn addresses(record: &Record) -> impl Iterator<Item = Addr> {
+    let count = usize::try_from(record.address_count).unwrap_or(MAX_ADDRESSES);
+    record.addresses.into_iter().take(count)
 }

@@ -4,7 +4,14 @@
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request};
 
 use super::Undo;
-use crate::{error::Error, plan::Given};
+use crate::{
+    error::Error,
+    finding::{Finding, Findings},
+    plan::LeaseResult,
+};
+
+/// The name of the lease, in the log and among the times of the last ADD.
+pub(crate) const NAME: &str = "lease";
 
 /// Types that the built-in allocator answers to.
 const BUILT_IN: [&str; 2] = ["host-local", "underpass-ipam"];
@@ -40,13 +47,13 @@ fn no_dhcp() -> CniError {
 }
 
 /// Takes addresses.
-pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Given, Error> {
-    let given = match ipam(&request.conf)? {
-        Ipam::None => return Ok(Given::default()),
+pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<LeaseResult, Error> {
+    let lease = match ipam(&request.conf)? {
+        Ipam::None => return Ok(LeaseResult::default()),
         Ipam::BuiltIn => {
             let allocation = underpass_ipam::add(request)?;
-            undo.push("lease", move || Ok(allocation.lease.release()?));
-            Given {
+            undo.push(NAME, move || Ok(allocation.lease.release()?));
+            LeaseResult {
                 ips: allocation.ips,
                 routes: allocation.routes,
                 dns: allocation.dns,
@@ -56,8 +63,8 @@ pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Giv
         Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
         Ipam::Delegate(name) => {
             let result = request.delegation.add(&name)?;
-            undo.push("lease", move || Ok(request.delegation.del(&name)?));
-            Given {
+            undo.push(NAME, move || Ok(request.delegation.del(&name)?));
+            LeaseResult {
                 ips: result.ips,
                 routes: result.routes,
                 dns: result.dns,
@@ -65,24 +72,27 @@ pub(crate) fn apply<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Giv
             }
         }
     };
-    if given.ips.is_empty() {
+    if lease.ips.is_empty() {
         return Err(Error::NoAddress);
     }
-    Ok(given)
+    Ok(lease)
 }
 
-/// Whether the addresses are still leased to the container.
-pub(crate) fn verify(request: &Request) -> Result<(), Error> {
-    let answer = match ipam(&request.conf)? {
-        Ipam::None => return Ok(()),
-        Ipam::BuiltIn => underpass_ipam::check(request),
-        Ipam::Delegate(name) => request.delegation.check(&name),
+/// Says whether the addresses are still leased to the container.
+pub(crate) fn verify(request: &Request, findings: &mut Findings) {
+    let answer = match ipam(&request.conf) {
+        Ok(Ipam::None) => return,
+        Ok(Ipam::BuiltIn) => underpass_ipam::check(request).map_err(Error::from),
+        Ok(Ipam::Delegate(name)) => request.delegation.check(&name).map_err(Error::from),
+        Err(error) => Err(error),
     };
-    Ok(answer?)
+    if let Err(error) = answer {
+        findings.push(Finding::Lease(Box::new(error)));
+    }
 }
 
 /// Gives the addresses back.
-pub(crate) fn revert(request: &Request) -> Result<(), Error> {
+pub(crate) fn give_back(request: &Request) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
         Ipam::None => return Ok(()),
         Ipam::BuiltIn => underpass_ipam::del(request),
@@ -101,7 +111,7 @@ pub(crate) fn collect(request: &NetworkRequest) -> Result<(), Error> {
     Ok(answer?)
 }
 
-/// Whether there are addresses to give.
+/// Says whether there are addresses to give.
 pub(crate) fn status(request: &NetworkRequest) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
         Ipam::None => return Ok(()),

@@ -8,44 +8,41 @@ use std::{
 use tracing::warn;
 use underpass_abi::endpoint::Owner;
 use underpass_cni::Error as CniError;
+use underpass_dataplane::{kernel, netkit};
+use underpass_netlink::{
+    self as netlink, Netlink, Netns,
+    link::{Admin, By, Change, Device, Driver, End, Link},
+};
 
-use super::{Undo, sysctl};
+use super::{
+    Attachment, Detachment, Inspection, Interface, Pair, Revert, Step, Undo, detachment::Known,
+    sysctl,
+};
 use crate::{
     conf,
-    datapath::{feature, netkit},
     error::Error,
+    finding::{Finding, Findings},
     identity::{self, Alias},
-    netlink::{
-        self, Netlink,
-        link::{Admin, By, Change, Device, Driver, End, Link},
-    },
-    netns::Netns,
     plan::{self, Plan},
 };
 
-/// The pair as it was made.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Pair {
-    /// The host's end, in the node's namespace.
-    pub(crate) host: Device,
-    /// The container's end, in its namespace.
-    pub(crate) pod: Device,
-}
+/// The name of making the pair, in the log and among the times of the last ADD.
+pub(crate) const NAME: &str = "link";
 
-/// What the pair will be on this kernel.
+/// Says what the pair will be on this kernel.
 pub(crate) fn driver(asked: conf::Device) -> Result<Driver, CniError> {
     match asked {
         conf::Device::Netkit | conf::Device::Auto if netkit::is_supported() => Ok(Driver::Netkit),
         conf::Device::Veth | conf::Device::Auto => Ok(Driver::Veth),
         conf::Device::Netkit => Err(CniError::config(format!(
             "invalid device \"netkit\": it needs Linux 6.7 or newer, built with CONFIG_NETKIT, and this is {}; use \"veth\", or \"auto\"",
-            feature::release()
+            kernel::release()
         ))),
     }
 }
 
 /// Makes the pair, both ends down.
-pub(crate) fn apply<'a>(
+pub(crate) fn make<'a>(
     node: &'a Netlink,
     netns: &Netns,
     plan: &Plan,
@@ -54,35 +51,35 @@ pub(crate) fn apply<'a>(
     let created = node.create_pair(
         plan.driver,
         end(&plan.host),
-        end(&plan.pod),
+        end(&plan.container),
         netns,
         plan.mtu,
     );
     match created {
         Err(error) if error.is_present() => {
             return Err(Error::NameTaken {
-                pod: plan.pod.name.clone(),
+                container: plan.container.name.clone(),
                 host: plan.host.name.clone(),
             });
         }
         created => created?,
     }
     let owner = plan.identity.owner();
-    undo.push("link", move || revert(node, owner, None));
+    undo.push(NAME, move || delete(node, owner, None));
     let host = node
         .link(By::Name(&plan.host.name))?
         .ok_or_else(|| Error::Vanished(plan.host.name.clone()))?;
     let peer = host
         .peer
-        .ok_or_else(|| Error::Vanished(plan.pod.name.clone()))?;
+        .ok_or_else(|| Error::Vanished(plan.container.name.clone()))?;
     let pair = Pair {
         host: Device {
             index: host.index,
             name: host.name,
         },
-        pod: Device {
+        container: Device {
             index: peer,
-            name: plan.pod.name.clone(),
+            name: plan.container.name.clone(),
         },
     };
     let alias = plan.identity.alias();
@@ -97,51 +94,127 @@ pub(crate) fn apply<'a>(
     Ok(pair)
 }
 
+fn end(end: &plan::End) -> End<'_> {
+    End {
+        name: &end.name,
+        mac: end.mac,
+    }
+}
+
+/// Finds the two ends, the host's first, and says what is wrong with them.
+pub(crate) fn find(
+    node: &Netlink,
+    pod: &Netlink,
+    owner: Owner,
+    ifname: &str,
+    mac: Option<&str>,
+    findings: &mut Findings,
+) -> Result<Option<(Link, Link)>, Error> {
+    let name = identity::host_name(owner);
+    let host = node.link(By::Name(&name))?;
+    let container = pod.link(By::Name(ifname))?;
+    match (&host, &container) {
+        (None, _) => findings.push(Finding::NoHostEnd(name)),
+        (_, None) => findings.push(Finding::NoContainerEnd(ifname.to_owned())),
+        (Some(host), Some(container)) => {
+            if !container.is_paired()
+                || container.peer != Some(host.index)
+                || host.peer != Some(container.index)
+            {
+                findings.push(Finding::NotPaired {
+                    container: ifname.to_owned(),
+                    host: name,
+                });
+            }
+            let actual = container.mac;
+            if let Some(remembered) =
+                mac.filter(|mac| !mac.eq_ignore_ascii_case(&actual.to_string()))
+            {
+                findings.push(Finding::OtherMac {
+                    container: ifname.to_owned(),
+                    actual,
+                    remembered: remembered.to_owned(),
+                });
+            }
+        }
+    }
+    Ok(host.zip(container))
+}
+
 /// How long the kernel may take to notice that the container's end has a carrier.
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it is asked.
 const CARRIER_POLL: Duration = Duration::from_micros(200);
 
 /// Sets the host's end up, from where on packets pass.
-///
-/// The container's end has been up for a while, without a carrier. It gets one now, but the kernel
-/// gives it a queue only when its deferred work has taken note (`linkwatch`); on a busy node that
-/// takes milliseconds, and until then it drops what is sent.
-pub(crate) fn open<'a>(
-    node: &'a Netlink,
-    pod: &Netlink,
-    plan: &Plan,
-    pair: &Pair,
-    undo: &mut Undo<'a>,
-) -> Result<(), Error> {
-    let (owner, index) = (plan.identity.owner(), pair.host.index);
-    undo.push("open", move || close(node, owner, index));
-    set(node, &pair.host, Admin::Up)?;
-    let start = Instant::now();
-    while start.elapsed() < CARRIER_TIMEOUT {
-        let end = pod.link(By::Index(pair.pod.index))?;
-        if end.is_some_and(|end| end.operational) {
-            return Ok(());
-        }
-        thread::sleep(CARRIER_POLL);
+pub(crate) struct HostEnd;
+
+const HOST_END: &str = "host end";
+
+impl Step<Interface> for HostEnd {
+    fn name(&self) -> &'static str {
+        HOST_END
     }
-    warn!(
-        "{} in the container is up, but the kernel has not noticed its carrier after {} ms: first packets may be lost",
-        pair.pod.name,
-        CARRIER_TIMEOUT.as_millis()
-    );
-    Ok(())
+
+    /// Sets the host's end up, and waits until the container's end can send.
+    ///
+    /// The container's end has been up for a while, without a carrier. It gets one now, but the kernel
+    /// gives it a queue only when its deferred work has taken note (`linkwatch`); on a busy node that
+    /// takes milliseconds, and until then it drops what is sent.
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let (node, owner) = (attachment.node, attachment.owner);
+        let index = attachment.host.index;
+        attachment
+            .undo
+            .push(HOST_END, move || set_down(node, owner, index));
+        set(node, &attachment.host, Admin::Up)?;
+        let Interface { container, pod, .. } = &attachment.made;
+        let start = Instant::now();
+        while start.elapsed() < CARRIER_TIMEOUT {
+            let end = pod.link(By::Index(container.index))?;
+            if end.is_some_and(|end| end.operational) {
+                return Ok(());
+            }
+            thread::sleep(CARRIER_POLL);
+        }
+        warn!(
+            "{} in the container is up, but the kernel has not noticed its carrier after {} ms: first packets may be lost",
+            container.name,
+            CARRIER_TIMEOUT.as_millis()
+        );
+        Ok(())
+    }
+
+    /// Says whether the host's end is up.
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        if !inspection.host.up {
+            findings.push(Finding::Down(inspection.host.name.clone()));
+        }
+        Ok(())
+    }
+}
+
+impl Revert for HostEnd {
+    /// Sets the host's end down, if the maps know it.
+    fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
+        match &detachment.known {
+            Some(Known { record, .. }) => {
+                set_down(detachment.node, detachment.owner, record.ifindex)
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// Sets the host's end down, if it is there: from here on nothing that the container sends arrives, so
-/// the programs need not know it any more. That takes a hundredth of the time of [`revert`].
-pub(crate) fn close(node: &Netlink, owner: Owner, index: u32) -> Result<(), Error> {
+/// the programs need not know it any more. That takes a hundredth of the time of [`delete`].
+fn set_down(node: &Netlink, owner: Owner, index: u32) -> Result<(), Error> {
     for link in of(node, owner, Some(index))? {
-        let device = Device {
-            index: link.index,
-            name: link.name,
-        };
-        match set(node, &device, Admin::Down) {
+        match set(node, &Device::from(&link), Admin::Down) {
             Err(error) if error.is_absent() => {}
             answer => answer?,
         }
@@ -157,57 +230,26 @@ fn set(node: &Netlink, device: &Device, admin: Admin) -> Result<(), netlink::Err
     node.set_link(device, change)
 }
 
-/// The two ends, and what is wrong with them.
-pub(crate) fn verify(
-    node: &Netlink,
-    pod: &Netlink,
-    owner: Owner,
-    ifname: &str,
-    mac: Option<&str>,
-    wrong: &mut Vec<String>,
-) -> Result<Option<(Link, Link)>, Error> {
-    let name = identity::host_name(owner);
-    let here = node.link(By::Name(&name))?;
-    let there = pod.link(By::Name(ifname))?;
-    match (&here, &there) {
-        (None, _) => wrong.push(format!("device {name} of the host is missing")),
-        (_, None) => wrong.push(format!("interface {ifname} is missing in the container")),
-        (Some(here), Some(there)) => {
-            if !there.is_paired()
-                || there.peer != Some(here.index)
-                || here.peer != Some(there.index)
-            {
-                wrong.push(format!(
-                    "{ifname} in the container is not the peer of {name}"
-                ));
-            }
-            for link in [here, there] {
-                if !link.up {
-                    wrong.push(format!("{} is down", link.name));
-                }
-            }
-            let actual = there.mac.to_string();
-            if mac.is_some_and(|mac| !mac.eq_ignore_ascii_case(&actual)) {
-                wrong.push(format!(
-                    "{ifname} in the container has the MAC {actual}, prevResult says {}",
-                    mac.unwrap_or_default()
-                ));
-            }
-        }
+/// Takes the pair away that [`make`] makes.
+pub(crate) struct PairOfDevices;
+
+impl Revert for PairOfDevices {
+    fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
+        let index = detachment.known.as_ref().map(|known| known.record.ifindex);
+        delete(detachment.node, detachment.owner, index)
     }
-    Ok(here.zip(there))
 }
 
 /// Deletes the pair of an attachment, found by its name and, where maps know it, its index. No pair
 /// is fine.
-pub(crate) fn revert(node: &Netlink, owner: Owner, index: Option<u32>) -> Result<(), Error> {
+pub(super) fn delete(node: &Netlink, owner: Owner, index: Option<u32>) -> Result<(), Error> {
     for link in of(node, owner, index)? {
         node.delete_link(link.index)?;
     }
     Ok(())
 }
 
-/// The host's end of an attachment, by its name and, if somebody gave it another, by its index.
+/// Finds the host's end of an attachment, by its name and, if somebody gave it another, by its index.
 fn of(node: &Netlink, owner: Owner, index: Option<u32>) -> Result<Vec<Link>, Error> {
     let name = identity::host_name(owner);
     let by_index = index.map(By::Index);
@@ -232,11 +274,4 @@ fn is_of(link: &Link, owner: Owner) -> bool {
         return link.name == identity::host_name(owner);
     }
     Alias::of(link).is_some_and(|alias| alias.owner == owner)
-}
-
-fn end(end: &plan::End) -> End<'_> {
-    End {
-        name: &end.name,
-        mac: end.mac,
-    }
 }

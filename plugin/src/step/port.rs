@@ -3,69 +3,110 @@
 use std::net::IpAddr;
 
 use underpass_abi::{
-    endpoint::{Attachment, LOOPBACK, Owner, device},
+    endpoint::{Attachment as Record, LOOPBACK, Owner, device},
     port::PortTarget,
 };
+use underpass_dataplane::{
+    Changed, Maps, Pins, attach,
+    lock::Lock,
+    port::{HostPorts as Ports, destination, set_service_addresses},
+};
+use underpass_netlink::Netlink;
 
 use self::precedence::{Pinned, claim, release};
-use super::{Undo, program};
+use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo, detachment::Known};
 use crate::{
     conf::port::Binding,
-    datapath::{
-        Maps, Pins,
-        attach::{self, Changed},
-        lock::Lock,
-        port::{HostPorts, Text, destination, set_service_addresses},
-    },
     error::Error,
-    netlink::{Netlink, link::Link},
+    finding::{Finding, Findings},
+    uplink::reconcile,
 };
 
 mod precedence;
 
-/// The host ports of one attachment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claims<'a> {
-    pub(crate) owner: Owner,
-    /// Host veth of the container.
-    pub(crate) ifindex: u32,
-    pub(crate) bindings: &'a [Binding],
+const NAME: &str = "host ports";
+
+/// Maps the host ports to the container, of which the maps know the attachment already. Whoever served
+/// one of them does so no longer. No port of a Service's address is one of the host.
+pub(crate) struct HostPorts;
+
+impl<M: Mode> Step<M> for HostPorts {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn apply(&self, attachment: &mut Attachment<'_, M>) -> Result<(), Error> {
+        let Attachment {
+            undo,
+            node,
+            maps,
+            owner,
+            host,
+            ports,
+            uplinks,
+            ..
+        } = attachment;
+        let claims = Claims {
+            owner: *owner,
+            host: host.index,
+            ports,
+        };
+        serve(node, maps, claims, &uplinks.service_addresses, undo)
+    }
+
+    /// Compares the ports that the container must serve with those that it does, and looks at the program that
+    /// serves them to processes of the host.
+    fn verify(&self, inspection: &Inspection<'_, M>, findings: &mut Findings) -> Result<(), Error> {
+        let Some(loaded) = &inspection.loaded else {
+            return Ok(());
+        };
+        let host = &inspection.host;
+        let claims = Claims {
+            owner: inspection.owner,
+            host: host.index,
+            ports: &inspection.ports,
+        };
+        compare(inspection.node, &loaded.maps, claims, &host.name, findings)
+    }
 }
 
-/// Maps the ports to the container, of which the maps know the attachment already. Whoever served
-/// one of them does so no longer. No port of a Service's address is one of the host.
-pub(crate) fn apply(
+/// The host ports of one attachment.
+#[derive(Clone, Copy)]
+struct Claims<'a> {
+    owner: Owner,
+    /// The number of the host's end.
+    host: u32,
+    ports: &'a [Binding],
+}
+
+fn serve(
     node: &Netlink,
     maps: &mut Maps,
     claims: Claims<'_>,
     services: &[IpAddr],
     undo: &mut Undo<'_>,
 ) -> Result<(), Error> {
-    let Claims {
-        owner,
-        ifindex,
-        bindings,
-    } = claims;
-    if bindings.is_empty() {
+    let Claims { owner, host, ports } = claims;
+    if ports.is_empty() {
         return refresh(node, maps, services);
     }
     let pins = maps.pins().clone();
     let lock = Lock::acquire(pins.root())?;
     set_service_addresses(&pins, services)?;
-    attach::reconcile_loopback(&lock, node, maps)?;
+    reconcile::loopback(&lock, node, maps)?;
     let mut table = Pinned {
-        ports: HostPorts::open(&pins)?,
+        ports: Ports::open(&pins)?,
         maps,
     };
-    undo.push("port", move || undo_apply(&pins, owner));
+    undo.push(NAME, move || undo_apply(&pins, owner));
     // Raised below, while the lock is held: no two ADDs see the same.
     let serial = u64::from(maps.state()?.epoch);
-    for binding in bindings {
+    for binding in ports {
         let target = PortTarget {
             addr: binding.addr.into(),
             owner,
             serial,
-            ifindex,
+            ifindex: host,
             port: binding.container_port.to_be(),
             reserved: 0,
         };
@@ -74,69 +115,60 @@ pub(crate) fn apply(
     Ok(maps.raise_epoch()?)
 }
 
-/// Brings up to date what host ports need beyond their entries, if any was ever mapped: the addresses of
-/// Services, which must not be taken for the node's own, and the program on the loopback device.
-pub(crate) fn refresh(node: &Netlink, maps: &mut Maps, services: &[IpAddr]) -> Result<(), Error> {
-    if HostPorts::open(maps.pins())?.is_empty()? && maps.device(LOOPBACK)?.is_none() {
-        return Ok(());
-    }
-    let lock = Lock::acquire(maps.pins().root())?;
-    let changed = [
-        attach::reconcile_loopback(&lock, node, maps)?,
-        set_service_addresses(maps.pins(), services)?,
-    ];
-    if changed.contains(&Changed::Yes) {
-        maps.raise_epoch()?;
-    }
-    Ok(())
-}
-
-/// The ports that the container must serve, against those that it does, and the program that serves
-/// them to processes of the host.
-pub(crate) fn verify(
+fn compare(
     node: &Netlink,
     maps: &Maps,
-    owner: Owner,
-    here: &Link,
-    bindings: &[Binding],
-    wrong: &mut Vec<String>,
+    claims: Claims<'_>,
+    host: &str,
+    findings: &mut Findings,
 ) -> Result<(), Error> {
-    if bindings.is_empty() {
+    if claims.ports.is_empty() {
         return Ok(());
     }
     let places = attach::places(device::LOOPBACK);
-    program::detached(node, maps, LOOPBACK, "lo", places, wrong)?;
-    let ports = HostPorts::open(maps.pins())?;
-    for binding in bindings {
-        let port = Text(&binding.port);
-        let Some(target) = ports.server(&binding.port)? else {
-            wrong.push(format!("host port {port} is not mapped to anybody"));
+    let missing = attach::missing(node, maps.pins(), &[(LOOPBACK, places)])?;
+    findings.extend(Finding::not_attached(missing, "lo"));
+    let ports = Ports::open(maps.pins())?;
+    for binding in claims.ports {
+        let port = binding.port;
+        let Some(target) = ports.server(&port)? else {
+            findings.push(Finding::NotMapped(port));
             continue;
         };
         let (leads_to, wanted) = (destination(&target), binding.destination());
-        if target.owner != owner {
-            wrong.push(format!(
-                "host port {port} is served by another container, at {leads_to}: the newest mapping of a port counts"
-            ));
-        } else if leads_to != wanted || target.ifindex != here.index {
-            wrong.push(format!(
-                "host port {port} leads to {leads_to} by device number {}, not to {wanted} by {}",
-                target.ifindex, here.name
-            ));
+        if target.owner != claims.owner {
+            findings.push(Finding::OtherServer { port, leads_to });
+        } else if leads_to != wanted || target.ifindex != claims.host {
+            findings.push(Finding::OtherDestination {
+                port,
+                leads_to,
+                index: target.ifindex,
+                wanted,
+                host: host.to_owned(),
+            });
         }
     }
     Ok(())
 }
 
+impl Revert for HostPorts {
+    fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
+        match &detachment.known {
+            Some(Known { maps, record }) => give_up(maps, detachment.owner, record),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Takes its ports from an attachment that the maps still know. Older mappings of the same ports
 /// serve again.
-pub(crate) fn revert(maps: &Maps, owner: Owner, attachment: &Attachment) -> Result<(), Error> {
-    if attachment.port_count == 0 {
+fn give_up(maps: &Maps, owner: Owner, record: &Record) -> Result<(), Error> {
+    if record.port_count == 0 {
         return Ok(());
     }
     let _lock = Lock::acquire(maps.pins().root())?;
     let mut table = Pinned {
-        ports: HostPorts::open(maps.pins())?,
+        ports: Ports::open(maps.pins())?,
         maps,
     };
     release(&mut table, owner)?;
@@ -146,7 +178,24 @@ pub(crate) fn revert(maps: &Maps, owner: Owner, attachment: &Attachment) -> Resu
 fn undo_apply(pins: &Pins, owner: Owner) -> Result<(), Error> {
     let maps = Maps::open(pins)?;
     match maps.attachment(owner)? {
-        Some(attachment) => revert(&maps, owner, &attachment),
+        Some(record) => give_up(&maps, owner, &record),
         None => Ok(()),
     }
+}
+
+/// Brings up to date what host ports need beyond their entries, if any was ever mapped: the addresses of
+/// Services, which must not be taken for the node's own, and the program on the loopback device.
+pub(crate) fn refresh(node: &Netlink, maps: &mut Maps, services: &[IpAddr]) -> Result<(), Error> {
+    if Ports::open(maps.pins())?.is_empty()? && maps.device(LOOPBACK)?.is_none() {
+        return Ok(());
+    }
+    let lock = Lock::acquire(maps.pins().root())?;
+    let changed = [
+        reconcile::loopback(&lock, node, maps)?,
+        set_service_addresses(maps.pins(), services)?,
+    ];
+    if changed.contains(&Changed::Yes) {
+        maps.raise_epoch()?;
+    }
+    Ok(())
 }

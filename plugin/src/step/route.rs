@@ -1,140 +1,167 @@
 //! Routes: the container's own, and on the host one to each of its addresses.
 
-use underpass_abi::endpoint::device;
-use underpass_cni::{IpConfig, Route as CniRoute};
+use std::net::IpAddr;
 
-use super::{address::link_local, link::Pair};
+use underpass_abi::endpoint::device;
+use underpass_netlink::{
+    Mode,
+    addr::Scope,
+    route::{Installed, MAIN, Route, SCOPE_LINK},
+};
+
+use super::{Attachment, Inspection, Interface, Step, address::link_local};
 use crate::{
     conf::MacCheck,
     error::Error,
-    netlink::{
-        Mode, Netlink,
-        addr::Scope,
-        link::Link,
-        route::{Installed, MAIN, Route, SCOPE_LINK},
-    },
-    plan::Plan,
+    finding::{Finding, Findings},
 };
 
 /// Every table, in a question.
 const ANY_TABLE: u32 = 0;
 
-/// The container's routes; its end is up. They go with the link.
-pub(crate) fn apply_pod(pod: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
-    for route in &plan.routes {
-        // The same destination by another gateway is a second next hop; exactly the same route
-        // twice is one.
-        match pod.add_route(&pair.pod, route, Mode::Append) {
-            Err(error) if error.is_present() => {}
-            answer => answer?,
-        }
+/// Gives the container its routes; its end is up. They go with the pair.
+pub(crate) struct ContainerRoutes;
+
+impl Step<Interface> for ContainerRoutes {
+    fn name(&self) -> &'static str {
+        "container routes"
     }
-    Ok(())
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let Interface {
+            plan,
+            container,
+            pod,
+            ..
+        } = &attachment.made;
+        for route in &plan.routes {
+            // The same destination by another gateway is a second next hop; exactly the same route
+            // twice is one.
+            match pod.add_route(container, route, Mode::Append) {
+                Err(error) if error.is_present() => {}
+                answer => answer?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for the container's routes that the runtime remembers, in whichever table a later plugin moved them
+    /// to.
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let ends = &inspection.found;
+        let container = &ends.container;
+        let installed = ends.pod.routes_by(ANY_TABLE, container.index)?;
+        for gateway in ends.ips.iter().filter_map(|ip| ip.gateway) {
+            let is_on_link =
+                |one: &Installed| one.route.gateway.is_none() && one.route.dst.contains(&gateway);
+            if !installed.iter().any(is_on_link) {
+                findings.push(Finding::NoRouteToGateway {
+                    gateway,
+                    container: container.name.clone(),
+                });
+            }
+        }
+        for route in ends.routes {
+            let found = installed.iter().any(|one| {
+                one.index == container.index
+                    && one.route.dst == route.dst.trunc()
+                    && (route.gw.is_none() || one.route.gateway == route.gw)
+            });
+            if !found {
+                findings.push(Finding::NoRoute {
+                    destination: route.dst,
+                    container: container.name.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
 }
 
-/// The host's side, its end up: the gateways' addresses, and each address of the container as a
-/// neighbour and a route. All go with the link.
+/// Gives the host its side, its end up: the gateways' addresses, and each address of the container as a
+/// neighbour and a route. All go with the pair.
 ///
 /// Where the container may change its MAC (`macspoofchk` is off), the neighbour is left to ARP and
 /// neighbour discovery.
-pub(crate) fn apply_host(node: &Netlink, plan: &Plan, pair: &Pair) -> Result<(), Error> {
-    for gateway in &plan.gateways {
-        let scope = if is_link_local(*gateway) {
-            Scope::Link
-        } else {
-            Scope::Global
-        };
-        node.add_address(&pair.host, (*gateway).into(), scope)?;
+pub(crate) struct HostRoutes;
+
+impl Step<Interface> for HostRoutes {
+    fn name(&self) -> &'static str {
+        "host routes"
     }
-    if plan.has_v6() {
-        node.add_address(&pair.host, link_local(plan.host.mac), Scope::Link)?;
-    }
-    for net in &plan.addresses {
-        let addr = net.addr();
-        if plan.flags & device::CHECK_MAC != 0 {
-            node.add_neighbour(&pair.host, addr, plan.pod.mac)?;
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let (node, host) = (attachment.node, &attachment.host);
+        let plan = &attachment.made.plan;
+        for gateway in &plan.gateways {
+            let scope = if is_link_local(*gateway) {
+                Scope::Link
+            } else {
+                Scope::Global
+            };
+            node.add_address(host, (*gateway).into(), scope)?;
         }
-        let route = Route {
-            scope: SCOPE_LINK,
-            ..Route::new(addr.into())
-        };
-        node.add_route(&pair.host, &route, Mode::Replace)?;
+        if plan.has_v6() {
+            node.add_address(host, link_local(plan.host.mac), Scope::Link)?;
+        }
+        for net in &plan.addresses {
+            let addr = net.addr();
+            if plan.flags & device::CHECK_MAC != 0 {
+                node.add_neighbour(host, addr, plan.container.mac)?;
+            }
+            let route = Route {
+                scope: SCOPE_LINK,
+                ..Route::new(addr.into())
+            };
+            node.add_route(host, &route, Mode::Replace)?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Looks for the host's routes, and for its neighbours where the container's MAC is fixed.
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let (node, host, ends) = (inspection.node, &inspection.host, &inspection.found);
+        let installed = node.routes_by(MAIN, host.index)?;
+        let neighbours = node.neighbours(host.index)?;
+        for net in ends.addresses() {
+            let address = net.addr();
+            let dst = address.into();
+            if !installed
+                .iter()
+                .any(|one| one.index == host.index && one.route.dst == dst)
+            {
+                findings.push(Finding::NoHostRoute {
+                    address,
+                    host: host.name.clone(),
+                });
+            }
+            let mac = ends.container.mac;
+            let knows = neighbours
+                .iter()
+                .any(|neighbour| neighbour.addr == address && neighbour.mac == mac);
+            if ends.mac_check == MacCheck::On && !knows {
+                findings.push(Finding::NoNeighbour {
+                    address,
+                    mac,
+                    host: host.name.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
 }
 
-/// The container's routes that the runtime remembers, in whichever table a later plugin moved them
-/// to.
-pub(crate) fn verify_pod(
-    pod: &Netlink,
-    there: &Link,
-    ips: &[&IpConfig],
-    routes: &[CniRoute],
-    wrong: &mut Vec<String>,
-) -> Result<(), Error> {
-    let installed = pod.routes_by(ANY_TABLE, there.index)?;
-    for gateway in ips.iter().filter_map(|ip| ip.gateway) {
-        let is_on_link =
-            |one: &Installed| one.route.gateway.is_none() && one.route.dst.contains(&gateway);
-        if !installed.iter().any(is_on_link) {
-            wrong.push(format!(
-                "the container does not find its gateway {gateway} on {}: the route is gone",
-                there.name
-            ));
-        }
-    }
-    for route in routes {
-        let found = installed.iter().any(|one| {
-            one.index == there.index
-                && one.route.dst == route.dst.trunc()
-                && (route.gw.is_none() || one.route.gateway == route.gw)
-        });
-        if !found {
-            wrong.push(format!(
-                "the container has no route to {} by {}",
-                route.dst, there.name
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// The host's routes, and its neighbours where the container's MAC is fixed.
-pub(crate) fn verify_host(
-    node: &Netlink,
-    here: &Link,
-    there: &Link,
-    mac_check: MacCheck,
-    ips: &[&IpConfig],
-    wrong: &mut Vec<String>,
-) -> Result<(), Error> {
-    let installed = node.routes_by(MAIN, here.index)?;
-    let neighbours = node.neighbours(here.index)?;
-    for ip in ips {
-        let addr = ip.address.addr();
-        let dst = addr.into();
-        if !installed
-            .iter()
-            .any(|one| one.index == here.index && one.route.dst == dst)
-        {
-            wrong.push(format!("the host has no route to {addr} by {}", here.name));
-        }
-        let knows = neighbours
-            .iter()
-            .any(|neighbour| neighbour.addr == addr && neighbour.mac == there.mac);
-        if mac_check == MacCheck::On && !knows {
-            wrong.push(format!(
-                "the host has no permanent neighbour {addr} at {} on {}",
-                there.mac, here.name
-            ));
-        }
-    }
-    Ok(())
-}
-
-fn is_link_local(addr: std::net::IpAddr) -> bool {
+fn is_link_local(addr: IpAddr) -> bool {
     match addr {
-        std::net::IpAddr::V4(v4) => v4.is_link_local(),
-        std::net::IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
     }
 }

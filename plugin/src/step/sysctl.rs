@@ -3,36 +3,44 @@
 //! is enough.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
-use nix::fcntl::OFlag;
+use underpass_netlink::sysctl::Tree;
 
+use super::{Attachment, Inspection, Interface, Step};
 use crate::{
     conf::Dad,
     error::Error,
-    netns::Netns,
-    plan::{MTU_MIN_V6, Plan},
-    sysctl::Tree,
+    finding::{Finding, Findings},
+    plan::MTU_MIN_V6,
     uplink::Uplink,
 };
 
-/// Whether a device of this MTU, in bytes, has IPv6 at all, so that it can be told to make no
+/// Tells whether a device of this MTU, in bytes, has IPv6 at all, so that it can be told to make no
 /// addresses of its own: the programs drop what a container sends from addresses that nobody gave it.
 pub(super) fn has_ipv6(mtu: u32) -> bool {
     // Not the folder of its settings: see `Tree`.
     mtu >= MTU_MIN_V6 && Path::new("/proc/self/net/if_inet6").exists()
 }
 
-/// Which file below the tree, and what must be in it.
+/// The families that the container has addresses of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Families {
+    v4: bool,
+    v6: bool,
+}
+
+/// A file below the tree, and what must be in it.
 struct Setting {
     path: PathBuf,
     value: &'static str,
     need: Need,
+    lasts: Lasts,
 }
 
-/// What it means if a setting can't be made.
+/// The meaning of a setting that can't be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Need {
     /// The attachment would not work.
@@ -41,11 +49,21 @@ enum Need {
     IfPresent,
 }
 
+/// For how long a setting matters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lasts {
+    /// As long as the attachment: CHECK looks at it.
+    Always,
+    /// While the interface is made. A later plugin (`tuning`) or the container may want it otherwise.
+    AtFirst,
+}
+
 fn required(path: impl AsRef<Path>, value: &'static str) -> Setting {
     Setting {
         path: path.as_ref().to_owned(),
         value,
         need: Need::Required,
+        lasts: Lasts::Always,
     }
 }
 
@@ -56,14 +74,129 @@ fn if_present(path: impl AsRef<Path>, value: &'static str) -> Setting {
     }
 }
 
-/// Makes the node forward packets, for the families that the container has. Never undone: others
-/// may rely on it by then.
-fn forward(tree: &Tree, plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
-    if plan.has_v4() {
-        required("ipv4/ip_forward", "1").apply(tree)?;
+/// Settings of the container's end.
+pub(crate) struct ContainerSettings;
+
+impl Step<Interface> for ContainerSettings {
+    fn name(&self) -> &'static str {
+        "container sysctls"
     }
-    if plan.has_v6() {
-        let forwarding = required("ipv6/conf/all/forwarding", "1");
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let Interface { plan, netns, .. } = &attachment.made;
+        if !plan.has_v6() {
+            return Ok(());
+        }
+        netns.run(|| {
+            let tree = Tree::of_this_thread();
+            of_container(&plan.container.name, plan.dad)
+                .iter()
+                .try_for_each(|setting| setting.apply(&tree))
+        })?
+    }
+
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let ends = &inspection.found;
+        if !families(inspection).v6 {
+            return Ok(());
+        }
+        let settings = of_container(&ends.container.name, ends.dad);
+        let found = ends.netns.run(|| {
+            let tree = Tree::of_this_thread();
+            differences(&tree, "in the container", &settings)
+        })??;
+        findings.extend(found);
+        Ok(())
+    }
+}
+
+fn of_container(name: &str, dad: Dad) -> Vec<Setting> {
+    let at_first = |setting| Setting {
+        lasts: Lasts::AtFirst,
+        ..setting
+    };
+    let mut settings = vec![
+        required("ipv6/conf/lo/disable_ipv6", "0"),
+        required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
+        at_first(required(format!("ipv6/conf/{name}/keep_addr_on_down"), "1")),
+        at_first(if_present(format!("ipv6/conf/{name}/accept_ra"), "0")),
+    ];
+    if dad == Dad::Off {
+        settings.push(at_first(if_present(
+            format!("ipv6/conf/{name}/accept_dad"),
+            "0",
+        )));
+    }
+    settings
+}
+
+/// Settings of the node and of the host's end. Forwarding is never undone: others may rely on it by then.
+pub(crate) struct HostSettings;
+
+impl Step<Interface> for HostSettings {
+    fn name(&self) -> &'static str {
+        "host sysctls"
+    }
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let plan = &attachment.made.plan;
+        let families = Families {
+            v4: plan.has_v4(),
+            v6: plan.has_v6(),
+        };
+        let tree = Tree::of_this_thread();
+        forward(&tree, families, &attachment.uplinks.list)?;
+        of_host(&plan.host.name, families)
+            .iter()
+            .try_for_each(|setting| setting.apply(&tree))
+    }
+
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let families = families(inspection);
+        let tree = Tree::of_this_thread();
+        let mut settings = Vec::new();
+        settings.extend(families.v4.then(forwarding_v4));
+        settings.extend(families.v6.then(forwarding_v6));
+        settings.extend(of_host(&inspection.host.name, families));
+        findings.extend(differences(&tree, "on the host", &settings)?);
+        Ok(())
+    }
+}
+
+fn families(inspection: &Inspection<'_, Interface>) -> Families {
+    let has = |v4| {
+        let mut addresses = inspection.found.addresses();
+        addresses.any(|net| net.addr().is_ipv4() == v4)
+    };
+    Families {
+        v4: has(true),
+        v6: has(false),
+    }
+}
+
+fn forwarding_v4() -> Setting {
+    required("ipv4/ip_forward", "1")
+}
+
+fn forwarding_v6() -> Setting {
+    required("ipv6/conf/all/forwarding", "1")
+}
+
+/// Makes the node forward packets, for the families that the container has.
+fn forward(tree: &Tree, families: Families, uplinks: &[Uplink]) -> Result<(), Error> {
+    if families.v4 {
+        forwarding_v4().apply(tree)?;
+    }
+    if families.v6 {
+        let forwarding = forwarding_v6();
         if !forwarding.holds(tree)? {
             // A host that forwards ignores router advertisements, and would lose the default route
             // that it got from one.
@@ -79,26 +212,19 @@ fn forward(tree: &Tree, plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Settings of the node and of the host's end.
-pub(crate) fn apply_host(plan: &Plan, uplinks: &[Uplink]) -> Result<(), Error> {
-    let tree = Tree::new();
-    forward(&tree, plan, uplinks)?;
-    host(plan)
-        .iter()
-        .try_for_each(|setting| setting.apply(&tree))
-}
-
-fn host(plan: &Plan) -> Vec<Setting> {
-    let name = &plan.host.name;
+fn of_host(name: &str, families: Families) -> Vec<Setting> {
     let mut settings = Vec::new();
-    if plan.has_v4() {
+    if families.v4 {
         settings.push(required(format!("ipv4/conf/{name}/forwarding"), "1"));
     }
-    if plan.has_v6() {
+    if families.v6 {
         settings.extend([
             required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
             required(format!("ipv6/conf/{name}/forwarding"), "1"),
-            if_present(format!("ipv6/conf/{name}/autoconf"), "0"),
+            Setting {
+                lasts: Lasts::AtFirst,
+                ..if_present(format!("ipv6/conf/{name}/autoconf"), "0")
+            },
         ]);
     }
     // A container must not become the host's router.
@@ -106,42 +232,40 @@ fn host(plan: &Plan) -> Vec<Setting> {
     settings
 }
 
-/// Settings of the container's end.
-pub(crate) fn apply_pod(netns: &Netns, plan: &Plan) -> Result<(), Error> {
-    if !plan.has_v6() {
-        return Ok(());
+/// Lists the settings that are not what they have to be for as long as the attachment is there.
+fn differences(
+    tree: &Tree,
+    place: &'static str,
+    settings: &[Setting],
+) -> Result<Vec<Finding>, Error> {
+    let mut found = Vec::new();
+    let lasting = settings
+        .iter()
+        .filter(|setting| setting.lasts == Lasts::Always);
+    for setting in lasting {
+        let actual = match tree.read(&setting.path) {
+            Ok(actual) if actual == setting.value => continue,
+            Ok(actual) => actual,
+            Err(error) if setting.may_be_missing(&error) => continue,
+            // A device that has become too small for IPv6 has no settings of it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "missing".to_owned(),
+            Err(source) => return Err(setting.error(tree, "read", source)),
+        };
+        found.push(Finding::Setting {
+            path: tree.path(&setting.path),
+            place,
+            actual,
+            wanted: setting.value,
+        });
     }
-    netns.run(|| {
-        let tree = Tree::new();
-        pod(plan)
-            .iter()
-            .try_for_each(|setting| setting.apply(&tree))
-    })?
-}
-
-fn pod(plan: &Plan) -> Vec<Setting> {
-    let name = &plan.pod.name;
-    let mut settings = vec![
-        required("ipv6/conf/lo/disable_ipv6", "0"),
-        required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
-        required(format!("ipv6/conf/{name}/keep_addr_on_down"), "1"),
-        if_present(format!("ipv6/conf/{name}/accept_ra"), "0"),
-    ];
-    if plan.dad == Dad::Off {
-        settings.push(if_present(format!("ipv6/conf/{name}/accept_dad"), "0"));
-    }
-    settings
+    Ok(found)
 }
 
 impl Setting {
-    /// The trimmed content of the file; nothing if it may be missing and is.
+    /// Reads the trimmed content of the file; nothing if it may be missing and is.
     fn value(&self, tree: &Tree) -> Result<Option<String>, Error> {
-        let mut text = String::new();
-        let read = tree
-            .open(&self.path, OFlag::O_RDONLY)
-            .and_then(|mut file| file.read_to_string(&mut text));
-        match read {
-            Ok(_) => Ok(Some(text.trim().to_owned())),
+        match tree.read(&self.path) {
+            Ok(value) => Ok(Some(value)),
             Err(error) if self.may_be_missing(&error) => Ok(None),
             Err(source) => Err(self.error(tree, "read", source)),
         }
@@ -155,9 +279,7 @@ impl Setting {
         if self.holds(tree)? {
             return Ok(());
         }
-        let flags = OFlag::O_WRONLY | OFlag::O_TRUNC;
-        tree.open(&self.path, flags)
-            .and_then(|mut file| file.write_all(self.value.as_bytes()))
+        tree.write(&self.path, self.value)
             .map_err(|source| self.error(tree, "set", source))
     }
 
@@ -185,6 +307,7 @@ mod tests {
             path: path.into(),
             value: "1",
             need,
+            lasts: Lasts::Always,
         }
     }
 
@@ -214,5 +337,39 @@ mod tests {
             .apply(&tree)
             .expect_err("there is no such file");
         assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
+    }
+
+    #[test]
+    fn what_differs_is_said_of_the_settings_that_last() {
+        let root: &'static Path = Box::leak(env::temp_dir().into_boxed_path());
+        let tree = Tree::at(root);
+        let folder = format!("underpass-differences-{}", std::process::id());
+        fs::create_dir(root.join(&folder)).expect("the temporary folder is writable");
+        let write = |name: &str, value: &str| {
+            fs::write(root.join(&folder).join(name), value).expect("the folder is writable");
+        };
+        write("right", "1\n");
+        write("wrong", "0\n");
+        let at = |name: &str, need| setting(Path::new(&folder).join(name), need);
+        let at_first = Setting {
+            lasts: Lasts::AtFirst,
+            ..at("wrong", Need::Required)
+        };
+        let settings = [
+            at("right", Need::Required),
+            at("wrong", Need::Required),
+            at("missing", Need::Required),
+            at("missing", Need::IfPresent),
+            at_first,
+        ];
+        let found = differences(&tree, "on the host", &settings).expect("readable");
+        let found: Vec<_> = found.iter().map(ToString::to_string).collect();
+        let folder = root.join(folder);
+        let wrong = |name: &str, value: &str| {
+            let path = folder.join(name);
+            format!("{} is {value} on the host, and has to be 1", path.display())
+        };
+        assert_eq!(found, [wrong("wrong", "0"), wrong("missing", "missing")]);
+        fs::remove_dir_all(folder).expect("just written");
     }
 }

@@ -6,34 +6,32 @@ use std::os::fd::AsFd as _;
 
 use tracing::{debug, warn};
 use underpass_abi::{endpoint::device, map};
+use underpass_dataplane::{Pins, kernel, lock::Lock, object};
+use underpass_netlink::{
+    Netlink, ethtool,
+    link::{Device, Link},
+    xdp::{Attached, XdpMode},
+};
 
-use super::link::Pair;
+use super::{Attachment, Inspection, Interface, Step};
 use crate::{
     conf::Xdp,
-    datapath::{Maps, Pins, feature, lock::Lock, object},
     error::Error,
-    ethtool,
-    netlink::{
-        Netlink,
-        link::{Device, Link},
-        xdp::{Attached, XdpMode},
-    },
-    netns::Netns,
-    plan::Plan,
+    finding::{Finding, Findings},
     uplink::Uplink,
 };
 
-/// What the network asks for, as far as this kernel has it.
+/// Takes what the network asks for, as far as this kernel has it.
 pub(crate) fn usable(asked: Xdp) -> Option<XdpMode> {
     let mode = mode(asked)?;
     let (major, minor) = since(mode);
-    if feature::version() >= (major, minor) {
+    if kernel::version() >= (major, minor) {
         return Some(mode);
     }
     warn!(
         "xdp {:?} is of no use here, what it would take is left to tc: it needs Linux {major}.{minor}, and this is {}",
         mode.name(),
-        feature::release()
+        kernel::release()
     );
     None
 }
@@ -57,25 +55,51 @@ const fn since(mode: XdpMode) -> (u32, u32) {
 }
 
 /// Has the container take frames. Its end of the pair exists.
-pub(crate) fn apply_pod(
-    netns: &Netns,
-    maps: &Maps,
-    plan: &Plan,
-    pair: &Pair,
-    mode: Option<XdpMode>,
-) -> Result<(), Error> {
-    if mode.is_none() || !takes_frames(plan.flags) {
-        return Ok(());
+pub(crate) struct ContainerFrames;
+
+impl Step<Interface> for ContainerFrames {
+    fn name(&self) -> &'static str {
+        "container XDP"
     }
-    let name = &pair.pod.name;
-    if let Err(error) = netns.run(|| ethtool::switch_gro_on(name))? {
-        warn!("{name} takes no frames from XDP: its GRO cannot be switched on: {error}");
-        return Ok(());
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        let Interface {
+            plan,
+            container,
+            netns,
+            xdp,
+            ..
+        } = &attachment.made;
+        if xdp.is_none() || !takes_frames(plan.flags) {
+            return Ok(());
+        }
+        let name = &container.name;
+        if let Err(error) = netns.run(|| ethtool::switch_gro_on(name))? {
+            warn!("{name} takes no frames from XDP: its GRO cannot be switched on: {error}");
+            return Ok(());
+        }
+        if let Err(error) = attachment.maps.add_xdp_pod(attachment.host.index) {
+            warn!("{name} takes no frames from XDP: {error}");
+        }
+        Ok(())
     }
-    if let Err(error) = maps.add_xdp_pod(pair.host.index) {
-        warn!("{name} takes no frames from XDP: {error}");
+
+    /// Looks for the container in the map.
+    fn verify(
+        &self,
+        inspection: &Inspection<'_, Interface>,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
+        let (Some(loaded), Some(_)) = (&inspection.loaded, inspection.found.xdp) else {
+            return Ok(());
+        };
+        let (maps, host) = (&loaded.maps, &inspection.host);
+        let flags = maps.device(host.index)?.map_or(0, |known| known.flags);
+        if takes_frames(flags) && !maps.is_xdp_pod(host.index)? {
+            findings.push(Finding::NotInXdp(host.name.clone()));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Not a container on a netkit, nor one whose queue shapes what it gets, nor one that may change its
@@ -84,34 +108,32 @@ const fn takes_frames(flags: u32) -> bool {
     flags & (device::NETKIT | device::SHAPED | device::CHECK_MAC) == device::CHECK_MAC
 }
 
-/// The container against the map.
-pub(crate) fn verify_pod(
-    maps: &Maps,
-    here: &Link,
-    mode: Option<XdpMode>,
-    wrong: &mut Vec<String>,
-) -> Result<(), Error> {
-    let flags = maps.device(here.index)?.map_or(0, |known| known.flags);
-    if mode.is_some() && takes_frames(flags) && !maps.is_xdp_pod(here.index)? {
-        wrong.push(format!(
-            "the map XDP_PODS does not have {}: XDP sends it nothing",
-            here.name
-        ));
-    }
-    Ok(())
-}
-
 /// Puts the program onto the uplinks that have none, as far as their drivers can. It stays there as the
 /// programs at tc do: until the node's dataplane is unloaded.
-pub(crate) fn apply_uplinks(
-    node: &Netlink,
-    pins: &Pins,
-    uplinks: &[Uplink],
-    mode: Option<XdpMode>,
-) -> Result<(), Error> {
-    let Some(mode) = mode else {
-        return Ok(());
-    };
+pub(crate) struct UplinkProgram;
+
+impl Step<Interface> for UplinkProgram {
+    fn name(&self) -> &'static str {
+        "uplink XDP"
+    }
+
+    fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
+        match attachment.made.xdp {
+            Some(mode) => {
+                let pins = attachment.maps.pins();
+                attach(attachment.node, pins, &attachment.uplinks.list, mode)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Finds nothing: no container depends on it, and `underpass status` shows where it is.
+    fn verify(&self, _: &Inspection<'_, Interface>, _: &mut Findings) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn attach(node: &Netlink, pins: &Pins, uplinks: &[Uplink], mode: XdpMode) -> Result<(), Error> {
     let mut without = Vec::new();
     for uplink in uplinks {
         if uplink.device.flags & device::LAYER3 != 0 || ours(pins, &uplink.xdp)?.is_some() {
@@ -149,7 +171,7 @@ pub(crate) fn apply_uplinks(
     Ok(())
 }
 
-/// How a device with these programs runs ours, if it does.
+/// Says how a device with these programs runs ours, if it does.
 pub(crate) fn ours(pins: &Pins, programs: &[Attached]) -> Result<Option<XdpMode>, Error> {
     if programs.is_empty() || !pins.has_program(map::FROM_WIRE_XDP) {
         return Ok(None);
@@ -160,14 +182,11 @@ pub(crate) fn ours(pins: &Pins, programs: &[Attached]) -> Result<Option<XdpMode>
 }
 
 /// Takes our program off a device. Returns whether it was there.
-pub(crate) fn revert(node: &Netlink, pins: &Pins, link: &Link) -> Result<bool, Error> {
+pub(crate) fn detach(node: &Netlink, pins: &Pins, link: &Link) -> Result<bool, Error> {
     let Some(mode) = ours(pins, &link.xdp)? else {
         return Ok(false);
     };
-    let device = Device {
-        index: link.index,
-        name: link.name.clone(),
-    };
+    let device = Device::from(link);
     let program = pins.program_fd(map::FROM_WIRE_XDP)?;
     node.detach_xdp(&device, mode, program.as_fd())?;
     Ok(true)

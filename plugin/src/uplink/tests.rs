@@ -2,7 +2,7 @@ use super::*;
 
 use std::net::IpAddr;
 
-use crate::netlink::{link::Mac, route::Route};
+use underpass_netlink::{Mac, route::Route};
 
 fn link(index: u32, name: &str) -> Link {
     Link {

@@ -4,29 +4,26 @@
 use std::net::IpAddr;
 
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
+use underpass_dataplane::{Maps, Pins, object};
+use underpass_netlink::{Netlink, Netns, link::Device};
 
-use super::{del, gc, identity, status};
+use super::{gc, identity, require_detached, status};
 use crate::{
     conf::{
         Conf,
         chained::{Chained, Name},
         port::{Binding, bindings},
     },
-    datapath::{Maps, Pins, object},
     error::Error,
-    netlink::Netlink,
-    netns::Netns,
-    step::{
-        Undo,
-        foreign::{self, Site},
-        port::{self, Claims},
-        program::{self, Outward},
-    },
+    finding::{Finding, Findings},
+    identity::Identity,
+    step::{self, Attachment, CHAINED, Inspection, Loaded, Undo, detach_chained},
+    uplink::Uplinks,
 };
 
 /// The plugin under the name `portmap`, which is always chained.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Portmap;
+pub struct Portmap;
 
 impl Plugin for Portmap {
     fn add(&self, request: &Request) -> Result<CniResult, CniError> {
@@ -58,42 +55,28 @@ impl Plugin for Portmap {
 pub(super) fn add(request: &Request, previous: CniResult, name: Name) -> Result<CniResult, Error> {
     let conf = Chained::of_attachment(request, name)?;
     let identity = identity(request);
-    let bindings = wanted(&conf, &previous, &identity.ifname);
-    let Some(first) = bindings.first() else {
+    let ports = wanted(&conf, &previous, &identity.ifname);
+    let Some(first) = ports.first() else {
         return Ok(previous);
     };
-    let (node, pod) = netlinks(request)?;
-    let site = Site::find(&node, &pod, &identity.ifname, first.addr)?;
+    let (node, chained) = look(request, &identity, first)?;
     let pins = object::open_or_load(&conf.bpf_root)?;
-    let mut maps = Maps::open(&pins)?;
+    let maps = Maps::open(&pins)?;
     let owner = identity.chained_owner();
-    if maps.attachment(owner)?.is_some() {
-        return Err(Error::Attached {
-            network: identity.network,
-            container: identity.container,
-            ifname: identity.ifname,
-        });
-    }
-    let Outward { uplinks, services } = program::outward(&node, &maps, conf.uplinks.as_deref())?;
-    let claims = Claims {
-        owner,
-        ifindex: site.ifindex(),
-        bindings: &bindings,
-    };
+    require_detached(&maps, owner, &identity)?;
+    let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
 
-    let mut undo = Undo::default();
-    foreign::apply(
-        &node,
-        &mut maps,
-        &site,
-        &uplinks,
-        identity.network_id(),
-        claims,
-        &mut undo,
-    )?;
-    port::apply(&node, &mut maps, claims, &services, &mut undo)?;
-    program::finish(&node, &mut maps, conf.uplinks.as_deref(), &uplinks)?;
-    undo.keep();
+    let attachment = Attachment {
+        undo: Undo::default(),
+        node: &node,
+        maps,
+        owner,
+        host: Device::from(chained.host()),
+        ports,
+        uplinks,
+        made: chained,
+    };
+    attachment.make(CHAINED, |_| {})?;
     Ok(previous)
 }
 
@@ -105,55 +88,55 @@ pub(super) fn check(request: &Request, name: Name) -> Result<(), Error> {
         .conf
         .prev_result()?
         .ok_or_else(|| CniError::config("Required prevResult missing"))?;
-    let bindings = wanted(&conf, &remembered, &identity.ifname);
-    let Some(first) = bindings.first() else {
+    let ports = wanted(&conf, &remembered, &identity.ifname);
+    let Some(first) = ports.first() else {
         return Ok(());
     };
-    let mut wrong = Vec::new();
-    match del::open(&Pins::at(&conf.bpf_root))? {
-        None => wrong.push(format!(
-            "no programs are loaded at {}",
-            conf.bpf_root.display()
-        )),
-        Some(maps) => {
-            let (node, pod) = netlinks(request)?;
-            let site = Site::find(&node, &pod, &identity.ifname, first.addr)?;
-            let Outward { uplinks, .. } = program::outward(&node, &maps, conf.uplinks.as_deref())?;
-            let owner = identity.chained_owner();
-            let claims = Claims {
-                owner,
-                ifindex: site.ifindex(),
-                bindings: &bindings,
-            };
-            foreign::verify(&node, &maps, &site, &uplinks, claims, &mut wrong)?;
-            program::verify_uplinks(&node, &maps, &uplinks, &mut wrong)?;
-        }
-    }
-    if wrong.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::Broken(wrong))
-    }
+    let mut findings = Findings::default();
+    let Some(maps) = Maps::open_existing(&Pins::at(&conf.bpf_root))? else {
+        findings.push(Finding::NotLoaded(conf.bpf_root));
+        return findings.into_result();
+    };
+    let (node, chained) = look(request, &identity, first)?;
+    let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
+    let inspection = Inspection {
+        node: &node,
+        owner: identity.chained_owner(),
+        host: chained.host().clone(),
+        ports,
+        loaded: Some(Loaded { maps, uplinks }),
+        found: chained,
+    };
+    inspection.verify(CHAINED, &mut findings)?;
+    findings.into_result()
 }
 
 /// Takes the host ports from the container, whatever became of it.
 fn del(request: &Request) -> Result<(), Error> {
     let owner = identity(request).chained_owner();
     let root = Conf::bpf_root(&request.conf)?;
-    let Some(mut maps) = del::open(&Pins::at(&root))? else {
-        return Ok(());
-    };
-    del::take_ports(&Netlink::open()?, &mut maps, owner)
+    match Maps::open_existing(&Pins::at(&root))? {
+        Some(mut maps) => detach_chained(&Netlink::open()?, &mut maps, owner),
+        None => Ok(()),
+    }
 }
 
-/// The host's sockets, and the container's.
-fn netlinks(request: &Request) -> Result<(Netlink, Netlink), Error> {
+/// Opens a socket in the node's namespace, and finds the interface that the other plugin has made.
+fn look(
+    request: &Request,
+    identity: &Identity,
+    first: &Binding,
+) -> Result<(Netlink, step::Chained), Error> {
     let path = request.attachment.netns.clone().unwrap_or_default();
     let netns = Netns::open(&path)?.ok_or(Error::NoNetns(path))?;
-    Ok((Netlink::open()?, netns.run(Netlink::open)??))
+    let node = Netlink::open()?;
+    let pod = netns.run(Netlink::open)??;
+    let network = identity.network_id();
+    let chained = step::Chained::find(&node, &pod, &identity.ifname, first.addr, network)?;
+    Ok((node, chained))
 }
 
-/// The host ports that lead to an address of the container.
+/// Lists the host ports that lead to an address of the container.
 fn wanted(conf: &Chained, result: &CniResult, ifname: &str) -> Vec<Binding> {
     let is_of_container = |index: u32| {
         let interface = usize::try_from(index)

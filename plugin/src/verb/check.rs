@@ -2,25 +2,27 @@
 
 use std::path::Path;
 
-use underpass_cni::{CniResult, Error as CniError, Interface, IpConfig, Request};
+use underpass_cni::{CniResult, Error as CniError, Interface as Remembered, IpConfig, Request};
+use underpass_dataplane::{Maps, Pins};
+use underpass_netlink::{Netlink, Netns};
 
-use super::{chained, del, identity};
+use super::{chained, identity};
 use crate::{
     conf::{Conf, chained::Name, port::bindings},
-    datapath::Pins,
     error::Error,
-    netlink::Netlink,
-    netns::Netns,
-    step::{address, bandwidth, endpoint, lease, link, port, program, route, xdp},
+    finding::{Finding, Findings},
+    step::{Ends, INTERFACE, Inspection, Loaded, lease, link, xdp},
+    uplink::Uplinks,
 };
 
 /// Verifies the attachment.
-pub(crate) fn check(request: &Request) -> Result<(), Error> {
+pub(super) fn check(request: &Request) -> Result<(), Error> {
     if is_chained(request)? {
         return chained::check(request, Name::Underpass);
     }
     let conf = Conf::of_attachment(request)?;
     let identity = identity(request);
+    let owner = identity.owner();
     let remembered = request
         .conf
         .prev_result()?
@@ -31,52 +33,46 @@ pub(crate) fn check(request: &Request) -> Result<(), Error> {
     let node = Netlink::open()?;
     let pod = netns.run(Netlink::open)??;
 
-    let mut wrong = Vec::new();
-    if let Err(error) = lease::verify(request) {
-        wrong.push(error.to_string());
-    }
-    let owner = identity.owner();
-    let ends = link::verify(
-        &node,
-        &pod,
-        owner,
-        &identity.ifname,
-        container.mac,
-        &mut wrong,
-    )?;
-    if let Some((here, there)) = ends {
-        let ips = &container.ips;
-        address::verify(&pod, &here, &there, conf.mac_check, ips, &mut wrong)?;
-        route::verify_pod(&pod, &there, ips, &remembered.routes, &mut wrong)?;
-        route::verify_host(&node, &here, &there, conf.mac_check, ips, &mut wrong)?;
-        match del::open(&Pins::at(&conf.bpf_root))? {
-            None => wrong.push(format!(
-                "no programs are loaded at {}",
-                conf.bpf_root.display()
-            )),
-            Some(maps) => {
-                endpoint::verify(&maps, owner, &here, &there, ips, &mut wrong)?;
-                let addresses: Vec<_> = ips.iter().map(|ip| ip.address.addr()).collect();
-                let ports = bindings(&conf.ports, &addresses);
-                port::verify(&node, &maps, owner, &here, &ports, &mut wrong)?;
-                if let Some(limits) = conf.bandwidth {
-                    let (netlinks, ends) = ([&node, &pod], [&here, &there]);
-                    bandwidth::verify(&maps, netlinks, ends, limits, &mut wrong)?;
-                }
-                xdp::verify_pod(&maps, &here, xdp::usable(conf.xdp), &mut wrong)?;
-                let outward = program::outward(&node, &maps, conf.uplinks.as_deref())?;
-                program::verify(&node, &maps, &here, &outward.uplinks, &mut wrong)?;
-            }
+    let mut findings = Findings::default();
+    lease::verify(request, &mut findings);
+    let (ifname, mac) = (&identity.ifname, container.mac);
+    let Some((host_end, container_end)) =
+        link::find(&node, &pod, owner, ifname, mac, &mut findings)?
+    else {
+        return findings.into_result();
+    };
+    let addresses: Vec<_> = container.ips.iter().map(|ip| ip.address.addr()).collect();
+    let mut loaded = None;
+    match Maps::open_existing(&Pins::at(&conf.bpf_root))? {
+        None => findings.push(Finding::NotLoaded(conf.bpf_root.clone())),
+        Some(maps) => {
+            let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
+            loaded = Some(Loaded { maps, uplinks });
         }
     }
-    if wrong.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::Broken(wrong))
-    }
+    let inspection = Inspection {
+        node: &node,
+        owner,
+        host: host_end,
+        ports: bindings(&conf.ports, &addresses),
+        loaded,
+        found: Ends {
+            container: container_end,
+            netns: &netns,
+            pod: &pod,
+            ips: container.ips,
+            routes: &remembered.routes,
+            mac_check: conf.mac_check,
+            dad: conf.dad,
+            limits: conf.bandwidth,
+            xdp: xdp::usable(conf.xdp),
+        },
+    };
+    inspection.verify(INTERFACE, &mut findings)?;
+    findings.into_result()
 }
 
-/// Whether another plugin of the chain made the interface, maybe ours too. Then no IPAM has to give
+/// Tells whether another plugin of the chain made the interface, maybe ours too. Then no IPAM has to give
 /// addresses here, and either the result names no veth of ours or the maps know the host ports.
 fn is_chained(request: &Request) -> Result<bool, Error> {
     let Some(remembered) = request.conf.prev_result()? else {
@@ -87,11 +83,11 @@ fn is_chained(request: &Request) -> Result<bool, Error> {
     }
     let identity = identity(request);
     let ours = identity.host_name();
-    let is_ours = |interface: &Interface| interface.name == ours && interface.sandbox.is_empty();
+    let is_ours = |interface: &Remembered| interface.name == ours && interface.sandbox.is_empty();
     if !remembered.interfaces.iter().any(is_ours) {
         return Ok(true);
     }
-    let maps = del::open(&Pins::at(&Conf::bpf_root(&request.conf)?))?;
+    let maps = Maps::open_existing(&Pins::at(&Conf::bpf_root(&request.conf)?))?;
     let ports = maps.map(|maps| maps.attachment(identity.chained_owner()));
     Ok(ports.transpose()?.flatten().is_some())
 }

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 
 use underpass_abi::endpoint::{Owner, device};
 use underpass_cni::NetworkRequest;
+use underpass_dataplane::{Maps, Pins, lock::Lock, policy};
+use underpass_netlink::Netlink;
 
-use super::del;
 use crate::{
     conf::Conf,
-    datapath::{Maps, Pins, lock::Lock, policy},
     error::Error,
     identity::{Alias, Identity, network_id},
-    netlink::Netlink,
-    step::{lease, port, program},
+    step::{detach, lease, port},
+    uplink::reconcile,
 };
 
 /// Removes the dead attachments of the network, and frees their addresses.
-pub(crate) fn gc(request: &NetworkRequest) -> Result<(), Error> {
+pub(super) fn gc(request: &NetworkRequest) -> Result<(), Error> {
     let valid = valid(request)?;
     let mut errors = Vec::new();
     if let Err(error) = collect(request, &valid, &mut errors) {
@@ -29,7 +29,7 @@ pub(crate) fn gc(request: &NetworkRequest) -> Result<(), Error> {
     Error::collect(errors)
 }
 
-/// As [`gc`], for a plugin that gives no addresses.
+/// Removes the dead attachments of the network, for a plugin that gives no addresses.
 pub(super) fn gc_ports(request: &NetworkRequest) -> Result<(), Error> {
     let valid = valid(request)?;
     let mut errors = Vec::new();
@@ -39,7 +39,7 @@ pub(super) fn gc_ports(request: &NetworkRequest) -> Result<(), Error> {
     Error::collect(errors)
 }
 
-/// Who must stay. Without the list nothing is known to be dead, and nothing is touched.
+/// Lists who must stay. Without the list nothing is known to be dead, and nothing is touched.
 fn valid(request: &NetworkRequest) -> Result<BTreeSet<Owner>, Error> {
     let attachments = request.conf.valid_attachments()?;
     let owners = attachments.into_iter().flat_map(|id| {
@@ -64,7 +64,7 @@ fn collect(
     // Without them the devices go all the same.
     let opened = Conf::bpf_root(&request.conf)
         .map_err(Error::from)
-        .and_then(|root| del::open(&Pins::at(&root)));
+        .and_then(|root| Ok(Maps::open_existing(&Pins::at(&root))?));
     let mut maps = opened.unwrap_or_else(|error| {
         errors.push(error);
         None
@@ -85,16 +85,16 @@ fn collect(
         );
     }
     for owner in dead.difference(valid) {
-        if let Err(error) = del::detach(&node, maps.as_mut(), *owner) {
+        if let Err(error) = detach(&node, maps.as_mut(), *owner) {
             errors.push(error);
         }
     }
     if let Some(maps) = &mut maps {
         forget_devices(maps, network, &node)?;
         let conf = Conf::of_network(&request.conf)?;
-        let outward = program::repair_uplinks(&node, maps, conf.uplinks.as_deref())?;
+        let uplinks = reconcile::repair(&node, maps, conf.uplinks.as_deref())?;
         policy::refresh(maps)?;
-        port::refresh(&node, maps, &outward.services)?;
+        port::refresh(&node, maps, &uplinks.service_addresses)?;
     }
     Ok(())
 }

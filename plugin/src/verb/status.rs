@@ -8,27 +8,27 @@ use std::path::Path;
 use tracing::warn;
 use underpass_abi::endpoint::device;
 use underpass_cni::{Error as CniError, NetworkRequest};
+use underpass_dataplane::{Maps, Pins, attach, kernel, policy::Stack};
+use underpass_netlink::{Netlink, link::By};
 
-use super::del;
 use crate::{
     conf::{Bypass, Conf},
-    datapath::{Pins, attach, feature, policy::Stack},
     error::Error,
+    finding::{Finding, Findings},
     identity::{Alias, network_id},
-    netlink::{Netlink, link::By},
-    step::{lease, link, program},
+    step::{lease, link},
 };
 
 /// The first kernel whose verifier takes the programs.
 const OLDEST: (u32, u32) = (5, 10);
 
 /// Says whether the network is able to serve.
-pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
+pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     let conf = Conf::of_network(&request.conf)?;
-    if feature::version() < OLDEST {
+    if kernel::version() < OLDEST {
         return Err(CniError::not_available(format!(
             "Linux {} is too old: it takes {}.{}",
-            feature::release(),
+            kernel::release(),
             OLDEST.0,
             OLDEST.1
         )));
@@ -44,7 +44,7 @@ pub(crate) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     Ok(lease::status(request)?)
 }
 
-/// As [`status`], apart from addresses.
+/// Says whether the network is able to serve, apart from addresses.
 pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
     let pins = Pins::at(bpf_root);
     if let Err(error) = pins.require_bpffs() {
@@ -52,41 +52,39 @@ pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
         return Err(if suffering.is_empty() {
             CniError::not_available(error.to_string())
         } else {
-            CniError::limited_connectivity(format!("{error}; {}", suffering.join("; ")))
+            CniError::limited_connectivity(format!("{error}; {suffering}"))
         });
     }
     let wrong = existing(&pins, network_id(network))
         .map_err(|error| CniError::not_available(error.to_string()))?;
-    for remark in wrong {
-        warn!("{remark}");
+    for finding in wrong.iter() {
+        warn!("{finding}");
     }
     Ok(())
 }
 
-fn without_maps(device: &str, pins: &Pins) -> String {
-    format!(
-        "{device} leads to a container, but nothing is pinned at {}: its programs were unloaded, or the bpffs was mounted anew; recreate the container",
-        pins.root().display()
-    )
-}
-
-/// Containers of the network that are there although nothing is loaded.
-fn left_behind(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
+/// Finds the containers of the network that are there although nothing is loaded.
+fn left_behind(pins: &Pins, network: u32) -> Result<Findings, Error> {
     let links = Netlink::open()?.links()?;
     let left = links
-        .iter()
+        .into_iter()
         .filter(|link| Alias::of(link).is_some_and(|alias| alias.network == network));
-    Ok(left.map(|link| without_maps(&link.name, pins)).collect())
+    let mut findings = Findings::default();
+    findings.extend(left.map(|link| Finding::LeftBehind {
+        device: link.name,
+        root: pins.root().to_owned(),
+    }));
+    Ok(findings)
 }
 
-/// What is wrong with the programs of the network's containers, of uplinks and of the loopback device.
-fn existing(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
+/// Says what is wrong with the programs of the network's containers, of uplinks and of the loopback device.
+fn existing(pins: &Pins, network: u32) -> Result<Findings, Error> {
     // Nothing loaded is how every boot begins: the first ADD does it. But then there are no containers.
-    let Some(maps) = del::open(pins)? else {
+    let Some(maps) = Maps::open_existing(pins)? else {
         return left_behind(pins, network);
     };
     if !maps.has_attachments()? {
-        return Ok(Vec::new());
+        return Ok(Findings::default());
     }
     let node = Netlink::open()?;
     // Uplinks that are new or have changed are the next ADD's business: a network that is not ready
@@ -97,12 +95,15 @@ fn existing(pins: &Pins, network: u32) -> Result<Vec<String>, Error> {
         .filter(|(_, entry)| entry.flags & device::POD == 0 || entry.network == network)
         .map(|(index, entry)| (index, attach::places(entry.flags)))
         .collect();
-    let mut wrong = Vec::new();
+    let mut findings = Findings::default();
     for (index, place) in attach::missing(&node, pins, &devices)? {
         // A device that is gone took its filters along.
         if let Some(link) = node.link(By::Index(index))? {
-            wrong.push(program::not_attached(place, &link.name));
+            findings.push(Finding::NotAttached {
+                place,
+                device: link.name,
+            });
         }
     }
-    Ok(wrong)
+    Ok(findings)
 }

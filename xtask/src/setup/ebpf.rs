@@ -7,9 +7,9 @@ use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context as _, bail};
+use underpass_toolchain::{self as toolchain, Compiler, Core, Missing, Toolchain};
 
 use super::{crates::Tool, packages};
-use crate::toolchain::{self, Compiler, Core, Missing, Toolchain};
 use crate::workspace::Workspace;
 use crate::{process, report};
 

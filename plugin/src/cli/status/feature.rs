@@ -3,12 +3,12 @@
 use std::{fs, io};
 
 use serde::Serialize;
-
-use super::{FAINT, GOOD, HEADING};
-use crate::datapath::{
+use underpass_dataplane::{
     feature::{self, FEATURES},
     netkit,
 };
+
+use super::{FAINT, GOOD, HEADING};
 
 /// Why a feature is there.
 const PRESENT: &str = "the kernel has it";

@@ -6,12 +6,12 @@ use std::{
 };
 
 use serde::Serialize;
-
-use super::{FAINT, HEADING};
-use crate::datapath::{
+use underpass_dataplane::{
     Error, Pins,
     port::{HostPorts, Text, destination},
 };
+
+use super::{FAINT, HEADING};
 
 /// A mapping of a host port.
 #[derive(Serialize)]

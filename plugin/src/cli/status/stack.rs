@@ -5,9 +5,9 @@ use std::io;
 use anstyle::Style;
 use serde::Serialize;
 use underpass_abi::node::Feed;
+use underpass_dataplane::policy::{Rules, Stack, Tracking, milliseconds};
 
 use super::{BAD, FAINT, GOOD, HEADING};
-use crate::datapath::policy::{Rules, Stack, Tracking, milliseconds};
 
 /// When what is found now becomes what the programs go by.
 const TAKEN_UP: &str = "the next ADD, GC or `underpass load`";

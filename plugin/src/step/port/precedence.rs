@@ -9,16 +9,15 @@ use underpass_abi::{
     endpoint::Owner,
     port::{HostPort, PortTarget, ShadowedPort},
 };
-
-use crate::datapath::{Error, Maps, port::HostPorts};
+use underpass_dataplane::{Error, Maps, port::HostPorts};
 
 /// The maps, as far as this matters.
 pub(super) trait Table {
-    /// Who serves a port.
+    /// Finds who serves a port.
     fn server(&self, port: &HostPort) -> Result<Option<PortTarget>, Error>;
-    /// All ports and who serves them.
+    /// Lists all ports and who serves them.
     fn serving(&self) -> Result<Vec<(HostPort, PortTarget)>, Error>;
-    /// All older mappings.
+    /// Lists all older mappings.
     fn shadowed(&self) -> Result<Vec<(ShadowedPort, PortTarget)>, Error>;
     /// Sends a port to a container, whoever served it.
     fn serve(&mut self, port: HostPort, target: &PortTarget) -> Result<(), Error>;
@@ -26,9 +25,9 @@ pub(super) trait Table {
     fn close(&mut self, port: &HostPort) -> Result<(), Error>;
     /// Keeps a mapping for later.
     fn shadow(&mut self, port: HostPort, target: &PortTarget) -> Result<(), Error>;
-    /// Forgets such a mapping.
+    /// Forgets a mapping that was kept for later.
     fn forget(&mut self, key: &ShadowedPort) -> Result<(), Error>;
-    /// Whether an attachment is still known.
+    /// Tells whether an attachment is still known.
     fn is_alive(&self, owner: Owner) -> Result<bool, Error>;
 }
 

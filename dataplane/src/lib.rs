@@ -1,0 +1,135 @@
+//! The eBPF side of a node: programs and maps, loaded once and pinned, opened by every call after
+//! that, and attached to devices.
+//!
+//! It knows devices, maps and the kernel, and neither CNI nor how an attachment is named.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+pub mod attach;
+pub mod bpf;
+pub mod feature;
+pub mod kernel;
+pub mod lock;
+pub mod map;
+pub mod netkit;
+pub mod object;
+pub mod pin;
+pub mod policy;
+pub mod port;
+pub mod test_run;
+
+pub use map::Maps;
+pub use pin::Pins;
+
+/// Why the dataplane can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// bpfRoot is somewhere else.
+    #[error(
+        "bpfRoot {} is not on a bpffs: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set bpfRoot to a folder of one",
+        .0.display()
+    )]
+    NotBpffs(PathBuf),
+    /// Nothing is pinned, and the caller must not load.
+    #[error("no programs are loaded at {}: the first ADD loads them", .0.display())]
+    NotLoaded(PathBuf),
+    /// A file or folder.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The object, as a whole.
+    #[error("cannot load the eBPF object: {0}")]
+    Object(#[from] aya::EbpfError),
+    /// A program.
+    #[error("program {name}: {source}")]
+    Program {
+        /// The name, one of [`underpass_abi::map::PROGRAMS`].
+        name: &'static str,
+        /// From aya, with the verifier's log where there is one.
+        source: Box<aya::programs::ProgramError>,
+    },
+    /// A map.
+    #[error("map {name}: {source}")]
+    Map {
+        /// The name, one of [`underpass_abi::map::MAPS`].
+        name: &'static str,
+        /// From aya.
+        source: Box<aya::maps::MapError>,
+    },
+    /// A device or a filter.
+    #[error(transparent)]
+    Netlink(#[from] underpass_netlink::Error),
+    /// The map of pods that take frames.
+    #[error("map XDP_PODS: {0}")]
+    XdpPods(#[from] aya::maps::xdp::XdpMapError),
+    /// The program of a netkit pair.
+    #[error("cannot {action} {device}: {source}")]
+    Netkit {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        device: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A map or program could not be pinned.
+    #[error("cannot pin {name}: {source}")]
+    Pin {
+        /// The map or program.
+        name: &'static str,
+        /// From aya.
+        source: Box<aya::pin::PinError>,
+    },
+    /// The object lacks something that this binary was built to use.
+    #[error("the eBPF object has no {0}: this build is broken, build it again")]
+    Missing(&'static str),
+}
+
+/// Tells whether something had to be put right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Changed {
+    /// It was not as it should be.
+    Yes,
+    /// It was.
+    No,
+}
+
+impl Error {
+    fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::File {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    fn program<E: Into<aya::programs::ProgramError>>(name: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Program {
+            name,
+            source: Box::new(source.into()),
+        }
+    }
+
+    fn pin(name: &'static str) -> impl FnOnce(aya::pin::PinError) -> Self {
+        move |source| Self::Pin {
+            name,
+            source: Box::new(source),
+        }
+    }
+
+    fn map(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> Self {
+        move |source| Self::Map {
+            name,
+            source: Box::new(source),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Loads the eBPF object: once per boot, so that no ADD after the first parses BTF or waits for the
+//! verifier. Programs that few nodes need are loaded when the first device needs them.
+
+use std::{
+    collections::BTreeMap, fs::File, io::Read as _, ops::RangeInclusive, panic::resume_unwind,
+    path::Path, thread,
+};
+
+use aya::{Ebpf, EbpfLoader, Pod, maps::Array, programs::Program};
+use nix::{
+    sys::{
+        resource::{RLIM_INFINITY, Resource, setrlimit},
+        sysinfo::sysinfo,
+    },
+    time::{ClockId, clock_getres},
+    unistd::{SysconfVar, sysconf},
+};
+use underpass_abi::{
+    map,
+    node::{NODE_SYMBOL, Node, State, slots},
+};
+
+use crate::{Error, Pins, feature, lock::Lock, pin::Folder, policy::Rules};
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
+
+/// Memory per entry of a flow table that the node has in all: a 4 GiB machine has 65,536 of each family. What
+/// is there from the first is 88 bytes for each, of the two families together.
+const MEMORY_PER_FLOW: u64 = 64 * 1024;
+/// Bounds for the entries of a flow table, unless somebody asks for more or less.
+const FLOWS_MIN: u64 = 1 << 15;
+const FLOWS_MAX: u64 = 1 << 20;
+/// How many entries of each flow table may be asked for: a power of two within these bounds.
+pub const FLOWS_ASKED: RangeInclusive<u32> = 1 << 10..=1 << 22;
+/// One pod may have half-open flows for a sixteenth of a flow table: a masqueraded flow has two entries.
+const QUOTA_SHARE: u32 = 32;
+
+/// Tables that evict what was not used for the longest time.
+///
+/// Each CPU that inserts into such a table takes up to 128 free entries for itself (`LOCAL_FREE_TARGET` of
+/// `kernel/bpf/bpf_lru_list.c`), so a small table on a machine with many CPUs would be spent by those
+/// that have no use for it. They have room for that many twice.
+const EVICTING: [Evicting; 4] = [
+    Evicting::new(map::FRAGMENTS4, 1 << 12, 256),
+    Evicting::new(map::FRAGMENTS6, 1 << 12, 256),
+    Evicting::new(map::HALF_OPEN, 1 << 14, 256),
+    // Of the programs alone, so its name is not in the ABI. An entry takes 2 KiB: each CPU has room for what
+    // it keeps, and no more.
+    Evicting::new("HELD", 1 << 8, 130),
+];
+
+/// A table that evicts.
+#[derive(Clone, Copy, Debug)]
+struct Evicting {
+    name: &'static str,
+    /// Entries at least.
+    least: u32,
+    /// Entries for each CPU, at least.
+    each: u32,
+}
+
+impl Evicting {
+    const fn new(name: &'static str, least: u32, each: u32) -> Self {
+        Self { name, least, each }
+    }
+
+    /// Counts the entries on a machine with so many CPUs.
+    fn entries(self, cpus: u32) -> u32 {
+        self.each.saturating_mul(cpus).max(self.least)
+    }
+}
+
+/// Opens the pins, after loading and pinning the maps and the usual programs if this is the first call since boot.
+pub fn open_or_load(root: &Path) -> Result<Pins, Error> {
+    open_or_load_sized(root, None)
+}
+
+/// Does what [`open_or_load`] does; if it loads, then with flow tables of so many entries (one of [`FLOWS_ASKED`]),
+/// else of what the node's memory suggests.
+pub fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins, Error> {
+    let pins = Pins::at(root);
+    if pins.are_complete() {
+        return Ok(pins);
+    }
+    pins.require_bpffs()?;
+    let _lock = Lock::acquire(root)?;
+    // Another call may have been first.
+    if !pins.are_complete() {
+        load(&pins, flows.unwrap_or_else(|| flow_count(memory())))?;
+    }
+    Ok(pins)
+}
+
+/// Kernels before 5.11 count maps and programs against this limit; on later ones it does not matter whether it can be raised.
+pub(crate) fn raise_memory_limit() {
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+}
+
+/// Loads and pins those of the programs that no device needed before. The pins are complete.
+pub fn load_missing(
+    _lock: &Lock,
+    pins: &Pins,
+    programs: impl IntoIterator<Item = &'static str>,
+) -> Result<(), Error> {
+    let mut missing: Vec<_> = programs.into_iter().collect();
+    missing.retain(|name| !pins.has_program(name));
+    if missing.is_empty() {
+        return Ok(());
+    }
+    raise_memory_limit();
+    let node = crate::map::node(pins)?;
+    let folder = pins.folder();
+    load_programs(&mut parse(&node, &folder)?, &missing, &folder)
+}
+
+fn load(pins: &Pins, flows: u32) -> Result<(), Error> {
+    raise_memory_limit();
+    let (hz, key, features) = (jiffies_per_second(), random_key()?, feature::present()?);
+    let node = Node::new(hz, key, features, flows);
+    let unfinished = pins.begin()?;
+    match load_into(unfinished.folder(), node) {
+        Ok(()) => unfinished.complete(),
+        Err(error) => {
+            unfinished.abandon();
+            Err(error)
+        }
+    }
+}
+
+fn load_into(folder: &Folder, node: Node) -> Result<(), Error> {
+    let mut object = parse(&node, folder)?;
+    fill(&mut object, map::CONSTANTS, node)?;
+    let mut state = State {
+        epoch: 1,
+        ..State::default()
+    };
+    Rules::wanted().put(&mut state);
+    fill(&mut object, map::STATE, state)?;
+    load_programs(&mut object, map::USUAL_PROGRAMS, folder)
+}
+
+/// Reads the object, and makes and pins those of its maps that are not pinned there.
+fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
+    let mut loader = EbpfLoader::new();
+    loader.override_global(NODE_SYMBOL, node, true);
+    for name in [map::FLOWS4, map::FLOWS6] {
+        loader.map_max_entries(name, node.flows);
+    }
+    for name in [map::SLOTS4, map::SLOTS6] {
+        loader.map_max_entries(name, slots(node.flows));
+    }
+    let cpus = cpus();
+    for table in EVICTING {
+        loader.map_max_entries(table.name, table.entries(cpus));
+    }
+    for &name in map::MAPS {
+        loader.map_pin_path(name, folder.map(name));
+    }
+    Ok(loader.load(OBJECT)?)
+}
+
+/// Sets the one element of an array.
+fn fill<T: Pod>(object: &mut Ebpf, name: &'static str, value: T) -> Result<(), Error> {
+    let array = object.map_mut(name).ok_or(Error::Missing(name))?;
+    Array::<_, T>::try_from(array)
+        .and_then(|mut array| array.set(0, value, 0))
+        .map_err(Error::map(name))
+}
+
+/// Loads and pins programs, at the same time: nearly all of a node's first ADD is the verifier's work on them.
+fn load_programs(object: &mut Ebpf, names: &[&'static str], folder: &Folder) -> Result<(), Error> {
+    let mut programs: BTreeMap<_, _> = object.programs_mut().collect();
+    thread::scope(|scope| {
+        let mut loading = Vec::new();
+        for &name in names {
+            let program = programs.remove(name).ok_or(Error::Missing(name))?;
+            loading.push(scope.spawn(move || load_program(program, name, folder)));
+        }
+        loading
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+fn load_program(program: &mut Program, name: &'static str, folder: &Folder) -> Result<(), Error> {
+    let path = folder.program(name);
+    let pinned = match program {
+        Program::SchedClassifier(program) => {
+            program.load().map_err(Error::program(name))?;
+            program.pin(path)
+        }
+        Program::Xdp(program) => {
+            program.load().map_err(Error::program(name))?;
+            program.pin(path)
+        }
+        _ => return Err(Error::Missing(name)),
+    };
+    pinned.map_err(Error::pin(name))
+}
+
+/// The tick of the coarse clock is the jiffy.
+pub(crate) fn jiffies_per_second() -> u32 {
+    const NANOSECONDS: i64 = 1_000_000_000;
+    const USUAL: u32 = 250;
+    let Ok(jiffy) = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE) else {
+        return USUAL;
+    };
+    let nanoseconds = jiffy.tv_sec() * NANOSECONDS + jiffy.tv_nsec();
+    if nanoseconds <= 0 {
+        return USUAL;
+    }
+    u32::try_from((NANOSECONDS + nanoseconds / 2) / nanoseconds).unwrap_or(USUAL)
+}
+
+fn random_key() -> Result<[u64; 2], Error> {
+    let path = Path::new("/dev/urandom");
+    let mut bytes = [0; 16];
+    File::open(path)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(Error::file("read", path))?;
+    let key = u128::from_ne_bytes(bytes);
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves of the key")]
+    let halves = [key as u64, (key >> 64) as u64];
+    Ok(halves)
+}
+
+fn memory() -> u64 {
+    sysinfo().map_or(0, |info| info.ram_total())
+}
+
+/// Counts the CPUs that are online, whether this process may run there or not.
+fn cpus() -> u32 {
+    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
+    online
+        .and_then(|cpus| u32::try_from(cpus).ok())
+        .unwrap_or(1)
+}
+
+/// Counts the entries of a flow table on a node with that many bytes of memory: a power of two.
+fn flow_count(memory: u64) -> u32 {
+    let fitting = (memory / MEMORY_PER_FLOW).clamp(FLOWS_MIN, FLOWS_MAX);
+    1 << fitting.ilog2()
+}
+
+/// Says how many half-open flows a pod may have beside flow tables of so many entries, unless its network says
+/// otherwise.
+#[must_use]
+pub const fn half_open_limit(flows: u32) -> u32 {
+    flows / QUOTA_SHARE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flow_tables_grow_with_the_machine() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(flow_count(GIB / 2), 1 << 15);
+        assert_eq!(flow_count(4 * GIB), 1 << 16);
+        assert_eq!(flow_count(4 * GIB - 1), 1 << 15);
+        assert_eq!(flow_count(1024 * GIB), 1 << 20);
+    }
+
+    #[test]
+    fn whatever_the_size_of_a_table_a_pod_has_a_quota() {
+        assert_eq!(half_open_limit(1 << 14), 512);
+        assert_eq!(half_open_limit(1 << 19), 16_384);
+        assert_eq!(half_open_limit(*FLOWS_ASKED.start()), 32);
+    }
+
+    #[test]
+    fn tables_that_evict_have_room_for_what_each_cpu_keeps() {
+        let entries = |cpus| EVICTING.map(|table| (table.name, table.entries(cpus)));
+        let of = |fragments, half_open, held| {
+            [
+                (map::FRAGMENTS4, fragments),
+                (map::FRAGMENTS6, fragments),
+                (map::HALF_OPEN, half_open),
+                ("HELD", held),
+            ]
+        };
+        assert_eq!(entries(1), of(4_096, 16_384, 256));
+        assert_eq!(entries(2), of(4_096, 16_384, 260));
+        assert_eq!(entries(32), of(8_192, 16_384, 4_160));
+        assert_eq!(entries(256), of(65_536, 65_536, 33_280));
+        assert!(cpus() >= 1);
+    }
+
+    #[test]
+    fn a_jiffy_is_one_of_the_usual_lengths() {
+        let hz = jiffies_per_second();
+        assert!([100, 250, 300, 1000].contains(&hz), "{hz}");
+    }
+}

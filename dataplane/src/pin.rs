@@ -1,0 +1,198 @@
+//! Where programs and maps are pinned: `<bpfRoot>/v<ABI>/{maps,programs}/<name>`.
+//!
+//! The folder is made under another name and renamed when everything is in it, so one that exists
+//! is complete: a call killed half-way leaves only a folder that the next one removes.
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{self, Path, PathBuf},
+    process,
+};
+
+use aya::{
+    maps::MapData,
+    programs::{ProgramFd, ProgramInfo},
+};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use underpass_abi::ABI;
+
+use crate::Error;
+
+/// The pins of one node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pins {
+    root: PathBuf,
+}
+
+impl Pins {
+    /// Takes the pins below `root`, which need not exist.
+    #[must_use]
+    pub fn at(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    /// Names the folder below which they are, bpfRoot.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Names the folder of this layout's pins.
+    #[must_use]
+    pub fn folder(&self) -> Folder {
+        Folder(self.root.join(format!("v{ABI}")))
+    }
+
+    /// Tells whether all maps and the usual programs are loaded and pinned.
+    #[must_use]
+    pub fn are_complete(&self) -> bool {
+        self.folder().0.is_dir()
+    }
+
+    /// Fails unless `root`, or the folder that it will be made in, is on a bpffs.
+    pub fn require_bpffs(&self) -> Result<(), Error> {
+        let existing = self
+            .root
+            .ancestors()
+            .find(|folder| folder.exists())
+            .unwrap_or(&self.root);
+        match statfs(existing) {
+            Ok(stat) if stat.filesystem_type() == BPF_FS_MAGIC => Ok(()),
+            Ok(_) => Err(Error::NotBpffs(self.root.clone())),
+            Err(errno) => Err(Error::file("examine", existing)(errno.into())),
+        }
+    }
+
+    /// Makes an empty folder to pin into, and removes those of calls that were killed. The caller
+    /// holds the lock.
+    pub(crate) fn begin(&self) -> Result<Unfinished, Error> {
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(0o700).recursive(true);
+        builder
+            .create(&self.root)
+            .map_err(Error::file("create", &self.root))?;
+        for entry in fs::read_dir(&self.root).map_err(Error::file("list", &self.root))? {
+            let entry = entry.map_err(Error::file("list", &self.root))?;
+            if entry
+                .file_name()
+                .as_encoded_bytes()
+                .starts_with(Unfinished::PREFIX.as_bytes())
+            {
+                remove(&entry.path())?;
+            }
+        }
+        let folder = self
+            .root
+            .join(format!("{}{}", Unfinished::PREFIX, process::id()));
+        for part in [MAPS, PROGRAMS] {
+            let path = folder.join(part);
+            builder
+                .create(&path)
+                .map_err(Error::file("create", &path))?;
+        }
+        Ok(Unfinished {
+            folder: Folder(folder),
+            complete: self.folder(),
+        })
+    }
+
+    /// Removes all pins, and the folders that are empty after that. Returns whether there were any.
+    /// The caller holds the lock.
+    pub fn remove(&self) -> Result<bool, Error> {
+        let Folder(folder) = self.folder();
+        if !folder.exists() {
+            return Ok(false);
+        }
+        remove(&folder)?;
+        match fs::remove_dir(&self.root) {
+            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => {
+                Err(Error::file("remove", &self.root)(error))
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// Opens a pinned map.
+    pub fn map(&self, name: &'static str) -> Result<MapData, Error> {
+        MapData::from_pin(self.folder().map(name)).map_err(Error::map(name))
+    }
+
+    /// Tells whether a program is pinned: no device needed it before, if not.
+    #[must_use]
+    pub fn has_program(&self, name: &str) -> bool {
+        self.folder().program(name).exists()
+    }
+
+    /// Asks about a pinned program.
+    ///
+    /// Not as a program of its type: before aya makes one of those it tries out what the kernel can
+    /// do, and loads five programs for it. That takes longer than the rest of a CHECK of the filters.
+    pub fn program(&self, name: &'static str) -> Result<ProgramInfo, Error> {
+        ProgramInfo::from_pin(self.folder().program(name)).map_err(Error::program(name))
+    }
+
+    /// Opens a pinned program, to give it to the kernel.
+    pub fn program_fd(&self, name: &'static str) -> Result<ProgramFd, Error> {
+        self.program(name)?.fd().map_err(Error::program(name))
+    }
+}
+
+const MAPS: &str = "maps";
+const PROGRAMS: &str = "programs";
+
+/// A folder of pins.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Names the place where a map is pinned.
+    pub(crate) fn map(&self, name: &str) -> PathBuf {
+        self.0.join(MAPS).join(name)
+    }
+
+    /// Names the place where a program is pinned.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.0.join(PROGRAMS).join(name)
+    }
+
+    /// Shows the folder to people.
+    #[must_use]
+    pub fn display(&self) -> path::Display<'_> {
+        self.0.display()
+    }
+}
+
+/// A folder of pins that nobody sees yet.
+#[derive(Debug)]
+pub(crate) struct Unfinished {
+    folder: Folder,
+    complete: Folder,
+}
+
+impl Unfinished {
+    const PREFIX: &str = "new-";
+
+    /// The pins.
+    pub(crate) const fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// Shows the folder to everybody.
+    pub(crate) fn complete(self) -> Result<(), Error> {
+        let (Folder(from), Folder(to)) = (self.folder, self.complete);
+        fs::rename(from, &to).map_err(Error::file("complete", &to))
+    }
+
+    /// Removes it: there was an error, which matters more than what goes wrong here. The next call
+    /// that loads tries again.
+    pub(crate) fn abandon(self) {
+        let _ = remove(&self.folder.0);
+    }
+}
+
+fn remove(folder: &Path) -> Result<(), Error> {
+    fs::remove_dir_all(folder).map_err(Error::file("remove", folder))
+}

@@ -1,0 +1,205 @@
+//! tc: the clsact qdisc and eBPF filters in direct-action mode.
+//!
+//! A filter is identified by device, direction, priority and handle; ours have numbers of their
+//! own, so a request never meets a filter of anyone else. The qdisc is shared: it is created where
+//! it is missing and never deleted.
+
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
+};
+
+use super::{Error, Mode, Netlink, link::Device};
+
+/// Priority of our filters: behind those that other programs place by hand, which are small
+/// numbers.
+const PRIORITY: u16 = 0xC0DE;
+/// Handle of our filters.
+const HANDLE: TcHandle = TcHandle { major: 0, minor: 1 };
+/// `ETH_P_ALL` (3) in network order, the protocol of a filter that sees every packet.
+const ALL_PROTOCOLS: u16 = 3_u16.to_be();
+
+/// The side of a device that a filter sits at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// The filter sees what the device receives.
+    Ingress,
+    /// The filter sees what the device sends.
+    Egress,
+}
+
+impl Direction {
+    const fn parent(self) -> TcHandle {
+        TcHandle {
+            major: TcHandle::CLSACT.major,
+            minor: match self {
+                Self::Ingress => TcHandle::MIN_INGRESS,
+                Self::Egress => TcHandle::MIN_EGRESS,
+            },
+        }
+    }
+
+    /// The name that `tc` has for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+impl Netlink {
+    /// Gives a device the clsact qdisc, unless it has it.
+    pub fn add_clsact(&self, device: &Device) -> Result<(), Error> {
+        let mut message = tc_message(device.index);
+        message.header.handle = TcHandle {
+            major: TcHandle::CLSACT.major,
+            minor: 0,
+        };
+        message.header.parent = TcHandle::CLSACT;
+        message
+            .attributes
+            .push(TcAttribute::Kind("clsact".to_owned()));
+        let answer = self.change(
+            RouteNetlinkMessage::NewQueueDiscipline(message),
+            Mode::Create,
+            || format!("add the clsact qdisc to {}", device.name),
+        );
+        match answer {
+            Err(error) if error.is_present() => self.require_clsact(device, error),
+            answer => answer,
+        }
+    }
+
+    /// What is in the place of the clsact qdisc may be the older `ingress`, which has one list of
+    /// filters for whatever direction one asks for.
+    fn require_clsact(&self, device: &Device, error: Error) -> Result<(), Error> {
+        let kinds = self.qdisc_kinds(device.index)?;
+        if kinds.iter().any(|kind| kind == "ingress") {
+            let action = format!(
+                "add the clsact qdisc to {}, where another program (the plugin bandwidth?) has put the qdisc ingress",
+                device.name
+            );
+            return Err(Error { action, ..error });
+        }
+        Ok(())
+    }
+
+    /// Puts our filter of that direction onto a device that has the clsact qdisc, in place of an
+    /// older one of ours.
+    pub fn set_filter(
+        &self,
+        device: &Device,
+        direction: Direction,
+        program: BorrowedFd<'_>,
+        name: &str,
+    ) -> Result<(), Error> {
+        let mut message = filter_message(device.index, direction);
+        let options = [
+            TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned()),
+            TcFilterBpfOption::ProgName(name.to_owned()),
+            TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
+        ];
+        message
+            .attributes
+            .push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
+        message.attributes.push(TcAttribute::Options(
+            options.into_iter().map(TcOption::Bpf).collect(),
+        ));
+        self.change(
+            RouteNetlinkMessage::NewTrafficFilter(message),
+            Mode::Replace,
+            || {
+                format!(
+                    "attach {name} to the {} of {}",
+                    direction.name(),
+                    device.name
+                )
+            },
+        )
+    }
+
+    /// Takes our filter of that direction off a device. Returns whether there was one.
+    pub fn delete_filter(&self, index: u32, direction: Direction) -> Result<bool, Error> {
+        let mut message = filter_message(index, direction);
+        message
+            .attributes
+            .push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
+        let answer = self.change(
+            RouteNetlinkMessage::DelTrafficFilter(message),
+            Mode::Existing,
+            || {
+                format!(
+                    "detach from the {} of device number {index}",
+                    direction.name()
+                )
+            },
+        );
+        match answer {
+            Ok(()) => Ok(true),
+            // A device without the qdisc answers EINVAL.
+            Err(error) if error.is_absent() || error.errno() == Some(libc::EINVAL) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks for the ids of the programs that our filters run, in the order of the devices and directions
+    /// asked for: `None` where the device or the filter does not exist.
+    pub fn filter_programs(&self, places: &[(u32, Direction)]) -> Result<Vec<Option<u32>>, Error> {
+        let questions = places.iter().map(|&(index, direction)| {
+            RouteNetlinkMessage::GetTrafficFilter(filter_message(index, direction))
+        });
+        let answers = self
+            .get_each(questions)
+            .map_err(|source| Error::new("look at filters".to_owned(), source))?;
+        answers
+            .into_iter()
+            .zip(places)
+            .map(|(answer, &(index, direction))| {
+                let action = || {
+                    format!(
+                        "look at the filter at the {} of device number {index}",
+                        direction.name()
+                    )
+                };
+                match answer.map_err(|source| Error::new(action(), source)) {
+                    Ok(RouteNetlinkMessage::NewTrafficFilter(message)) => Ok(program(message)),
+                    Ok(_) => Ok(None),
+                    // A device without the qdisc answers EINVAL, and so does one without filters.
+                    Err(error) if error.is_absent() || error.errno() == Some(libc::EINVAL) => {
+                        Ok(None)
+                    }
+                    Err(error) => Err(error),
+                }
+            })
+            .collect()
+    }
+}
+
+/// Reads the program of a filter.
+fn program(message: TcMessage) -> Option<u32> {
+    message.attributes.into_iter().find_map(|attribute| {
+        let TcAttribute::Options(options) = attribute else {
+            return None;
+        };
+        options.into_iter().find_map(|option| match option {
+            TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(id),
+            _ => None,
+        })
+    })
+}
+
+fn tc_message(index: u32) -> TcMessage {
+    TcMessage::with_index(index.cast_signed())
+}
+
+fn filter_message(index: u32, direction: Direction) -> TcMessage {
+    let mut message = tc_message(index);
+    message.header.parent = direction.parent();
+    message.header.handle = HANDLE;
+    message.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS);
+    message
+}

@@ -1,0 +1,196 @@
+//! What a network namespace is asked and told: route netlink, the settings below `/proc/sys`, and the
+//! namespace itself as a handle.
+//!
+//! There is one socket per network namespace; it makes one change at a time, and asks about many objects of
+//! a kind in one go. A netlink socket belongs to the namespace of the thread that opened it and stays there, so a
+//! socket opened on a thread inside a container's namespace configures the container from any
+//! thread.
+
+use std::io;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::protocols::NETLINK_ROUTE;
+
+use self::socket::Socket;
+
+pub mod addr;
+pub mod ethtool;
+pub mod filter;
+pub mod link;
+pub mod mac;
+pub mod neigh;
+pub mod netconf;
+pub mod netns;
+pub mod qdisc;
+pub mod route;
+mod socket;
+pub mod sysctl;
+pub mod xdp;
+pub mod xfrm;
+
+pub use mac::Mac;
+pub use netns::Netns;
+
+/// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an
+/// error.
+const DUMP_ATTEMPTS: u32 = 10;
+/// How many answers may wait to be read: each is accounted with a kilobyte or so, and a socket takes
+/// some 200 kilobytes.
+const AT_ONCE: usize = 64;
+
+/// A request that the kernel refused, or that never reached it.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action}: {source}")]
+pub struct Error {
+    /// What was asked for, as it follows "cannot".
+    action: String,
+    /// The kernel's answer.
+    source: io::Error,
+}
+
+impl Error {
+    fn new(action: String, source: io::Error) -> Self {
+        Self { action, source }
+    }
+
+    /// The kernel's error number, if it was the kernel that answered.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        self.source.raw_os_error()
+    }
+
+    /// Tells whether the thing asked for does not exist.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(
+            self.errno(),
+            Some(libc::ENODEV | libc::ENOENT | libc::ESRCH | libc::EADDRNOTAVAIL | libc::ENXIO)
+        )
+    }
+
+    /// Tells whether the place is taken.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.errno() == Some(libc::EBUSY)
+    }
+
+    /// Tells whether the thing asked for exists already.
+    #[must_use]
+    pub fn is_present(&self) -> bool {
+        self.errno() == Some(libc::EEXIST)
+    }
+}
+
+/// The rule for a request whose object exists, or does not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Create it; an existing one is an error.
+    Create,
+    /// Create it beside whatever exists (routes with several next hops).
+    Append,
+    /// Create it, or replace the existing one.
+    Replace,
+    /// Change or delete an existing one; its absence is an error.
+    Existing,
+}
+
+impl Mode {
+    const fn flags(self) -> u16 {
+        match self {
+            Self::Create => NLM_F_CREATE | NLM_F_EXCL,
+            Self::Append => NLM_F_CREATE,
+            Self::Replace => NLM_F_CREATE | NLM_F_REPLACE,
+            Self::Existing => 0,
+        }
+    }
+}
+
+/// A route netlink socket of one network namespace.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: Socket,
+}
+
+impl Netlink {
+    /// Opens a socket in the network namespace of the calling thread.
+    pub fn open() -> Result<Self, Error> {
+        match Socket::open(NETLINK_ROUTE) {
+            Ok(socket) => Ok(Self { socket }),
+            Err(source) => Err(Error::new("open a netlink socket".to_owned(), source)),
+        }
+    }
+
+    /// Sends a request that changes something, and waits for the kernel's word on it.
+    fn change(
+        &self,
+        message: RouteNetlinkMessage,
+        mode: Mode,
+        action: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        let flags = NLM_F_REQUEST | NLM_F_ACK | mode.flags();
+        match self.socket.exchange(message, flags, |_| false) {
+            Ok(_) => Ok(()),
+            Err(source) => Err(Error::new(action(), source)),
+        }
+    }
+
+    /// Asks for one object.
+    fn get(
+        &self,
+        message: RouteNetlinkMessage,
+        action: impl FnOnce() -> String,
+    ) -> Result<Option<RouteNetlinkMessage>, Error> {
+        let flags = NLM_F_REQUEST | NLM_F_ACK;
+        match self.socket.exchange(message, flags, |_| true) {
+            Ok(answer) => Ok(answer.objects.into_iter().next()),
+            Err(source) => Err(Error::new(action(), source)),
+        }
+    }
+
+    /// Asks for many objects, many at once.
+    fn get_each(
+        &self,
+        messages: impl IntoIterator<Item = RouteNetlinkMessage>,
+    ) -> io::Result<Vec<io::Result<RouteNetlinkMessage>>> {
+        let mut messages = messages.into_iter();
+        let mut answers = Vec::new();
+        loop {
+            let some = messages.by_ref().take(AT_ONCE);
+            let some = self.socket.exchange_each(some, NLM_F_REQUEST)?;
+            if some.is_empty() {
+                return Ok(answers);
+            }
+            answers.extend(some);
+        }
+    }
+
+    /// Asks for all objects of a kind, again if they changed meanwhile. What `wanted` refuses, by what
+    /// follows the message's header, is not decoded.
+    fn dump(
+        &self,
+        message: &RouteNetlinkMessage,
+        mut wanted: impl FnMut(&[u8]) -> bool,
+        action: impl Fn() -> String,
+    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        for _ in 0..DUMP_ATTEMPTS {
+            let flags = NLM_F_REQUEST | NLM_F_DUMP;
+            let answer = self
+                .socket
+                .exchange(message.clone(), flags, &mut wanted)
+                .map_err(|source| Error::new(action(), source))?;
+            if !answer.interrupted {
+                return Ok(answer.objects);
+            }
+        }
+        Err(Error::new(
+            action(),
+            io::Error::new(
+                io::ErrorKind::Interrupted,
+                "the table changed during every attempt to read it",
+            ),
+        ))
+    }
+}

@@ -1,0 +1,85 @@
+//! Neighbours that never expire: nobody on a veth has to ask who has an address.
+
+use std::net::IpAddr;
+
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+    route::RouteType,
+};
+
+use super::{Error, Mac, Mode, Netlink, addr::family, link::Device};
+
+/// A permanent neighbour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Neighbour {
+    /// Its address.
+    pub addr: IpAddr,
+    /// The MAC that packets to it are sent to.
+    pub mac: Mac,
+}
+
+impl Neighbour {
+    fn from_message(message: NeighbourMessage) -> Option<Self> {
+        let mut addr = None;
+        let mut mac = None;
+        for attribute in message.attributes {
+            match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => {
+                    addr = Some(IpAddr::V4(v4));
+                }
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => {
+                    addr = Some(IpAddr::V6(v6));
+                }
+                NeighbourAttribute::LinkLayerAddress(bytes) => {
+                    mac = bytes.as_slice().try_into().ok().map(Mac);
+                }
+                _ => {}
+            }
+        }
+        (message.header.state == NeighbourState::Permanent).then_some(())?;
+        Some(Self {
+            addr: addr?,
+            mac: mac?,
+        })
+    }
+}
+
+impl Netlink {
+    /// Adds or replaces a permanent neighbour.
+    pub fn add_neighbour(&self, device: &Device, addr: IpAddr, mac: Mac) -> Result<(), Error> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = family(addr);
+        message.header.ifindex = device.index;
+        message.header.state = NeighbourState::Permanent;
+        message.header.kind = RouteType::Unicast;
+        message.attributes = vec![
+            NeighbourAttribute::Destination(addr.into()),
+            NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()),
+        ];
+        self.change(
+            RouteNetlinkMessage::NewNeighbour(message),
+            Mode::Replace,
+            || format!("make {addr} a neighbour at {mac} on {}", device.name),
+        )
+    }
+
+    /// Lists the permanent neighbours on a device.
+    pub fn neighbours(&self, index: u32) -> Result<Vec<Neighbour>, Error> {
+        let mut message = NeighbourMessage::default();
+        message.attributes.push(NeighbourAttribute::IfIndex(index));
+        let message = RouteNetlinkMessage::GetNeighbour(message);
+        let answers = self.dump(
+            &message,
+            |_| true,
+            || format!("list the neighbours on device number {index}"),
+        )?;
+        Ok(answers
+            .into_iter()
+            .filter_map(|message| match message {
+                RouteNetlinkMessage::NewNeighbour(message) => Neighbour::from_message(message),
+                _ => None,
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,49 @@
+//! What DEL, GC and a failed ADD take away.
+
+use underpass_abi::endpoint::{Attachment as Record, Owner, role};
+use underpass_dataplane::Maps;
+use underpass_netlink::Netlink;
+
+use super::{REVERT_CHAINED, REVERT_INTERFACE};
+use crate::error::Error;
+
+/// An attachment that has to go: whatever the kernel and the maps still have of it.
+pub(crate) struct Detachment<'a> {
+    /// A socket in the node's namespace.
+    pub(crate) node: &'a Netlink,
+    pub(crate) owner: Owner,
+    /// None where nothing is loaded, or the maps don't know the attachment.
+    pub(crate) known: Option<Known<'a>>,
+}
+
+/// What the maps know of an attachment.
+pub(crate) struct Known<'a> {
+    pub(crate) maps: &'a mut Maps,
+    /// All that it put into maps.
+    pub(crate) record: Record,
+}
+
+/// Removes map entries and devices of an attachment, by the list that its role asks for.
+pub(crate) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> Result<(), Error> {
+    let mut known = None;
+    if let Some(maps) = maps {
+        let record = maps.attachment(owner)?;
+        known = record.map(|record| Known { maps, record });
+    }
+    let steps = match &known {
+        Some(known) if known.record.role == role::CHAINED => REVERT_CHAINED,
+        _ => REVERT_INTERFACE,
+    };
+    let mut detachment = Detachment { node, owner, known };
+    steps
+        .iter()
+        .try_for_each(|step| step.revert(&mut detachment))
+}
+
+/// Takes its host ports from a container that another plugin attached. It may have none.
+pub(crate) fn detach_chained(node: &Netlink, maps: &mut Maps, owner: Owner) -> Result<(), Error> {
+    match maps.attachment(owner)? {
+        Some(_) => detach(node, Some(maps), owner),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,61 @@
+//! Programs on the uplinks that the container's packets leave by, and the epoch.
+
+use underpass_dataplane::{
+    Maps,
+    lock::Lock,
+    policy::{self, Rules},
+};
+use underpass_netlink::Netlink;
+
+use super::{Attachment, Inspection, Mode, Step};
+use crate::{
+    error::Error,
+    finding::Findings,
+    uplink::{Uplinks, reconcile},
+};
+
+/// Brings the uplinks up to date, and what the programs must know of the node's own stack; then makes
+/// every flow validate itself again: the last change of an ADD to the maps.
+pub(crate) struct UplinkPrograms;
+
+impl<M: Mode> Step<M> for UplinkPrograms {
+    fn name(&self) -> &'static str {
+        "uplink programs"
+    }
+
+    fn apply(&self, attachment: &mut Attachment<'_, M>) -> Result<(), Error> {
+        let Attachment {
+            node,
+            maps,
+            uplinks,
+            ..
+        } = attachment;
+        finish(node, maps, uplinks)
+    }
+
+    fn verify(&self, inspection: &Inspection<'_, M>, findings: &mut Findings) -> Result<(), Error> {
+        match &inspection.loaded {
+            Some(loaded) => {
+                let uplinks = &loaded.uplinks.list;
+                reconcile::verify(inspection.node, &loaded.maps, uplinks, findings)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn finish(node: &Netlink, maps: &mut Maps, uplinks: &Uplinks<'_>) -> Result<(), Error> {
+    // Nearly always all is well. The kernel answers such questions one after the other, so who asked
+    // with the lock in hand would let everybody behind the lock wait for everybody before the kernel.
+    let mut findings = Findings::default();
+    reconcile::verify(node, maps, &uplinks.list, &mut findings)?;
+    let rules = Rules::wanted();
+    let lock = Lock::acquire(maps.pins().root())?;
+    if !findings.is_empty() {
+        // What this call saw may be older than what another one has written since.
+        let uplinks = Uplinks::find(node, maps, uplinks.patterns)?;
+        reconcile::uplinks(&lock, node, maps, &uplinks.list)?;
+    }
+    policy::set(&lock, maps, rules)?;
+    Ok(maps.raise_epoch()?)
+}

@@ -1,0 +1,81 @@
+//! The uplinks as they are now.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use underpass_abi::endpoint::device;
+use underpass_dataplane::Maps;
+use underpass_netlink::{
+    Netlink,
+    link::{By, Link},
+    route::MAIN,
+};
+
+use super::{Surroundings, Uplink, is_not_ours};
+use crate::{error::Error, glob::Glob};
+
+/// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
+/// all devices have.
+const FEW: usize = 8;
+
+/// The node's uplinks, and what else matters of the devices that belong to no container.
+#[derive(Debug)]
+pub(crate) struct Uplinks<'a> {
+    pub(crate) list: Vec<Uplink>,
+    /// See [`Surroundings::service_addresses`].
+    pub(crate) service_addresses: Vec<IpAddr>,
+    /// The names that were asked for.
+    pub(crate) patterns: Option<&'a [Glob]>,
+}
+
+impl<'a> Uplinks<'a> {
+    /// Looks at these devices as they are now. They are a few among hundreds on a node with hundreds of
+    /// containers, and to look at all would be the slowest part of an ADD.
+    pub(crate) fn find(
+        node: &Netlink,
+        maps: &Maps,
+        patterns: Option<&'a [Glob]>,
+    ) -> Result<Self, Error> {
+        let all = node.indices()?;
+        let mut others = BTreeSet::new();
+        for &index in &all {
+            let entry = maps.device(index)?;
+            if entry.is_none_or(|entry| entry.flags & device::POD == 0) {
+                others.insert(index);
+            }
+        }
+        // One in a list costs as much as one that is asked for.
+        let mut links = if others.len() <= FEW.max(all.len() / 2) {
+            let asked = others.iter().map(|index| node.link(By::Index(*index)));
+            asked
+                .filter_map(Result::transpose)
+                .collect::<Result<_, _>>()?
+        } else {
+            node.links_where(|index| others.contains(&index))?
+        };
+        // Many ADDs at once make many devices that the maps do not know yet.
+        links.retain(is_not_ours);
+        let (mut addresses, mut routes) = (Vec::new(), Vec::new());
+        if links.len() <= FEW {
+            for &Link { index, .. } in &links {
+                addresses.extend(node.addresses_on(index)?);
+                let by = node.default_routes(MAIN, Some(index))?.into_iter();
+                routes.extend(by.filter(|route| route.index == index));
+            }
+        } else {
+            let wanted: BTreeSet<u32> = links.iter().map(|link| link.index).collect();
+            addresses = node.addresses_where(|index| wanted.contains(&index))?;
+            routes = node.default_routes(MAIN, None)?;
+        }
+        let surroundings = Surroundings {
+            links: &links,
+            addresses: &addresses,
+            routes: &routes,
+            rp_filter: node.rp_filter()?,
+        };
+        Ok(Self {
+            list: surroundings.uplinks(patterns),
+            service_addresses: surroundings.service_addresses(),
+            patterns,
+        })
+    }
+}
