@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::json;
 use underpass_abi::{
@@ -10,13 +9,10 @@ use underpass_abi::{
     map,
 };
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node,
     counter::Counters,
     frame::{UNKNOWN_PROTOCOL, as_fragment, sctp::chunk},
-    needs_root,
+    prelude::*,
     test_run::{Bench, SHOT},
-    traffic::udp,
 };
 
 const PORT: u16 = 8080;

@@ -1,15 +1,11 @@
 //! Verdicts of `from_pod` on packets of a pod.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use underpass_abi::map;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     frame::Ends,
-    needs_root,
+    prelude::*,
     test_run::{Bench, REDIRECT, SHOT, UNSPEC},
-    traffic::udp,
 };
 
 const PORT: u16 = 8080;

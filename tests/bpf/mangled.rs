@@ -1,15 +1,11 @@
 //! Packets that are cut short or changed at any byte: never a wrong turn, never a changed byte of what goes to the stack.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use underpass_abi::map;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     frame::as_fragment,
-    needs_root,
+    prelude::*,
     test_run::{Bench, REDIRECT, SHOT, UNSPEC},
-    traffic::udp,
 };
 
 const PORT: u16 = 8080;
@@ -20,8 +16,8 @@ fn benches<'a>(lab: &'a Lab, pod: &Pod) -> Result<[Bench<'a>; 4]> {
     Ok([
         Bench::open(&lab.node, map::FROM_POD, pod.host_veth())?,
         Bench::open(&lab.node, map::TO_POD, pod.host_veth())?,
-        Bench::open(&lab.node, map::FROM_WIRE, underpass_tests::Node::UPLINK)?,
-        Bench::open(&lab.node, map::TO_WIRE, underpass_tests::Node::UPLINK)?,
+        Bench::open(&lab.node, map::FROM_WIRE, Node::UPLINK)?,
+        Bench::open(&lab.node, map::TO_WIRE, Node::UPLINK)?,
     ])
 }
 

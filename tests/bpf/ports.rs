@@ -2,14 +2,12 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use underpass_abi::{counter::Counter, map};
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod,
-    counter::{Counters, Meter},
-    frame, needs_root,
+    counter::Counters,
+    frame,
+    prelude::*,
     test_run::{Bench, SHOT, UNSPEC},
 };
 

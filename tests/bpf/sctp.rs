@@ -1,13 +1,10 @@
 //! SCTP packets through the programs: ports, and a checksum that is right or left to the device.
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use underpass_abi::map;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node,
     frame::sctp::{self, chunk},
-    needs_root,
+    prelude::*,
     test_run::{Bench, UNSPEC},
 };
 

@@ -1,16 +1,8 @@
 //! Debian's plugins after ours: each finds what it needs, ours tolerates what they change, and packets flow.
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    leak::Traces,
-    needs_root,
-    netns::Netns,
-    traffic::{ping, tcp},
-};
+use underpass_tests::{leak::Traces, netns::Netns, prelude::*};
 
 use crate::{
     chain::{Chain, IFNAME},

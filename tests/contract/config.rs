@@ -1,13 +1,10 @@
 //! Configs as runtimes and operators write them: lenient where Go is, strict where a wrong value would be obeyed.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
-    Family::{V4, V6},
-    Lab, Pod,
     leak::Traces,
-    needs_root,
+    prelude::*,
     runtime::{Call, CniError, Conf, Reply},
 };
 
@@ -211,7 +208,7 @@ fn a_gateway_without_being_asked_for_is_the_first_address() -> Result<()> {
         .collect();
     ensure!(gateways == ["10.88.0.1", "fd00:88::1"], "{}", pod.result());
     for family in [V4, V6] {
-        underpass_tests::traffic::ping::ping(pod.netns(), family.remote())?;
+        ping::ping(pod.netns(), family.remote())?;
     }
     Ok(())
 }

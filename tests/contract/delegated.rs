@@ -2,16 +2,13 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, path::PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use underpass_tests::{
-    Family, Lab, Pod,
     leak::Traces,
-    needs_root,
     netns::Netns,
+    prelude::*,
     runtime::{Call, Conf},
-    traffic::ping,
 };
 
 use crate::{

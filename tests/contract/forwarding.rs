@@ -2,12 +2,8 @@
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, needs_root,
-};
+use underpass_tests::prelude::*;
 
 const fn switch(family: Family) -> &'static str {
     match family {

@@ -1,14 +1,11 @@
 //! GC: frees what nobody knows any more, of its own network, past errors; and nothing where nobody said what is valid.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
-    Family, Lab, Pod,
     leak::Traces,
-    needs_root,
+    prelude::*,
     runtime::{Call, Conf},
-    traffic::ping,
 };
 
 use crate::delegated::Witness;
@@ -115,7 +112,7 @@ fn every_kind_of_leftover_is_found() -> Result<()> {
         .node
         .data_dir()
         .join("lab")
-        .join(freed.ip(Family::V4).to_string());
+        .join(freed.ip(V4).to_string());
     freed.del()?;
     lab.node
         .netns()

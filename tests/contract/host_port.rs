@@ -4,18 +4,13 @@ mod words;
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod,
-    counter::{Meter, Registry},
-    needs_root,
+    counter::Registry,
     netns::Netns,
+    prelude::*,
     runtime::{Call, Conf},
-    traffic::{ping, tcp, udp},
 };
 
 use crate::{

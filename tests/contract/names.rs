@@ -1,16 +1,12 @@
 //! One executable under several names: what existing configs and other plugins ask for.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
-    Family::V4,
-    Lab, Pod,
     leak::Traces,
-    needs_root,
     netns::Netns,
+    prelude::*,
     runtime::{Call, Conf},
-    traffic::ping,
 };
 
 use crate::{

@@ -1,18 +1,8 @@
 //! What a config asks for, as the kernel has it afterwards.
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    leak::Traces,
-    needs_root,
-    netns::Netns,
-    rtnl::Change,
-    runtime::Conf,
-    traffic::ping,
-};
+use underpass_tests::{leak::Traces, netns::Netns, prelude::*, rtnl::Change, runtime::Conf};
 
 fn routes(netns: &Netns, family: Family, table: &str) -> Result<Vec<Value>> {
     let version = match family {

@@ -7,13 +7,10 @@ use std::{
     thread,
 };
 
-use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use underpass_tests::{
-    Family::V4,
-    Lab, Node,
     leak::Traces,
-    needs_root,
+    prelude::*,
     runtime::{Call, CniError, Conf},
 };
 

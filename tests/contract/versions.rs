@@ -1,16 +1,8 @@
 //! Every verb in every version, with real attachments.
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    leak::Traces,
-    needs_root,
-    runtime::Call,
-    traffic::ping,
-};
+use underpass_tests::{leak::Traces, prelude::*, runtime::Call};
 
 use crate::schema;
 

@@ -7,21 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::Meter,
     leak::Traces,
-    needs_root,
     netns::Netns,
     patience,
+    prelude::*,
     runtime::{Call, Conf},
-    traffic::{PATIENCE, tcp, udp},
+    traffic::PATIENCE,
 };
 
 const PORT: u16 = 8080;

@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map};
 use rstest::rstest;
 use underpass_abi::{
@@ -10,13 +9,7 @@ use underpass_abi::{
     endpoint::{Attachment, Device, Endpoint, Owner},
     map,
 };
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::open,
-    needs_root,
-    runtime::Conf,
-};
+use underpass_tests::{counter::open, prelude::*, runtime::Conf};
 
 /// Something that goes wrong with an attachment.
 type Tamper = fn(&Lab, &Pod, Family) -> Result<()>;

@@ -9,19 +9,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::bail;
 use rstest::rstest;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod,
     capture::Capture,
-    frame, needs_root,
+    frame,
     netfilter::LONGEST,
     netns::Netns,
     patience,
+    prelude::*,
     rtnl::Route,
     second::{Kind, Second},
-    traffic::{SILENCE, offload, tcp},
+    traffic::{SILENCE, offload},
     wire::Wire,
     world::World,
 };

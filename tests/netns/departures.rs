@@ -6,13 +6,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, needs_root, patience,
+    patience,
+    prelude::*,
     second::{Kind, Second},
-    traffic::{SILENCE, serve, tcp, udp},
+    traffic::{SILENCE, serve},
     wire::Wire,
 };
 

@@ -2,17 +2,14 @@
 
 use std::{net::SocketAddr, sync::Arc, thread};
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use underpass_abi::{counter::Counter, flow::protocol};
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod,
     capture::Capture,
-    counter::Meter,
     flow_table::{self, Entry, Then},
-    frame, needs_root,
-    traffic::{PATIENCE, SILENCE, raw::RawLink, udp},
+    frame,
+    prelude::*,
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
 };
 
 const PORT: u16 = 443;

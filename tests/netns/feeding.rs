@@ -7,17 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     frame::sctp::{self, chunk},
-    needs_root,
     netfilter::LONGEST,
     netns::Netns,
     patience,
-    traffic::{PATIENCE, ping, tcp, udp},
+    prelude::*,
+    traffic::PATIENCE,
     world::World,
 };
 

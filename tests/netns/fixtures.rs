@@ -1,17 +1,15 @@
 //! The fixtures carry traffic without any plugin: what fails here is not the plugin's fault.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use std::{net::SocketAddr, time::Duration};
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab,
     capture::Capture,
-    frame, needs_root,
+    frame,
     netfilter::Transport,
     netns::Netns,
+    prelude::*,
     rtnl::Route,
-    traffic::{PATIENCE, content::Content, ping, tcp, udp},
+    traffic::{PATIENCE, content::Content},
 };
 
 #[rstest]

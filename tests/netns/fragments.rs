@@ -2,19 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     capture::Capture,
-    counter::Meter,
     frame::{self, Ends, as_fragment_of},
-    needs_root,
     netns::Netns,
     patience,
-    traffic::{PATIENCE, ping, raw::RawLink, udp},
+    prelude::*,
+    traffic::{PATIENCE, raw::RawLink},
     world::World,
 };
 

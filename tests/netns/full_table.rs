@@ -2,18 +2,8 @@
 
 use std::{thread, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::Meter,
-    frame::Ends,
-    needs_root,
-    traffic::{raw::RawLink, tcp, udp},
-    world::World,
-};
+use underpass_tests::{frame::Ends, prelude::*, traffic::raw::RawLink, world::World};
 
 const PORT: u16 = 443;
 const INSIDE: u16 = 80;

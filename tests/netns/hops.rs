@@ -1,16 +1,7 @@
 //! Every router takes one from the hop limit, also when the packet goes under its stack.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab,
-    capture::Capture,
-    counter::Meter,
-    frame, needs_root,
-    traffic::udp,
-};
+use underpass_tests::{capture::Capture, frame, prelude::*};
 
 const PORT: u16 = 8080;
 

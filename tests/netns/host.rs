@@ -2,13 +2,8 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, needs_root,
-    traffic::{ping, tcp, udp},
-};
+use underpass_tests::prelude::*;
 
 const PORT: u16 = 8080;
 

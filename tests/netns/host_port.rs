@@ -11,19 +11,9 @@ mod scope;
 
 use std::net::SocketAddr;
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_abi::counter::Counter;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::Meter,
-    needs_root,
-    netns::Netns,
-    runtime::Conf,
-    traffic::{self, tcp, udp},
-};
+use underpass_tests::{netns::Netns, prelude::*, runtime::Conf, traffic};
 
 /// The port of the node.
 const HOST: u16 = 8080;

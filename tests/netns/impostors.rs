@@ -2,7 +2,6 @@
 
 use std::{net::IpAddr, thread, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
 use etherparse::PacketBuilder;
 use rstest::rstest;
 use underpass_abi::{
@@ -10,15 +9,12 @@ use underpass_abi::{
     flow::{protocol, state},
 };
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod,
     capture::Capture,
-    counter::Meter,
     flow_table::{self, Then},
     frame::{self, Ends, HOPS},
-    needs_root,
+    prelude::*,
     second::{Kind, Second},
-    traffic::{PATIENCE, SILENCE, raw::RawLink, tcp, udp},
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
     wire::Wire,
     world::World,
 };

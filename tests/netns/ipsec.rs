@@ -2,15 +2,8 @@
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab,
-    counter::Meter,
-    needs_root,
-    traffic::udp,
-};
+use underpass_tests::prelude::*;
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;

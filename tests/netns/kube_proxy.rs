@@ -3,14 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::Meter,
-    needs_root,
     netfilter::{
         Transport,
         kube_proxy::{
@@ -19,7 +13,8 @@ use underpass_tests::{
         },
     },
     netns::Netns,
-    traffic::{self, tcp, udp},
+    prelude::*,
+    traffic,
 };
 
 /// Where the backends listen.

@@ -7,18 +7,15 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     capture::Capture,
     counter::Registry,
     leak::Traces,
-    needs_root,
+    prelude::*,
     runtime::{Call, Conf},
-    traffic::{ping, raw::RawLink},
+    traffic::raw::RawLink,
     world::World,
 };
 

@@ -6,18 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::{Meter, Registry},
+    counter::Registry,
     leak::Traces,
-    needs_root, patience,
+    patience,
+    prelude::*,
     runtime::{Call, Conf},
-    traffic::{PATIENCE, ping, udp},
+    traffic::PATIENCE,
 };
 
 const PORT: u16 = 443;

@@ -6,16 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use underpass_abi::{counter::Counter, map};
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node,
-    counter::{Meter, pins},
-    needs_root,
-    traffic::tcp,
-};
+use underpass_tests::{counter::pins, prelude::*};
 
 const PORT: u16 = 443;
 

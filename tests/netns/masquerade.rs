@@ -2,19 +2,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::json;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab,
     capture::Capture,
-    counter::Meter,
-    frame, needs_root,
+    frame,
+    prelude::*,
     rtnl::Route,
     runtime::Call,
-    traffic::{PATIENCE, SILENCE, ping, raw::RawLink, tcp, udp},
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
 };
 
 const PORT: u16 = 443;

@@ -1,12 +1,8 @@
 //! How large the packets of a container may be: by its network, or by the uplinks.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::json;
-use underpass_tests::{
-    Family::V4, Lab, Node, Pod, leak::Traces, needs_root, rtnl::Route, runtime::Call, traffic::udp,
-    tun::Tunnel,
-};
+use underpass_tests::{leak::Traces, prelude::*, rtnl::Route, runtime::Call, tun::Tunnel};
 
 /// Below 1280 bytes a device has no IPv6, and IPv4 works from 68 on.
 #[rstest]

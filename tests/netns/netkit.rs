@@ -3,20 +3,16 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::{Meter, pins},
+    counter::pins,
     frame::Ends,
     kernel::Facility,
     leak::Traces,
-    needs_root,
+    prelude::*,
     program::detach_from_netkit,
     runtime::{Call, Conf},
-    traffic::{ping, raw::RawLink, serve, tcp, udp},
+    traffic::{raw::RawLink, serve},
 };
 
 const PORT: u16 = 8080;

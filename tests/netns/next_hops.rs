@@ -3,19 +3,15 @@
 
 use std::{net::SocketAddr, thread, time::Duration};
 
-use anyhow::{Context as _, Result};
 use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     kernel::Facility,
-    needs_root,
     netns::Netns,
+    prelude::*,
     rtnl::Route,
     runtime::Conf,
     second::{Kind, Second},
-    traffic::{tcp, udp},
     wire::Wire,
 };
 

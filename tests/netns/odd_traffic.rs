@@ -2,17 +2,12 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     capture::Capture,
-    counter::Meter,
     frame::{UNKNOWN_PROTOCOL, as_fragment},
-    needs_root,
-    traffic::{SILENCE, ping, raw::RawLink, tcp, udp},
+    prelude::*,
+    traffic::{SILENCE, raw::RawLink},
 };
 
 const PORT: u16 = 443;

@@ -6,14 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, needs_root, patience,
-    traffic::{SILENCE, tcp, udp},
-};
+use underpass_tests::{patience, prelude::*, traffic::SILENCE};
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;

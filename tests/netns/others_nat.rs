@@ -6,15 +6,13 @@ use std::{
     thread,
 };
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use rtnetlink::LinkBridge;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, needs_root,
     netns::Netns,
+    prelude::*,
     rtnl::Route,
-    traffic::{SILENCE, serve, tcp, udp},
+    traffic::{SILENCE, serve},
 };
 
 const PORT: u16 = 443;

@@ -2,22 +2,17 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, ensure};
 use etherparse::{SlicedPacket, TransportSlice};
 use rstest::rstest;
 use serde_json::json;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod,
     capture::Capture,
-    counter::Meter,
-    frame, needs_root,
+    frame,
     netns::Netns,
+    prelude::*,
     traffic::{
         PATIENCE, offload,
         option::{Extension, Setting},
-        tcp, udp,
     },
     world::World,
 };

@@ -2,17 +2,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     capture::Capture,
-    frame, needs_root,
+    frame,
     netns::Netns,
+    prelude::*,
     rtnl::Route,
-    traffic::{PATIENCE, raw::RawLink, tcp},
+    traffic::{PATIENCE, raw::RawLink},
 };
 
 const PORT: u16 = 443;

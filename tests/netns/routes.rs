@@ -6,17 +6,8 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::Meter,
-    needs_root,
-    netns::Netns,
-    traffic::{ping, serve, tcp, udp},
-};
+use underpass_tests::{netns::Netns, prelude::*, traffic::serve};
 
 use Mode::{Learned, LearnedWithoutFirewall, Off, OffWithoutFirewall};
 use Route::{PodToHostPort, PodToPod, PodToWorld, WorldToHostPort, WorldToPod};

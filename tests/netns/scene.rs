@@ -2,13 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::Result;
-use underpass_tests::{
-    Family, Lab, Pod,
-    netns::Netns,
-    runtime::Conf,
-    traffic::{serve, tcp, udp},
-};
+use underpass_tests::{netns::Netns, prelude::*, runtime::Conf, traffic::serve};
 
 const PORT: u16 = 443;
 const HOST: u16 = 8080;

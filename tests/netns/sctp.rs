@@ -2,21 +2,16 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::json;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     capture::Capture,
-    counter::Meter,
     frame::{
         Ends, as_fragment,
         sctp::{self, chunk},
     },
-    needs_root,
     netns::Netns,
+    prelude::*,
     traffic::{PATIENCE, raw::RawLink, sctp as sockets},
     world::World,
 };

@@ -1,12 +1,9 @@
 //! A Service and the pod behind it, asked in turn and over a long time.
 
-use anyhow::Result;
 use rstest::rstest;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    needs_root,
     netfilter::kube_proxy::Mode::{self, Iptables, Nftables},
-    traffic::{tcp, udp},
+    prelude::*,
 };
 
 use crate::kube_proxy::{BY_POD, PORT, SOURCE, Scene};

@@ -3,15 +3,10 @@
 
 use std::{net::SocketAddr, thread};
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::Meter,
-    needs_root,
-    traffic::{SILENCE, raw::RawLink, tcp},
+    prelude::*,
+    traffic::{SILENCE, raw::RawLink},
     world::World,
 };
 

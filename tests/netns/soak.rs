@@ -15,16 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use underpass_abi::counter::{Counter, Kind};
-use underpass_tests::{
-    Family, Lab,
-    counter::{Counters, Meter},
-    leak::Traces,
-    needs_root,
-    runtime::Conf,
-};
+use underpass_tests::{counter::Counters, leak::Traces, prelude::*, runtime::Conf};
 
 use book::{Book, Place};
 use party::Server;
@@ -129,8 +122,8 @@ fn soak(lab: &Lab, time: Duration, meter: &Meter<'_>) -> Result<Arc<Book>> {
     let client = lab.pod_with("client", &small(lab))?;
     let routed = lab.pod_with("routed", &small(lab).with("ipMasq", false))?;
     let book = &Arc::new(Book::open(time));
-    let _inside = Server::start(server.netns(), "server", Family::V6.port(INSIDE), book)?;
-    let _open = Server::start(routed.netns(), "routed", Family::V6.port(INSIDE), book)?;
+    let _inside = Server::start(server.netns(), "server", V6.port(INSIDE), book)?;
+    let _open = Server::start(routed.netns(), "routed", V6.port(INSIDE), book)?;
     let _beyond = Family::BOTH
         .map(|family| Server::start(lab.world.netns(), "world", family.remote_at(INSIDE), book));
     let mut present = vec![(Place::Port(STEADY), "server")];

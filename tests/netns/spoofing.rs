@@ -1,16 +1,11 @@
 //! What a pod must not send: the packet dies at the pod's own device and is counted.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     capture::Capture,
-    counter::Meter,
     frame::Ends,
-    needs_root,
-    traffic::{SILENCE, ping, raw::RawLink, udp},
+    prelude::*,
+    traffic::{SILENCE, raw::RawLink},
 };
 
 const FOREIGN_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x99];

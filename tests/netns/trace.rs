@@ -1,16 +1,11 @@
 //! `underpass trace`: what it prints, and that the programs are silent when it does not run.
 
-use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
-    counter::Meter,
-    needs_root,
+    prelude::*,
     trace::{Trace, set_level, state, take_records},
-    traffic::{raw::RawLink, udp},
+    traffic::raw::RawLink,
 };
 
 const PORT: u16 = 443;

@@ -2,20 +2,17 @@
 
 use std::{net::SocketAddr, thread, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use underpass_abi::{
     counter::Counter,
     flow::{protocol, state},
 };
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod,
     capture::Capture,
-    counter::Meter,
     flow_table::{self, Entry, Then},
-    frame, needs_root,
-    traffic::{PATIENCE, SILENCE, raw::RawLink, tcp, udp},
+    frame,
+    prelude::*,
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
     world::World,
 };
 

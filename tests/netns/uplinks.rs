@@ -3,20 +3,10 @@
 
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::bail;
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node,
-    capture::Capture,
-    counter::Meter,
-    frame,
-    kernel::Facility,
-    needs_root,
-    traffic::{ping, tcp, udp},
-    wire::Wire,
-    world::World,
+    capture::Capture, frame, kernel::Facility, prelude::*, wire::Wire, world::World,
 };
 
 use crate::scene::Scene;

@@ -2,17 +2,12 @@
 
 use std::thread;
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod,
     capture::Capture,
-    counter::Meter,
     frame::{self, Tag},
-    needs_root,
-    traffic::{SILENCE, raw::RawLink, udp},
+    prelude::*,
+    traffic::{SILENCE, raw::RawLink},
     world::World,
 };
 
@@ -79,7 +74,7 @@ fn a_capture_sees_tags() -> Result<()> {
     let plain = lab
         .ends_from_world(V4.node(), V4.remote())?
         .udp(SOURCE, PORT, PAYLOAD);
-    let link = RawLink::open(lab.node.netns(), underpass_tests::Node::UPLINK)?;
+    let link = RawLink::open(lab.node.netns(), Node::UPLINK)?;
     for tag in TAGS {
         link.send(&tag.put_on(&plain))?;
     }

@@ -2,19 +2,15 @@
 
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::Value;
 use underpass_abi::{ABI, counter::Counter, map};
 use underpass_dataplane::kernel::version;
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod,
-    counter::Meter,
-    needs_root,
     netns::Netns,
+    prelude::*,
     runtime::{Call, Conf, Reply},
-    traffic::{offload, ping, tcp, udp},
+    traffic::offload,
     world::World,
 };
 

@@ -26,6 +26,7 @@ pub mod netns;
 pub mod node;
 pub mod patience;
 pub mod pod;
+pub mod prelude;
 pub mod privilege;
 pub mod program;
 pub mod rtnl;

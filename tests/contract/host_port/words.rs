@@ -1,14 +1,11 @@
 //! What it answers: results unchanged, and errors, in the reference plugin's words under its name.
 
-use anyhow::{Result, ensure};
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
-    Family::V4,
-    Lab,
     leak::Traces,
-    needs_root,
     netns::Netns,
+    prelude::*,
     runtime::{Call, CniError},
 };
 
@@ -188,7 +185,7 @@ fn an_interface_without_an_end_on_the_host_is_refused() -> Result<()> {
     let lab = Lab::new()?;
     let netns = lab.node.netns().sibling("a")?;
     let link = portmap()?;
-    let first = foreign(&lab, "macvlan", V4).with("master", underpass_tests::Node::UPLINK);
+    let first = foreign(&lab, "macvlan", V4).with("master", Node::UPLINK);
     let chain = Chain::new(&lab.node, &first, [chained(&lab.node, "portmap")]).ours(&link.path);
     let mapped = chain.clone().runtime("portMappings", mappings(8080));
     let error = format!(

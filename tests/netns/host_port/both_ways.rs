@@ -2,13 +2,9 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::anyhow;
 use rstest::rstest;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, needs_root,
-    traffic::{tcp, udp},
-};
+use underpass_tests::prelude::*;
 
 use super::{HOST, INSIDE, SOURCE, Scene, both, mapped, node_at};
 

@@ -1,14 +1,8 @@
 //! Several containers that want the same host port: the newest serves.
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::json;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Pod, needs_root,
-    runtime::Call,
-    traffic::{tcp, udp},
-};
+use underpass_tests::{prelude::*, runtime::Call};
 
 use super::{HOST, both, mapped, misses, node_at, reaches, serve};
 

@@ -2,16 +2,8 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
-use underpass_abi::counter::Counter;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab,
-    counter::Meter,
-    needs_root,
-    traffic::{tcp, udp},
-};
+use underpass_tests::prelude::*;
 
 use super::{HOST, INSIDE, Scene, both, mapped, misses, node_at, reaches, serve};
 

@@ -2,15 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use underpass_tests::{
-    Family::{V4, V6},
-    Lab, Pod,
-    leak::Traces,
-    needs_root,
-    runtime::Call,
-};
+use underpass_tests::{leak::Traces, prelude::*, runtime::Call};
 
 use super::{both, mapped};
 

@@ -2,18 +2,9 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use anyhow::{Context as _, Result, ensure};
 use rstest::rstest;
 use serde_json::json;
-use underpass_abi::counter::Counter;
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab,
-    counter::Meter,
-    needs_root,
-    netfilter::kube_proxy::Mode,
-    traffic::{tcp, udp},
-};
+use underpass_tests::{netfilter::kube_proxy::Mode, prelude::*};
 
 use super::{HOST, INSIDE, Scene, both, mapped, misses, node_at, reaches, serve};
 

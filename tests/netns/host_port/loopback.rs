@@ -2,7 +2,6 @@
 
 use std::{net::SocketAddr, process::Command};
 
-use anyhow::{Context as _, Result, ensure};
 use aya::{
     Pod as Plain,
     maps::{HashMap, Map, MapError},
@@ -14,12 +13,7 @@ use underpass_abi::{
     flow::{Flow, Key, state},
     map,
 };
-use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, Pod, counter, needs_root,
-    runtime::Call,
-    traffic::{tcp, udp},
-};
+use underpass_tests::{counter, prelude::*, runtime::Call};
 
 use super::{HOST, Scene, both, mapped, reaches};
 

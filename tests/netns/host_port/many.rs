@@ -2,7 +2,6 @@
 
 use std::{net::SocketAddr, process::Command};
 
-use anyhow::{Result, ensure};
 use aya::maps::{HashMap, Map};
 use serde_json::{Value, json};
 use underpass_abi::{
@@ -11,13 +10,7 @@ use underpass_abi::{
     map,
     port::{HostPort, IPV4, IPV6, PortTarget},
 };
-use underpass_tests::{
-    Family::{V4, V6},
-    Lab, counter,
-    leak::Traces,
-    needs_root,
-    traffic::tcp,
-};
+use underpass_tests::{counter, leak::Traces, prelude::*};
 
 use super::{INSIDE, mapped, node_at};
 

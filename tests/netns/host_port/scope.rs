@@ -2,18 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map};
 use rstest::rstest;
 use rtnetlink::LinkDummy;
 use serde_json::json;
 use underpass_abi::{addr::Addr, map};
 use underpass_tests::{
-    Family::{self, V4, V6},
-    Lab, Node, counter, needs_root,
+    counter,
+    prelude::*,
     rtnl::Route,
     test_run::{Bench, UNSPEC},
-    traffic::{tcp, udp},
 };
 
 use super::{HOST, INSIDE, Scene, both, mapped, misses, node_at, reaches, serve};
@@ -224,8 +222,8 @@ fn addresses_of_dummy_devices_are_those_of_services() -> Result<()> {
     let mapped = lab.pod_with("mapped", &mapped(&lab, &both()))?;
     ensure!(services()? == Family::BOTH.map(Family::service));
     lab.node.netns().delete_link("kube-ipvs0")?;
-    let attachments = [&plain, &mapped]
-        .map(|pod| json!({ "containerID": pod.name(), "ifname": underpass_tests::Pod::IFNAME }));
+    let attachments =
+        [&plain, &mapped].map(|pod| json!({ "containerID": pod.name(), "ifname": Pod::IFNAME }));
     underpass_tests::runtime::Call::new("GC")
         .conf(
             &lab.conf()

@@ -2,9 +2,8 @@
 
 use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 
-use anyhow::{Context as _, Result};
 use underpass_tests::{
-    Family, Lab, Pod,
+    prelude::*,
     runtime::{Call, Conf},
     traffic::ping::Ping,
 };
@@ -42,7 +41,7 @@ impl<'a> Guest<'a> {
         for &place in &places {
             book.arrive(place, &name, coming);
         }
-        let server = Server::start(pod.netns(), &name, Family::V6.port(INSIDE), book)?;
+        let server = Server::start(pod.netns(), &name, V6.port(INSIDE), book)?;
         for &place in &places {
             book.settle(place, &name);
         }

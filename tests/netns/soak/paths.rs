@@ -6,8 +6,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
-use underpass_tests::{Family, Lab, Pod, netns::Netns, second::Second, traffic::ping::Ping};
+use underpass_tests::{netns::Netns, prelude::*, second::Second, traffic::ping::Ping};
 
 use super::{
     INSIDE, MOVING, REST, STEADY,
@@ -186,8 +185,8 @@ pub(super) fn moving<'a>(lab: &'a Lab, client: &'a Pod, family: Family) -> Vec<P
 
 const fn by(family: Family, v4: &'static str, v6: &'static str) -> &'static str {
     match family {
-        Family::V4 => v4,
-        Family::V6 => v6,
+        V4 => v4,
+        V6 => v6,
     }
 }
 

@@ -11,11 +11,10 @@
 
 use std::{net::IpAddr, thread, time::Duration};
 
-use anyhow::Result;
 use serde_json::json;
 use underpass_tests::{
-    Family, Lab, Pod,
     netns::Netns,
+    prelude::*,
     runtime::Call,
     second::{Kind, Second},
     traffic::ping::Ping,
