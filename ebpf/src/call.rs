@@ -4,7 +4,7 @@
 //! That is what the kernel does for functions that are global in BTF (5.6). Inlined, or as local
 //! functions, the paths through all of them multiply beyond what it is willing to check, and their
 //! stack frames beyond 512 bytes. Such a function takes the context and numbers only (5.10); what
-//! else it needs is in [`Work`](crate::maps::Work).
+//! else it needs is in [`Work`](crate::kernel::maps::Work).
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_ebpf::{
@@ -13,12 +13,15 @@ use underpass_ebpf::{
 };
 
 use crate::{
+    bypass::{self, revalidate},
+    filter::quota,
+    flow::{entry, join, learn, table},
+    fragment::reorder,
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
-    maps::Net,
-    stage::{
-        bypass, claim, entries, error, flow, hold, join, learn, parse, port, quota, route, settle,
-        table, translate, twice,
-    },
+    icmp_error,
+    kernel::{net::Net, route},
+    nat::{hairpin, host_port, mapping, port_allocation, translate},
+    parse,
 };
 
 macro_rules! functions {
@@ -54,7 +57,7 @@ macro_rules! functions {
 
 functions! {
     send(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 = bypass::send;
-    settle(ctx: *mut __sk_buff) -> u32 = settle::settle;
+    settle(ctx: *mut __sk_buff) -> u32 = revalidate::settle;
     check(ctx: *mut __sk_buff) -> i32 = from_pod::check;
     serve(ctx: *mut __sk_buff) -> i32 = from_pod::serve;
     enter_stack(ctx: *mut __sk_buff) -> i32 = from_pod::enter_stack;
@@ -63,18 +66,18 @@ functions! {
     translate_back(ctx: *mut __sk_buff, l3: u32) -> i32 = from_wire::translate_back;
     known(ctx: *mut __sk_buff, l3: u32) -> i32 = to_wire::known;
     open(ctx: *mut __sk_buff) -> i32 = to_wire::open;
-    error_in(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::from_wire;
-    error_out(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::to_wire;
-    error_to_pod(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::to_pod;
-    error_back(ctx: *mut __sk_buff, quoted: u32) -> i32 = error::from_pod;
+    error_in(ctx: *mut __sk_buff, quoted: u32) -> i32 = icmp_error::from_wire;
+    error_out(ctx: *mut __sk_buff, quoted: u32) -> i32 = icmp_error::to_wire;
+    error_to_pod(ctx: *mut __sk_buff, quoted: u32) -> i32 = icmp_error::to_pod;
+    error_back(ctx: *mut __sk_buff, quoted: u32) -> i32 = icmp_error::from_pod;
     parse_whole(ctx: *mut __sk_buff, l3: u32) -> u32 = parse::whole;
     parse_quoted(ctx: *mut __sk_buff) -> u32 = parse::quoted;
     translate(ctx: *mut __sk_buff) -> u32 = translate::to_partner;
-    keep(ctx: *mut __sk_buff) -> u32 = hold::keep;
-    release(ctx: *mut __sk_buff, way: u32) -> i32 = hold::release;
-    copy_live() -> u32 = flow::copy_live;
-    note() -> u32 = flow::note;
-    withdraw() -> u32 = flow::withdraw;
+    keep(ctx: *mut __sk_buff) -> u32 = reorder::keep;
+    release(ctx: *mut __sk_buff, way: u32) -> i32 = reorder::release;
+    copy_live() -> u32 = entry::copy_live;
+    note() -> u32 = entry::note;
+    withdraw() -> u32 = entry::withdraw;
     forget() -> u32 = join::forget;
     learn_pod(ctx: *mut __sk_buff, from: u32, to: u32) -> u32 = learn::to_pod;
     learn_wire(ctx: *mut __sk_buff, pod: u32, uplink: u32) -> u32 = learn::to_wire;
@@ -83,24 +86,24 @@ functions! {
     suspend() -> u32 = join::suspend;
     stick() -> u32 = join::stick;
     note_others(ctx: *mut __sk_buff) -> u32 = learn::note_others;
-    follow(ctx: *mut __sk_buff) -> u32 = settle::follow;
+    follow(ctx: *mut __sk_buff) -> u32 = revalidate::follow;
     store(at: u32) -> u32 = table::store;
     seek(for_host: u32) -> u32 = table::seek;
     look(attempt: u32, for_host: u32) -> u32 = table::look;
     route(ctx: *mut __sk_buff, in_ifindex: u32, asked: u32) -> u32 = route::lookup;
     is_local(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::is_local;
-    host_port(ctx: *mut __sk_buff, client: u32) -> u32 = port::open;
+    host_port(ctx: *mut __sk_buff, client: u32) -> u32 = host_port::open;
     serve_host(ctx: *mut __sk_buff) -> i32 = from_host::serve;
     finish(ctx: *mut __sk_buff) -> i32 = from_host::finish;
-    open_twice(ctx: *mut __sk_buff, client: u32) -> u32 = twice::open;
-    turn(ctx: *mut __sk_buff) -> i32 = twice::turn;
-    claim(ctx: *mut __sk_buff) -> u32 = claim::claim;
-    aim(at: u32) -> u32 = port::aim;
-    host_uses(ctx: *mut __sk_buff) -> u32 = claim::host_uses;
-    insert() -> u32 = claim::insert;
-    probe(attempt: u32) -> u32 = claim::probe;
-    commit() -> u32 = entries::commit;
-    restore() -> u32 = entries::restore;
+    open_twice(ctx: *mut __sk_buff, client: u32) -> u32 = hairpin::open;
+    turn(ctx: *mut __sk_buff) -> i32 = hairpin::turn;
+    claim(ctx: *mut __sk_buff) -> u32 = port_allocation::claim;
+    aim(at: u32) -> u32 = host_port::aim;
+    host_uses(ctx: *mut __sk_buff) -> u32 = port_allocation::host_uses;
+    insert() -> u32 = port_allocation::insert;
+    probe(attempt: u32) -> u32 = port_allocation::probe;
+    commit() -> u32 = mapping::commit;
+    restore() -> u32 = mapping::restore;
 }
 
 /// See [`crc32c::change`]; the same for both families.

@@ -38,45 +38,19 @@ use underpass_ebpf::{
     packet::Load as _,
 };
 
-use crate::{skb::Skb, verdict::PASS, xdp::Frame};
+use crate::kernel::{skb::Skb, verdict::PASS, xdp::Frame};
 
+mod bypass;
 mod call;
-mod hook {
-    pub mod from_host;
-    pub mod from_pod;
-    pub mod from_wire;
-    pub mod from_wire_xdp;
-    pub mod to_pod;
-    pub mod to_wire;
-}
-mod linear;
-mod maps;
-mod memory;
-mod skb;
-mod stage {
-    pub mod bypass;
-    pub mod claim;
-    pub mod entries;
-    pub mod error;
-    pub mod flow;
-    pub mod fragment;
-    pub mod hold;
-    pub mod join;
-    pub mod learn;
-    pub mod masquerade;
-    pub mod parse;
-    pub mod port;
-    pub mod quota;
-    pub mod record;
-    pub mod route;
-    pub mod settle;
-    pub mod source;
-    pub mod table;
-    pub mod translate;
-    pub mod twice;
-}
-mod verdict;
-mod xdp;
+mod filter;
+mod flow;
+mod fragment;
+mod hook;
+mod icmp_error;
+mod kernel;
+mod nat;
+mod parse;
+mod trace;
 
 /// Length of an Ethernet header, in bytes.
 const ETHERNET: u32 = 14;

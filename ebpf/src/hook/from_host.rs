@@ -13,14 +13,14 @@ use underpass_ebpf::{l4::Kind, packet::Packet as _};
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Work, device, endpoint},
-    skb::Skb,
-    stage::{
-        flow::{ABSENT, PRESENT},
-        parse::PARSED,
-        port, translate, twice,
+    flow::entry::{ABSENT, PRESENT},
+    kernel::{
+        maps::{Work, device, endpoint},
+        skb::Skb,
+        verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
     },
-    verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
+    nat::{hairpin, host_port, translate},
+    parse::PARSED,
 };
 
 /// IPv4 and IPv6.
@@ -33,7 +33,7 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if served != CROWDED {
         return served;
     }
-    match twice::make_room::<I>(ctx, LOOPBACK) {
+    match hairpin::make_room::<I>(ctx, LOOPBACK) {
         NEXT => match I::serve_host(ctx) {
             CROWDED => PASS,
             served => served,
@@ -53,7 +53,7 @@ pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
     // only, which an answer would not come from.
     if I::parse_whole(ctx, ETHERNET) != PARSED
         || head.kind != Kind::Flow
-        || port::serving::<I>(&head.tuple).is_none()
+        || host_port::serving::<I>(&head.tuple).is_none()
         || I::is_local_scope(head.tuple.dst)
     {
         return PASS;
@@ -64,7 +64,7 @@ pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
     if half.action != action::HOST || half.in_ifindex != 0 {
         return PASS;
     }
-    twice::note::<I>();
+    hairpin::note::<I>();
     code(into_pod::<I>(&mut Skb::new(ctx)))
 }
 
@@ -101,7 +101,7 @@ fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
     Ok(skb.redirect_neighbour(half.out_ifindex, next_hop))
 }
 
-/// An answer of a container, from [`twice::return_to_host`]: the client's own address and that which
+/// An answer of a container, from [`hairpin::return_to_host`]: the client's own address and that which
 /// it asked for take the place of 127.0.0.1 or `::1` and the container's. The packet keeps its route.
 #[inline(always)]
 pub fn finish<I: Call>(ctx: *mut __sk_buff) -> i32 {
@@ -129,7 +129,7 @@ fn out_of_pod<I: Call>(skb: &Skb) -> Step<Verdict> {
     if I::copy_live() != PRESENT || half.action != action::HOST {
         return Err(lost);
     }
-    twice::note::<I>();
+    hairpin::note::<I>();
     translate::as_known::<I>(skb)?;
     Ok(Verdict::Stack)
 }

@@ -7,18 +7,21 @@ use underpass_ebpf::{l4::Kind, packet::Load as _};
 
 use crate::{
     ETHERNET,
+    bypass::{self, Side},
     call::Call,
-    maps::device,
-    skb::Skb,
-    stage::{
-        bypass::{self, Side},
-        flow, fragment,
-        hold::{self, Way},
-        learn,
-        parse::PARSED,
-        port, source, translate, twice,
+    filter::anti_spoofing,
+    flow::{entry, learn},
+    fragment::{
+        self,
+        reorder::{self, Way},
     },
-    verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
+    kernel::{
+        maps::device,
+        skb::Skb,
+        verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
+    },
+    nat::{hairpin, host_port, translate},
+    parse::PARSED,
 };
 
 /// IPv4 and IPv6.
@@ -40,34 +43,34 @@ pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
     }
     let mut served = I::serve(ctx);
     if served == CROWDED {
-        served = twice::make_room::<I>(ctx, Skb::new(ctx).ifindex());
+        served = hairpin::make_room::<I>(ctx, Skb::new(ctx).ifindex());
         if served == NEXT {
             served = I::serve(ctx);
         }
     }
-    hold::copy::<I>(ctx);
+    reorder::copy::<I>(ctx);
     match served {
         NEXT | CROWDED => I::enter_stack(ctx),
         verdict => verdict,
     }
 }
 
-/// Gives the packet in [`Work::head`](crate::maps::Work::head) the container that serves the host
+/// Gives the packet in [`Work::head`](crate::kernel::maps::Work::head) the container that serves the host
 /// port that it is for, if it is for one. One that goes back to where it came from, or to a process
 /// of the host, is sent: its verdict. [`CROWDED`] if [`twice`] must help, else [`NEXT`].
 #[inline(always)]
 pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut known = I::copy_live();
-    if known == flow::ABSENT {
+    if known == entry::ABSENT {
         known = I::host_port(ctx, Skb::new(ctx).ifindex());
     }
-    if let Some(refusal) = port::refusal(known) {
+    if let Some(refusal) = host_port::refusal(known) {
         return code(Err(refusal));
     }
     match known {
-        port::CROWDED => CROWDED,
-        flow::PRESENT if I::work().is_some_and(|work| twice::is_in_the_way(work)) => CROWDED,
-        flow::PRESENT => I::turn(ctx),
+        host_port::CROWDED => CROWDED,
+        entry::PRESENT if I::work().is_some_and(|work| hairpin::is_in_the_way(work)) => CROWDED,
+        entry::PRESENT => I::turn(ctx),
         _ => NEXT,
     }
 }
@@ -100,7 +103,7 @@ fn other_step(skb: &Skb) -> Step<Verdict> {
         return Ok(Verdict::Stack);
     };
     if skb.protocol() == ARP {
-        source::check_arp(skb, pod)?;
+        anti_spoofing::check_arp(skb, pod)?;
     } else if pod.flags & flags::ANTI_SPOOF != 0 {
         return Err(Verdict::Drop(Counter::DropEtherType));
     }
@@ -129,7 +132,7 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
         // To the bridge's MAC. The bridge would say so a little later.
         skb.take_for_host();
     }
-    match hold::lead::<I>(ctx, Way::In) {
+    match reorder::lead::<I>(ctx, Way::In) {
         NEXT => {}
         verdict => return verdict,
     }
@@ -140,22 +143,22 @@ pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
         learn::sign(&mut skb, &work.head);
         return PASS;
     }
-    if let Err(verdict) = source::check(&skb, &work.head, pod) {
+    if let Err(verdict) = anti_spoofing::check(&skb, &work.head, pod) {
         return code(Err(verdict));
     }
     NEXT
 }
 
-/// Hands the packet in [`Work::head`](crate::maps::Work::head) to the stack, with its fingerprint.
+/// Hands the packet in [`Work::head`](crate::kernel::maps::Work::head) to the stack, with its fingerprint.
 /// One to a host port that another pod of this node serves is translated before the stack routes
 /// it.
 #[inline(always)]
 pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
     let mut skb = Skb::new(ctx);
-    if I::copy_live() == flow::PRESENT
+    if I::copy_live() == entry::PRESENT
         && I::work().is_some_and(|work| is_early(&skb, work.half.rewrite, work.state))
     {
-        twice::note::<I>();
+        hairpin::note::<I>();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));
         }
@@ -175,7 +178,7 @@ pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
 /// the stack.
 #[inline(always)]
 fn is_early(skb: &Skb, how: u8, flow_state: u32) -> bool {
-    let is_to_port = how & TO_PORT == TO_PORT && !twice::is_answer(how, flow_state);
+    let is_to_port = how & TO_PORT == TO_PORT && !hairpin::is_answer(how, flow_state);
     is_to_port || how & rewrite::SRC != 0 && is_switched(skb)
 }
 
@@ -187,7 +190,7 @@ fn is_switched(skb: &Skb) -> bool {
         pod.flags & flags::FOREIGN != 0
             && skb
                 .load::<[u16; 3]>(0)
-                .is_ok_and(|to| !source::same_mac(to, pod.mac))
+                .is_ok_and(|to| !anti_spoofing::same_mac(to, pod.mac))
     })
 }
 

@@ -11,18 +11,20 @@ use underpass_ebpf::l4::Kind;
 
 use crate::{
     ETHERNET,
+    bypass::{self, Side},
     call::Call,
-    maps::{Work, device, endpoint},
-    skb::Skb,
-    stage::{
-        bypass::{self, Side},
-        flow, fragment,
-        hold::{self, Way},
-        learn,
-        parse::PARSED,
-        port, translate, twice,
+    flow::{entry, learn},
+    fragment::{
+        self,
+        reorder::{self, Way},
     },
-    verdict::{CROWDED, NEXT, PASS, code},
+    kernel::{
+        maps::{Work, device, endpoint},
+        skb::Skb,
+        verdict::{CROWDED, NEXT, PASS, code},
+    },
+    nat::{hairpin, host_port, translate},
+    parse::PARSED,
 };
 
 /// IPv4 and IPv6; the network header is at `L3`.
@@ -36,7 +38,7 @@ pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
     }
     let mut translated = I::translate_back(ctx, L3);
     if translated == CROWDED {
-        translated = twice::make_room::<I>(ctx, 0);
+        translated = hairpin::make_room::<I>(ctx, 0);
         if translated == NEXT {
             translated = I::translate_back(ctx, L3);
         }
@@ -62,33 +64,33 @@ pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
         return I::error_in(ctx, I::parse_quoted(ctx));
     }
     if head.kind != Kind::Flow {
-        hold::copy::<I>(ctx);
+        reorder::copy::<I>(ctx);
         return PASS;
     }
     let mut known = I::copy_live();
-    if known == flow::ABSENT {
+    if known == entry::ABSENT {
         known = I::host_port(ctx, 0);
     }
-    if let Some(refusal) = port::refusal(known) {
+    if let Some(refusal) = host_port::refusal(known) {
         return code(Err(refusal));
     }
-    if known == port::CROWDED
-        || known == flow::PRESENT && I::work().is_some_and(|work| twice::is_in_the_way(work))
+    if known == host_port::CROWDED
+        || known == entry::PRESENT && I::work().is_some_and(|work| hairpin::is_in_the_way(work))
     {
         return CROWDED;
     }
     // Nobody in the world has a tuple of the host with itself.
-    if known == flow::PRESENT && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
-        match hold::lead::<I>(ctx, Way::In) {
+    if known == entry::PRESENT && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
+        match reorder::lead::<I>(ctx, Way::In) {
             NEXT => {}
             verdict => return verdict,
         }
-        twice::note::<I>();
+        hairpin::note::<I>();
         if let Err(verdict) = translate::as_known::<I>(&skb) {
             return code(Err(verdict));
         }
     } else {
-        if known == flow::PRESENT && half.action == action::OTHERS {
+        if known == entry::PRESENT && half.action == action::OTHERS {
             I::note();
         }
         // So that the later ones are not kept.

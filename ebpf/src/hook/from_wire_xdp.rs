@@ -20,10 +20,14 @@ use underpass_ebpf::{
 
 use crate::{
     ETHERNET,
-    maps::{Net, count, device, stamp},
-    memory::mac_words,
-    stage::{bypass::forward, flow::half},
-    xdp::{Frame, redirect_to_pod},
+    bypass::forward,
+    flow::entry::half,
+    kernel::{
+        maps::{count, device, stamp},
+        memory::mac_words,
+        net::Net,
+        xdp::{Frame, redirect_to_pod},
+    },
 };
 
 /// State of flows whose packets need not be taken note of.
@@ -43,7 +47,7 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
     let Some(flow) = I::flows().get_ptr_mut(&key) else {
         return XDP_PASS;
     };
-    // SAFETY: see `stage::flow::find`.
+    // SAFETY: see `flow::entry::find`.
     let flow = unsafe { &mut *flow };
     if flow.state & (USUAL | state::RST) != USUAL {
         return XDP_PASS;
@@ -62,7 +66,7 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
         return XDP_ABORTED;
     }
     half.packets += 1;
-    // SAFETY: see `stage::bypass::send`.
+    // SAFETY: see `bypass::send`.
     if unsafe { tag.read_volatile() } != key.tag() {
         count(Counter::DropRemoved);
         return XDP_DROP;

@@ -7,10 +7,14 @@ use underpass_ebpf::l4::Kind;
 use crate::{
     ETHERNET,
     call::Call,
-    maps::Work,
-    skb::Skb,
-    stage::{flow, learn, parse::PARSED, port, translate, twice},
-    verdict::{ERROR, PASS, code},
+    flow::{entry, learn},
+    kernel::{
+        maps::Work,
+        skb::Skb,
+        verdict::{ERROR, PASS, code},
+    },
+    nat::{hairpin, host_port, translate},
+    parse::PARSED,
 };
 
 /// IPv4 and IPv6.
@@ -56,13 +60,13 @@ pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
 /// the stack takes no packet with an address of its own as the source.
 #[inline(always)]
 pub fn arrive<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    if I::copy_live() == flow::PRESENT
+    if I::copy_live() == entry::PRESENT
         && I::work().is_some_and(|work| {
-            work.half.rewrite & port::FROM_PORT == port::FROM_PORT
-                && twice::is_answer(work.half.rewrite, work.state)
+            work.half.rewrite & host_port::FROM_PORT == host_port::FROM_PORT
+                && hairpin::is_answer(work.half.rewrite, work.state)
         })
     {
-        twice::note::<I>();
+        hairpin::note::<I>();
         if let Err(verdict) = translate::as_known::<I>(&Skb::new(ctx)) {
             return code(Err(verdict));
         }

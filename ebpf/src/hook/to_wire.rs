@@ -13,15 +13,20 @@ use underpass_ebpf::{ip::Head, l4::Kind};
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Work, device, endpoint},
-    skb::Skb,
-    stage::{
-        flow, hold, learn,
-        masquerade::{self, Way},
-        parse::PARSED,
-        route, translate, twice,
+    flow::{entry, learn},
+    fragment::reorder,
+    kernel::{
+        maps::{Work, device, endpoint},
+        route,
+        skb::Skb,
+        verdict::{ERROR, NEXT, PASS, Step, Verdict, code},
     },
-    verdict::{ERROR, NEXT, PASS, Step, Verdict, code},
+    nat::{
+        hairpin,
+        masquerade::{self, Way},
+        translate,
+    },
+    parse::PARSED,
 };
 
 /// What [`known`] returns for a packet of no flow that is known; no return code of tc.
@@ -55,11 +60,11 @@ pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
     if head.kind == Kind::Error {
         return ERROR;
     }
-    match hold::lead::<I>(ctx, hold::Way::Out) {
+    match reorder::lead::<I>(ctx, reorder::Way::Out) {
         NEXT => {}
         verdict => return verdict,
     }
-    if head.kind != Kind::Flow || I::copy_live() == flow::ABSENT {
+    if head.kind != Kind::Flow || I::copy_live() == entry::ABSENT {
         return UNKNOWN;
     }
     let owner = endpoint(head.tuple.src.wide()).map(|owner| owner.ifindex);
@@ -88,7 +93,7 @@ fn known_of_pod<I: Call>(
         }
         return Ok(Verdict::Stack);
     }
-    if !twice::note::<I>() || is_given_up::<I>(skb, head, half) {
+    if !hairpin::note::<I>() || is_given_up::<I>(skb, head, half) {
         return Err(Verdict::Sent(UNKNOWN));
     }
     if !is_unchanged(skb, head) {
@@ -119,10 +124,10 @@ fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool
         return false;
     }
     // An opener that has an answer already must not lose it.
-    let begins = head.tuple.protocol != protocol::TCP || flow::begins(head.tcp_flags);
+    let begins = head.tuple.protocol != protocol::TCP || entry::begins(head.tcp_flags);
     let is_answered = *state & state::ANSWERED == state::ANSWERED;
     let has_moved = half.out_ifindex != 0 && half.out_ifindex != skb.ifindex();
-    let is_over = flow::begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
+    let is_over = entry::begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
     if is_over {
         I::withdraw();
     }
@@ -177,7 +182,7 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
     }
     match head.kind {
         Kind::Flow => {}
-        Kind::Later if I::keep(skb.raw()) == hold::KEPT => {
+        Kind::Later if I::keep(skb.raw()) == reorder::KEPT => {
             return Err(Verdict::Sent(TC_ACT_STOLEN));
         }
         Kind::Later => return Err(Verdict::Drop(Counter::DropFragment)),
@@ -206,7 +211,7 @@ fn open_of_host<I: Call>(skb: &Skb, head: &Head<I>) -> Step<Verdict> {
     if head.kind != Kind::Flow {
         return Ok(Verdict::Stack);
     }
-    if I::copy_live() == flow::ABSENT {
+    if I::copy_live() == entry::ABSENT {
         if is_of_others(skb, head) {
             I::note_others(skb.raw());
         }

@@ -7,14 +7,15 @@ use underpass_abi::{
 };
 use underpass_ebpf::l4::tcp;
 
-use super::{
-    port,
-    table::{remove_all, remove_one},
-};
 use crate::{
     call::{Call, refund},
-    maps::{Net, Place, Work, constant, count, endpoint, tick},
-    memory,
+    flow::table::{remove_all, remove_one},
+    kernel::{
+        maps::{Place, Work, constant, count, endpoint, tick},
+        memory,
+        net::Net,
+    },
+    nat::host_port,
 };
 
 /// No flow.
@@ -193,7 +194,9 @@ pub fn copy_live<I: Call>() -> u32 {
     if flow.tag != key.tag() {
         return ABSENT;
     }
-    if !is_owned::<I>(copy, head.tuple.src) || !port::is_current::<I>(&head.tuple, copy, *state) {
+    if !is_owned::<I>(copy, head.tuple.src)
+        || !host_port::is_current::<I>(&head.tuple, copy, *state)
+    {
         I::withdraw();
         return ABSENT;
     }

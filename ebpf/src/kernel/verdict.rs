@@ -4,7 +4,7 @@ use aya_ebpf::bindings::TC_ACT_SHOT;
 use underpass_abi::counter::Counter;
 use underpass_ebpf::packet::Short;
 
-use crate::maps::count;
+use crate::kernel::maps::count;
 
 /// `TC_ACT_UNSPEC`: not ours, or done with; other programs and the stack go on.
 pub const PASS: i32 = -1;
@@ -16,7 +16,7 @@ pub const NEXT: i32 = -2;
 pub const ERROR: i32 = -4;
 
 /// What a stage returns for a packet of a flow that needs both its ends translated, see
-/// [`twice`](crate::stage::twice); no return code of tc.
+/// [`twice`](crate::nat::hairpin); no return code of tc.
 pub const CROWDED: i32 = -7;
 
 /// What becomes of a packet.

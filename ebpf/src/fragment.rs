@@ -7,7 +7,12 @@ use underpass_ebpf::{
     l4::Kind,
 };
 
-use crate::maps::{Net, constant, tick};
+use crate::kernel::{
+    maps::{constant, tick},
+    net::Net,
+};
+
+pub mod reorder;
 
 /// Remembers the ports of a first fragment.
 #[inline(always)]

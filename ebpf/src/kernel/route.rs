@@ -11,9 +11,10 @@ use underpass_abi::{
 
 use underpass_ebpf::ip::Head;
 
-use crate::{
-    maps::{Net, Work, constant, device},
+use crate::kernel::{
+    maps::{Work, constant, device},
     memory::{self, zeroed},
+    net::Net,
     skb::size,
 };
 

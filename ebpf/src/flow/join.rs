@@ -6,11 +6,16 @@ use underpass_abi::{
     node::policy,
 };
 
-use super::{
-    flow::{ABSENT, PRESENT, find, half, outgoing, unlearn},
-    table::remove_one,
+use crate::{
+    flow::{
+        entry::{ABSENT, PRESENT, find, half, outgoing, unlearn},
+        table::remove_one,
+    },
+    kernel::{
+        maps::{Work, count, device, policy},
+        net::Net,
+    },
 };
-use crate::maps::{Net, Work, count, device, policy};
 
 /// Opens the bypass for the flow whose entry is at [`Work::place`], if both its directions have
 /// passed and connection tracking has seen what it must. This is the only place that does.

@@ -1,5 +1,5 @@
 //! Learning: a packet left the stack with the tuple it entered with, so whatever decides in the
-//! stack let it through unchanged. [`join`](super::join) then sees whether the other direction has passed, too.
+//! stack let it through unchanged. [`join`](crate::flow::join) then sees whether the other direction has passed, too.
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
@@ -17,19 +17,24 @@ use underpass_ebpf::{
     packet::Load as _,
 };
 
-use super::{
-    flow::{ABSENT, PRESENT, find, half, leaves_as, outgoing, prolong, set_outgoing},
-    quota::FULL,
-    record,
-    source::{is_dhcp, same_mac},
-    table::{PLACE, STORED},
-    twice::TWICE,
-};
 use crate::{
     call::{Call, charge, refund},
-    maps::{Net, Place, Work, constant, count, device, endpoint, policy, stamp, tick},
-    memory,
-    skb::Skb,
+    filter::{
+        anti_spoofing::{is_dhcp, same_mac},
+        quota::FULL,
+    },
+    flow::{
+        entry::{ABSENT, PRESENT, find, half, leaves_as, outgoing, prolong, set_outgoing},
+        table::{PLACE, STORED},
+    },
+    kernel::{
+        maps::{Place, Work, constant, count, device, endpoint, policy, stamp, tick},
+        memory,
+        net::Net,
+        skb::Skb,
+    },
+    nat::hairpin::TWICE,
+    trace,
 };
 
 /// There is nothing to remember.
@@ -157,7 +162,7 @@ pub fn to_pod<I: Call>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) 
     }
     show_opening::<I>();
     I::join();
-    record::learned(&key.0, Skb::new(ctx).ifindex());
+    trace::learned(&key.0, Skb::new(ctx).ifindex());
     LEARNED
 }
 
@@ -172,7 +177,7 @@ pub fn to_wire<I: Call>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u
     if open::<I>(end, Payer::Opener(pod_ifindex)).is_none() {
         return IGNORED;
     }
-    record::learned(tuple, Skb::new(ctx).ifindex());
+    trace::learned(tuple, Skb::new(ctx).ifindex());
     I::leave_by_wire(pod_ifindex, uplink)
 }
 
@@ -399,6 +404,6 @@ pub fn note_others<I: Call>(ctx: *mut __sk_buff) -> u32 {
         return IGNORED;
     }
     count(Counter::OthersPort);
-    record::learned(&head.tuple, Skb::new(ctx).ifindex());
+    trace::learned(&head.tuple, Skb::new(ctx).ifindex());
     LEARNED
 }

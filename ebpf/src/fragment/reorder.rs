@@ -16,10 +16,14 @@ use underpass_ebpf::{ip::Piece, l4::Kind};
 
 use crate::{
     call::Call,
-    maps::{HELD, HELD_ROOM, Net, Work, constant, count, device, endpoint, tick},
-    skb::Skb,
-    stage::{fragment, route},
-    verdict::NEXT,
+    fragment,
+    kernel::{
+        maps::{HELD, HELD_ROOM, Work, constant, count, device, endpoint, tick},
+        net::Net,
+        route,
+        skb::Skb,
+        verdict::NEXT,
+    },
 };
 
 /// The longest frame that is kept, in bytes: one of the usual MTU, with whatever is around it.

@@ -17,15 +17,11 @@ use underpass_abi::{
 };
 use underpass_ebpf::ip::{Head, Ip, V4, V6};
 
-use crate::stage::{
-    entries::Request,
-    hold::{Held, HeldKey},
-    route::Route,
+use crate::{
+    fragment::reorder::{Held, HeldKey},
+    kernel::{net::Net, route::Route},
+    nat::mapping::Request,
 };
-
-mod net;
-
-pub use net::Net;
 
 /// Where a tuple's entry is in the flow tables, and which end of it the tuple's source is.
 pub struct Place<I: Ip> {
@@ -107,20 +103,20 @@ static NO_MASQUERADE: LpmTrie<Destination, u32> =
 // User space gives the flow tables and their slots a size that fits the machine. Not LRU: a flow that
 // lives is not evicted for another. Not preallocated: memory follows use.
 #[map]
-static FLOWS4: HashMap<Key<Addr4>, Flow<Addr4>> =
+pub(super) static FLOWS4: HashMap<Key<Addr4>, Flow<Addr4>> =
     HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
-static FLOWS6: HashMap<Key<Addr6>, Flow<Addr6>> =
+pub(super) static FLOWS6: HashMap<Key<Addr6>, Flow<Addr6>> =
     HashMap::with_max_entries(1 << 16, BPF_F_NO_PREALLOC);
 #[map]
-static SLOTS4: Array<Key<Addr4>> = Array::with_max_entries(1 << 16, 0);
+pub(super) static SLOTS4: Array<Key<Addr4>> = Array::with_max_entries(1 << 16, 0);
 #[map]
-static SLOTS6: Array<Key<Addr6>> = Array::with_max_entries(1 << 16, 0);
+pub(super) static SLOTS6: Array<Key<Addr6>> = Array::with_max_entries(1 << 16, 0);
 #[map]
-static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> =
+pub(super) static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> =
     LruHashMap::with_max_entries(1 << 12, 0);
 #[map]
-static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> =
+pub(super) static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> =
     LruHashMap::with_max_entries(1 << 12, 0);
 // Late fragments are rare, and their frames are large.
 #[map]
@@ -141,20 +137,20 @@ static HALF_OPEN: LruHashMap<u32, u64> = LruHashMap::with_max_entries(1 << 14, 0
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_SLOTS, 0);
 // A flow is too large to be built on a program's stack of 512 bytes.
 #[map]
-static SCRATCH4: PerCpuArray<Flow<Addr4>> = PerCpuArray::with_max_entries(1, 0);
+pub(super) static SCRATCH4: PerCpuArray<Flow<Addr4>> = PerCpuArray::with_max_entries(1, 0);
 #[map]
-static SCRATCH6: PerCpuArray<Flow<Addr6>> = PerCpuArray::with_max_entries(1, 0);
+pub(super) static SCRATCH6: PerCpuArray<Flow<Addr6>> = PerCpuArray::with_max_entries(1, 0);
 
 #[map]
-static WORK4: PerCpuArray<Work<V4>> = PerCpuArray::with_max_entries(1, 0);
+pub(super) static WORK4: PerCpuArray<Work<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map]
-static WORK6: PerCpuArray<Work<V6>> = PerCpuArray::with_max_entries(1, 0);
+pub(super) static WORK6: PerCpuArray<Work<V6>> = PerCpuArray::with_max_entries(1, 0);
 
 /// One constant of the node, by the name of its field. (`Global::load` reads all of them, at a
 /// load for each.)
 macro_rules! constant {
     ($($field:ident).+) => {{
-        let node = (&raw const $crate::maps::NODE).cast::<underpass_abi::node::Node>();
+        let node = (&raw const $crate::kernel::maps::NODE).cast::<underpass_abi::node::Node>();
         // SAFETY: a `Global` is its value. Volatile, because user space gives the static another
         // value than the compiler knows.
         unsafe { (&raw const (*node).$($field).+).read_volatile() }

@@ -11,7 +11,10 @@ use underpass_ebpf::{
     packet::{Covers, Load, Packet, Short, Zero},
 };
 
-use crate::{call, linear::Linear, maps::XDP_PODS};
+use crate::{
+    call,
+    kernel::{linear::Linear, maps::XDP_PODS},
+};
 
 /// A frame at an XDP hook.
 pub struct Frame {

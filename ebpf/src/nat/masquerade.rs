@@ -10,18 +10,21 @@ use underpass_abi::{
 };
 use underpass_ebpf::{ip::Head, l4::tcp};
 
-use super::{
-    claim::{CLAIMED, NO_PORT},
-    entries::{Opener, Payer},
-    quota::FULL,
-    record,
-    route::{SOURCE, WAY},
-};
 use crate::{
     call::{Call, charge, refund},
-    maps::{Net, Work, constant, count, device, keeps_source, trace_level},
-    skb::Skb,
-    verdict::{Step, Verdict},
+    filter::quota::FULL,
+    kernel::{
+        maps::{Work, constant, count, device, keeps_source, trace_level},
+        net::Net,
+        route::{SOURCE, WAY},
+        skb::Skb,
+        verdict::{Step, Verdict},
+    },
+    nat::{
+        mapping::{Opener, Payer},
+        port_allocation::{CLAIMED, NO_PORT},
+    },
+    trace,
 };
 
 /// How the uplink of a flow's first packet was found.
@@ -64,7 +67,7 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
     if trace_level() != 0
         && let Some(Work { request, .. }) = I::work()
     {
-        record::claimed(result, &request.inner, &request.outer);
+        trace::claimed(result, &request.inner, &request.outer);
     }
     if result != CLAIMED && owner != 0 {
         refund(owner);

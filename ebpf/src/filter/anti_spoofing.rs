@@ -15,9 +15,12 @@ use underpass_ebpf::{
 
 use crate::{
     ETHERNET,
-    maps::{Net, endpoint},
-    skb::Skb,
-    verdict::{Step, Verdict},
+    kernel::{
+        maps::endpoint,
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+    },
 };
 
 const ICMP_REDIRECT: u8 = 5;

@@ -6,8 +6,7 @@
 use aya_log_ebpf::{debug, warn};
 use underpass_abi::flow::Tuple;
 
-use super::claim::CLAIMED;
-use crate::maps::trace_level;
+use crate::{kernel::maps::trace_level, nat::port_allocation::CLAIMED};
 
 /// Levels, see `State::trace`.
 const WARN: u32 = 2;
@@ -25,7 +24,7 @@ pub fn learned<A>(tuple: &Tuple<A>, ifindex: u32) {
     }
 }
 
-/// The flow of this tuple asked for a source port: what [`claim`](super::claim::claim) answered, and
+/// The flow of this tuple asked for a source port: what [`claim`](crate::nat::port_allocation::claim) answered, and
 /// the tuple that it leaves with.
 #[inline(always)]
 pub fn claimed<A>(result: u32, inner: &Tuple<A>, outer: &Tuple<A>) {

@@ -15,15 +15,20 @@ use underpass_abi::{
     flow::{Flow, protocol},
 };
 
-use super::{
-    entries::{Opener, Request, for_host, write_outer},
-    flow::{find, has_target, is_alive, is_shared},
-    port,
-    table::{self, PARTNER, STORED, remove_all},
-};
 use crate::{
     call::Call,
-    maps::{Net, Work, constant, count, tick},
+    flow::{
+        entry::{find, has_target, is_alive, is_shared},
+        table::{self, PARTNER, STORED, remove_all},
+    },
+    kernel::{
+        maps::{Work, constant, count, tick},
+        net::Net,
+    },
+    nat::{
+        host_port,
+        mapping::{Opener, Request, for_host, write_outer},
+    },
 };
 
 /// How many ports of one round are looked up. With 60,000 ports taken all rounds together fail once
@@ -90,7 +95,7 @@ pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
 fn may_keep<I: Net>(request: &Request<I>) -> bool {
     let is_low = u32::from(u16::from_be(request.inner.sport))
         < constant!(port_first) + constant!(port_count);
-    (is_low || request.opener != Opener::Client) && !port::is_mapped::<I>(&request.outer)
+    (is_low || request.opener != Opener::Client) && !host_port::is_mapped::<I>(&request.outer)
 }
 
 #[inline(always)]
@@ -130,7 +135,7 @@ pub fn probe<I: Net>(attempt: u32) -> u32 {
         return USED;
     };
     request.outer.sport = candidate(request.inner.protocol, attempt);
-    if port::is_mapped::<I>(&request.outer) {
+    if host_port::is_mapped::<I>(&request.outer) {
         return USED;
     }
     partner_place.set(&request.outer);

@@ -7,12 +7,16 @@ use underpass_ebpf::{
     translate::{self, Untranslatable},
 };
 
-use super::{flow::outgoing, fragment};
 use crate::{
     call::Call,
-    maps::{Net, Work},
-    skb::Skb,
-    verdict::{Step, Verdict},
+    flow::entry::outgoing,
+    fragment,
+    kernel::{
+        maps::Work,
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+    },
 };
 
 const DONE: u32 = 0;

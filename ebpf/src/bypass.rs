@@ -14,18 +14,21 @@ use underpass_ebpf::{
     translate::{Untranslatable, translate},
 };
 
-use super::{
-    flow::{self, half, outgoing},
-    settle::STALE,
-};
 use crate::{
     ETHERNET,
+    bypass::revalidate::STALE,
     call::Call,
-    maps::{Net, count, device, stamp, tcp_forgotten, tick},
-    memory::mac_words,
-    skb::Skb,
-    verdict::{NEXT, Step, Verdict, code},
+    flow::entry::{self, half, outgoing},
+    kernel::{
+        maps::{count, device, stamp, tcp_forgotten, tick},
+        memory::mac_words,
+        net::Net,
+        skb::Skb,
+        verdict::{NEXT, Step, Verdict, code},
+    },
 };
+
+pub mod revalidate;
 
 /// Where a packet comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,7 +100,7 @@ pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
         return NEXT;
     }
     let (key, end) = head.tuple.key();
-    let Some(flow) = flow::find::<I>(&key) else {
+    let Some(flow) = entry::find::<I>(&key) else {
         return NEXT;
     };
     if flow.state & state::BYPASS == 0 {

@@ -23,7 +23,10 @@ use underpass_ebpf::{
     packet::{Covers, Load, Packet, Short, Zero},
 };
 
-use crate::{call, linear::Linear, maps::constant, verdict::Verdict};
+use crate::{
+    call,
+    kernel::{linear::Linear, maps::constant, verdict::Verdict},
+};
 
 mod frame;
 

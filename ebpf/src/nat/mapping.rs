@@ -8,17 +8,22 @@ use underpass_abi::{
 };
 use underpass_ebpf::ip::Ip;
 
-use super::{
-    claim::{CLAIMED, NO_PORT, NO_ROOM},
-    flow::{find, half, is_alive, leaves_as, outgoing, prolong, set_outgoing},
-    learn::{enter, leave_to_pod, leave_to_wire},
-    table::{FOR_HOST, PARTNER, PLACE, STORED, remove_one},
-    twice,
-};
 use crate::{
     call::Call,
-    maps::{Net, Place, Work, device, endpoint, tick},
-    memory,
+    flow::{
+        entry::{find, half, is_alive, leaves_as, outgoing, prolong, set_outgoing},
+        learn::{enter, leave_to_pod, leave_to_wire},
+        table::{FOR_HOST, PARTNER, PLACE, STORED, remove_one},
+    },
+    kernel::{
+        maps::{Place, Work, device, endpoint, tick},
+        memory,
+        net::Net,
+    },
+    nat::{
+        hairpin,
+        port_allocation::{CLAIMED, NO_PORT, NO_ROOM},
+    },
 };
 
 /// A flow to be masqueraded, and who it belongs to.
@@ -131,7 +136,7 @@ fn surplus<I: Ip>(request: &Request<I>) -> u32 {
 #[inline(always)]
 fn both<I: Ip>(request: &Request<I>) -> u8 {
     match request.opener {
-        Opener::Client | Opener::Aside => twice::TWICE,
+        Opener::Client | Opener::Aside => hairpin::TWICE,
         Opener::Owner | Opener::Other => 0,
     }
 }
@@ -243,7 +248,7 @@ pub fn restore<I: Call>() -> u32 {
     };
     request.opener = opener(survivor.rewrite, *known);
     request.payer = Payer::Nobody;
-    if twice::is_inner(survivor.rewrite, *known) {
+    if hairpin::is_inner(survivor.rewrite, *known) {
         request.inner = head.tuple;
         request.outer = *partner;
         request.owner = survivor.in_ifindex;
@@ -318,7 +323,7 @@ fn owner_of(addr: Addr) -> u32 {
 
 #[inline(always)]
 const fn opener(rewrites: u8, flow_state: u32) -> Opener {
-    let is_twice = rewrites & twice::TWICE == twice::TWICE;
+    let is_twice = rewrites & hairpin::TWICE == hairpin::TWICE;
     match (flow_state & state::PORT != 0, is_twice) {
         (_, true) if rewrites & rewrite::ASIDE != 0 => Opener::Aside,
         (false, true) => Opener::Aside,

@@ -11,20 +11,21 @@ use underpass_abi::{
 };
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
-use super::{
-    bypass,
-    flow::{self, find, half},
-    masquerade,
-    parse::PARSED,
-    port,
-    twice::{self, TWICE},
-};
 use crate::{
-    ETHERNET,
+    ETHERNET, bypass,
     call::Call,
-    maps::{Net, Place, Work, device, endpoint, stamp},
-    skb::Skb,
-    verdict::{NEXT, Step, Verdict, code},
+    flow::entry::{self, find, half},
+    kernel::{
+        maps::{Place, Work, device, endpoint, stamp},
+        net::Net,
+        skb::Skb,
+        verdict::{NEXT, Step, Verdict, code},
+    },
+    nat::{
+        hairpin::{self, TWICE},
+        host_port, masquerade,
+    },
+    parse::PARSED,
 };
 
 /// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be
@@ -53,11 +54,11 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let is_past_tracking =
         flow.state & state::STICKY != 0 && flow.halves.iter().any(|half| is_recent(half.stamp));
     let half = half(flow, partner_place.end);
-    if !flow::is_owned::<I>(half, inner.tuple.dst) {
+    if !entry::is_owned::<I>(half, inner.tuple.dst) {
         return Ok(Verdict::Stack);
     }
     if half.rewrite & rewrite::DST != 0 {
-        *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
+        *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
         let (src, dst) = (head.tuple.src, quote.src);
         rewrite(skb, head, inner, quote, src, dst)?;
     }
@@ -98,10 +99,10 @@ fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         return Ok(Verdict::Stack);
     };
     let half = half(flow, partner_place.end);
-    if half.rewrite != port::FROM_PORT {
+    if half.rewrite != host_port::FROM_PORT {
         return Ok(Verdict::Stack);
     }
-    *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
+    *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
     let (src, dst) = (source(head, inner, quote), head.tuple.dst);
     rewrite(skb, head, inner, quote, src, dst)
 }
@@ -145,7 +146,7 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         // Known, and not translated: a pod that answers to its own address.
         return Ok(Verdict::Stack);
     }
-    *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
+    *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
     let src = if sender.is_some() {
         quote.dst
     } else {
@@ -179,7 +180,7 @@ fn backward<I: Call>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     } = I::work().ok_or(unknown)?;
     let flow = subject::<I>(inner, partner_place, is_quoted).ok_or(unknown)?;
     let half = half(flow, partner_place.end);
-    if half.rewrite & TWICE != TWICE || !flow::is_owned::<I>(half, inner.tuple.dst) {
+    if half.rewrite & TWICE != TWICE || !entry::is_owned::<I>(half, inner.tuple.dst) {
         return Err(unknown);
     }
     if !is_finishing {
@@ -187,13 +188,13 @@ fn backward<I: Call>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
             return Err(unknown);
         }
         if half.action == action::HOST {
-            return twice::return_to_host::<I>(skb);
+            return hairpin::return_to_host::<I>(skb);
         }
         if half.out_ifindex != skb.ifindex() {
             return Err(unknown);
         }
     }
-    *quote = flow::outgoing::<I>(half, inner.tuple.protocol).reversed();
+    *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
     let (src, dst) = (source(head, inner, quote), quote.src);
     rewrite(skb, head, inner, quote, src, dst)?;
     if is_finishing {

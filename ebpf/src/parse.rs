@@ -3,10 +3,9 @@
 use aya_ebpf::bindings::__sk_buff;
 use underpass_ebpf::{error, l4::Depth};
 
-use super::fragment;
 use crate::{
-    maps::{Net, Work},
-    skb::Skb,
+    fragment,
+    kernel::{maps::Work, net::Net, skb::Skb},
 };
 
 /// The packet is in [`Work`].

@@ -3,7 +3,7 @@
 
 use underpass_abi::quota::{CAPACITY, SHIFT, WORLD};
 
-use crate::maps::{device, half_open, set_half_open, tick};
+use crate::kernel::maps::{device, half_open, set_half_open, tick};
 
 /// The flow fits the pod's quota, which it has been taken from.
 pub const GRANTED: u32 = 0;

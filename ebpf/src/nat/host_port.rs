@@ -17,23 +17,28 @@ use underpass_ebpf::{
     l4::{Kind, tcp},
 };
 
-use super::{
-    claim::{self, CLAIMED, NO_PORT, USED},
-    entries::{Opener, Payer},
-    flow::ABSENT,
-    masquerade::may_open,
-    quota, route, twice,
-};
 use crate::{
     call::{Call, charge, refund},
-    maps::{Net, Work, count, endpoint, is_service_address, port},
-    memory,
-    skb::Skb,
-    verdict::Verdict,
+    filter::quota,
+    flow::entry::ABSENT,
+    kernel::{
+        maps::{Work, count, endpoint, is_service_address, port},
+        memory,
+        net::Net,
+        route,
+        skb::Skb,
+        verdict::Verdict,
+    },
+    nat::{
+        hairpin,
+        mapping::{Opener, Payer},
+        masquerade::may_open,
+        port_allocation::{self, CLAIMED, NO_PORT, USED},
+    },
 };
 
 /// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
-/// its destination: [`PRESENT`](super::flow::PRESENT), and its direction is in [`Work::half`].
+/// its destination: [`PRESENT`](crate::flow::entry::PRESENT), and its direction is in [`Work::half`].
 /// `client` is the host veth that the packet came from, 0 if it came from the world. [`CROWDED`] if it
 /// takes more than another destination.
 #[inline(always)]
@@ -107,7 +112,7 @@ pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
 fn store<I: Call>() -> u32 {
     match I::insert() {
         CLAIMED => {}
-        claim::NO_ROOM => return NO_ROOM,
+        port_allocation::NO_ROOM => return NO_ROOM,
         _ => return NO_PORT,
     }
     // The container's entry is under its own tuple, not under that of the packet.
@@ -197,7 +202,7 @@ pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_sta
     if flow_state & state::PORT == 0 || half.rewrite & rewrite::ASIDE != 0 {
         return true;
     }
-    if half.rewrite & rewrite::DST != 0 && !twice::is_answer(half.rewrite, flow_state) {
+    if half.rewrite & rewrite::DST != 0 && !hairpin::is_answer(half.rewrite, flow_state) {
         return serving::<I>(tuple)
             .is_some_and(|target| target.addr == half.dst.wide() && target.port == half.dport);
     }

@@ -13,16 +13,19 @@ use underpass_abi::{
     node::slots,
 };
 
-use super::flow::{find, has_target, is_alive, is_shared, outgoing};
 use crate::{
     call::Call,
-    maps::{Net, constant, count, device, tick},
-    memory,
+    flow::entry::{find, has_target, is_alive, is_shared, outgoing},
+    kernel::{
+        maps::{constant, count, device, tick},
+        memory,
+        net::Net,
+    },
 };
 
-/// [`store`] under [`Work::place`](crate::maps::Work::place).
+/// [`store`] under [`Work::place`](crate::kernel::maps::Work::place).
 pub const PLACE: u32 = 0;
-/// [`store`] under [`Work::partner_place`](crate::maps::Work::partner_place).
+/// [`store`] under [`Work::partner_place`](crate::kernel::maps::Work::partner_place).
 pub const PARTNER: u32 = 1;
 /// With one of these: the flow is the host's own.
 pub const FOR_HOST: u32 = 2;
@@ -50,7 +53,7 @@ const TRIES: u32 = 3;
 const HOST_SHARE: u32 = 16;
 
 /// Stores the flow that was built in the scratch room under one of the two keys of
-/// [`Work`](crate::maps::Work), if that is free. With [`FOR_HOST`] it takes a place that pods don't
+/// [`Work`](crate::kernel::maps::Work), if that is free. With [`FOR_HOST`] it takes a place that pods don't
 /// get.
 #[inline(always)]
 pub fn store<I: Call>(at: u32) -> u32 {

@@ -10,17 +10,20 @@ use underpass_abi::{
     node::policy,
 };
 
-use super::{
-    flow::{ABSENT, find, half, outgoing},
-    learn,
-    parse::PARSED,
-    route,
-};
 use crate::{
     ETHERNET,
     call::Call,
-    maps::{Net, Place, Work, count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
-    memory,
+    flow::{
+        entry::{ABSENT, find, half, outgoing},
+        learn,
+    },
+    kernel::{
+        maps::{Place, Work, count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
+        memory,
+        net::Net,
+        route,
+    },
+    parse::PARSED,
 };
 
 /// What [`settle`] found: the direction is as its half says.
@@ -193,16 +196,16 @@ pub fn follow<I: Call>(ctx: *mut __sk_buff) -> u32 {
         if half.rewrite & rewrite::SRC != 0 {
             partner_place.set(&outgoing::<I>(half, key.0.protocol));
             if let Some(partner) = find::<I>(&partner_place.key) {
-                super::flow::half(partner, partner_place.end.other()).uplink = uplink;
+                crate::flow::entry::half(partner, partner_place.end.other()).uplink = uplink;
             }
         } else {
-            super::flow::half(flow, end.other()).uplink = uplink;
+            crate::flow::entry::half(flow, end.other()).uplink = uplink;
         }
     }
     let Some(flow) = find::<I>(key) else {
         return STALE;
     };
-    let half = super::flow::half(flow, *end);
+    let half = crate::flow::entry::half(flow, *end);
     half.mtu = route.mtu;
     memory::copy(&mut half.eth, &route.eth);
     // An unresolved neighbour left no Ethernet addresses: the next packet asks again.

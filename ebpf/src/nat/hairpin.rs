@@ -16,19 +16,24 @@ use underpass_abi::{
 };
 use underpass_ebpf::{ip::Head, l4::Kind};
 
-use super::{
-    bypass,
-    claim::CLAIMED,
-    entries::{Opener, Payer, Request},
-    flow::{ABSENT, GONE, PRESENT},
-    masquerade::may_open,
-    port, quota, translate,
-};
 use crate::{
+    bypass,
     call::{Call, charge, refund},
-    maps::{Net, Work, count, endpoint},
-    skb::Skb,
-    verdict::{CROWDED, NEXT, Step, Verdict, code},
+    filter::quota,
+    flow::entry::{ABSENT, GONE, PRESENT},
+    kernel::{
+        maps::{Work, count, endpoint},
+        net::Net,
+        skb::Skb,
+        verdict::{CROWDED, NEXT, Step, Verdict, code},
+    },
+    nat::{
+        host_port,
+        mapping::{Opener, Payer, Request},
+        masquerade::may_open,
+        port_allocation::CLAIMED,
+        translate,
+    },
 };
 
 /// [`Half::rewrite`](underpass_abi::flow::Half::rewrite) of both directions.
@@ -126,12 +131,12 @@ fn is_for_port<I: Call>(ctx: *mut __sk_buff, client: u32) -> bool {
     };
     // What leaves by the loopback device has been routed: it is for this host.
     let is_ours = if client == LOOPBACK {
-        !port::is_service::<I>(head)
+        !host_port::is_service::<I>(head)
     } else {
-        port::is_local::<I>(ctx)
+        host_port::is_local::<I>(ctx)
     };
     request.outer = head.tuple.reversed();
-    is_ours && !port::belongs_to_host::<I>(ctx, head)
+    is_ours && !host_port::belongs_to_host::<I>(ctx, head)
 }
 
 /// Fills the request for a packet that is in the way.
@@ -153,7 +158,7 @@ fn prepare_direct<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32)
 /// Fills the request for a packet to a host port.
 #[inline(always)]
 fn prepare<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> bool {
-    let Some(target) = port::serving::<I>(&head.tuple) else {
+    let Some(target) = host_port::serving::<I>(&head.tuple) else {
         return false;
     };
     let Some(pod) = endpoint(target.addr) else {
