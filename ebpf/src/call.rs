@@ -15,7 +15,7 @@ use underpass_ebpf::{
 use crate::{
     bypass::{self, revalidate},
     filter::quota,
-    flow::{entry, join, learn, table},
+    flow::{entry, join, learn},
     fragment::reorder,
     hook::{from_host, from_pod, from_wire, to_pod, to_wire},
     icmp_error,
@@ -87,9 +87,6 @@ functions! {
     stick() -> u32 = join::stick;
     note_others(ctx: *mut __sk_buff) -> u32 = learn::note_others;
     follow(ctx: *mut __sk_buff) -> u32 = revalidate::follow;
-    store(at: u32) -> u32 = table::store;
-    seek(for_host: u32) -> u32 = table::seek;
-    look(attempt: u32, for_host: u32) -> u32 = table::look;
     route(ctx: *mut __sk_buff, in_ifindex: u32, asked: u32) -> u32 = route::lookup;
     is_local(ctx: *mut __sk_buff, in_ifindex: u32) -> u32 = route::is_local;
     host_port(ctx: *mut __sk_buff, client: u32) -> u32 = host_port::open;

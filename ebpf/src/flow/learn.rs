@@ -25,7 +25,7 @@ use crate::{
     },
     flow::{
         entry::{ABSENT, PRESENT, find, half, leaves_as, outgoing, prolong, set_outgoing},
-        table::{PLACE, STORED},
+        table::{At, Share, Stored, store},
     },
     kernel::{
         maps::{Place, Work, constant, count, device, endpoint, policy, stamp, tick},
@@ -378,7 +378,7 @@ fn open<I: Call>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
         Payer::Reached { .. } => {}
     }
     prolong(flow, head.tuple.protocol, tick());
-    if I::store(PLACE) != STORED {
+    if store::<I>(At::Place, Share::Pods) != Stored::Done {
         if !is_full {
             refund(account);
         }
@@ -400,7 +400,7 @@ pub fn note_others<I: Call>(ctx: *mut __sk_buff) -> u32 {
     flow.halves[0].action = action::OTHERS;
     flow.halves[1].action = action::OTHERS;
     prolong(flow, head.tuple.protocol, tick());
-    if I::store(PLACE) != STORED {
+    if store::<I>(At::Place, Share::Pods) != Stored::Done {
         return IGNORED;
     }
     count(Counter::OthersPort);

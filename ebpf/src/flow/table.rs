@@ -14,28 +14,64 @@ use underpass_abi::{
 };
 
 use crate::{
-    call::Call,
     flow::entry::{find, has_target, is_alive, is_shared, outgoing},
     kernel::{
+        global::{Number, global, number},
         maps::{constant, count, device, tick},
         memory,
         net::Net,
     },
 };
 
-/// [`store`] under [`Work::place`](crate::kernel::maps::Work::place).
-pub const PLACE: u32 = 0;
-/// [`store`] under [`Work::partner_place`](crate::kernel::maps::Work::partner_place).
-pub const PARTNER: u32 = 1;
-/// With one of these: the flow is the host's own.
-pub const FOR_HOST: u32 = 2;
+number!(
+    /// Under which key of [`Work`](crate::kernel::maps::Work) a flow is stored.
+    pub enum At {
+        /// That of [`Work::place`](crate::kernel::maps::Work::place).
+        Place,
+        /// That of [`Work::partner_place`](crate::kernel::maps::Work::partner_place).
+        PartnerPlace,
+    }
+);
 
-/// The entry is in the table.
-pub const STORED: u32 = 0;
-/// There is an entry under its key.
-pub const TAKEN: u32 = 1;
-/// The table is full of flows that live.
-pub const NO_ROOM: u32 = 2;
+number!(
+    /// Whose slots a new flow may take.
+    pub enum Share {
+        /// Those of pods' flows.
+        Pods,
+        /// Those that are kept for the node's own flows.
+        Node,
+    }
+);
+
+number!(
+    /// What became of a flow that was to be stored.
+    pub enum Stored {
+        /// The table is full of flows that live.
+        NoRoom,
+        /// There is an entry under its key already.
+        Taken,
+        /// It is in the table.
+        Done,
+    }
+);
+
+/// The number of a slot.
+#[derive(Clone, Copy)]
+struct Slot(u32);
+
+impl Number for Option<Slot> {
+    type Raw = u32;
+
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        self.map_or(0, |Slot(number)| number + 1)
+    }
+
+    #[inline(always)]
+    fn decode(raw: u32) -> Self {
+        (raw != 0).then(|| Slot(raw.wrapping_sub(1)))
+    }
+}
 
 /// How many slots are looked at. Where four fifths of them are conversations', a new flow is refused
 /// once in a thousand times; where one half is, practically never.
@@ -52,132 +88,128 @@ const TRIES: u32 = 3;
 /// One slot in so many is kept for the host's own flows.
 const HOST_SHARE: u32 = 16;
 
-/// Stores the flow that was built in the scratch room under one of the two keys of
-/// [`Work`](crate::kernel::maps::Work), if that is free. With [`FOR_HOST`] it takes a place that pods don't
-/// get.
-#[inline(always)]
-pub fn store<I: Call>(at: u32) -> u32 {
-    let (Some(flow), Some(work)) = (I::scratch(), I::work()) else {
-        return NO_ROOM;
-    };
-    let key = if at & PARTNER == PLACE {
-        &work.place.key
-    } else {
-        &work.partner_place.key
-    };
-    if I::flows().get_ptr(key).is_some() {
-        return TAKEN;
-    }
-    flow.tag = key.tag();
-    flow.since = tick();
-    for attempt in 0..TRIES {
-        let found = I::seek(at & FOR_HOST);
-        let Some(slot) = I::slots().get_ptr_mut(found.wrapping_sub(1)) else {
-            break;
+global!(
+    /// Stores the flow that was built in the scratch room, if its key is free.
+    pub fn store<I: Net>(at: At, share: Share) -> Stored {
+        let (Some(flow), Some(work)) = (I::scratch(), I::work()) else {
+            return Stored::NoRoom;
         };
-        // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
-        let slot = unsafe { &mut *slot };
-        // Written at once after the look, so that of two CPUs that found the same slot the slower one
-        // has it before the faster one looks again.
-        memory::copy(slot, key);
-        slot.0.reserved2 = now();
-        if attempt == 0 {
-            flow.slot = found - 1;
-            let inserted = I::flows().insert(key, &*flow, u64::from(BPF_NOEXIST));
-            if inserted.is_err() {
-                // Another CPU was faster with the same flow, or there is no memory.
-                slot.0.protocol = 0;
-                return if I::flows().get_ptr(key).is_some() {
-                    TAKEN
-                } else {
-                    NO_ROOM
-                };
+        let key = match at {
+            At::Place => &work.place.key,
+            At::PartnerPlace => &work.partner_place.key,
+        };
+        if I::flows().get_ptr(key).is_some() {
+            return Stored::Taken;
+        }
+        flow.tag = key.tag();
+        flow.since = tick();
+        for attempt in 0..TRIES {
+            let Some(found) = seek::<I>(share) else {
+                break;
+            };
+            let Some(slot) = I::slots().get_ptr_mut(found.0) else {
+                break;
+            };
+            // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
+            let slot = unsafe { &mut *slot };
+            // Written at once after the look, so that of two CPUs that found the same slot the slower
+            // one has it before the faster one looks again.
+            memory::copy(slot, key);
+            slot.0.reserved2 = now();
+            if attempt == 0 {
+                flow.slot = found.0;
+                let inserted = I::flows().insert(key, &*flow, u64::from(BPF_NOEXIST));
+                if inserted.is_err() {
+                    // Another CPU was faster with the same flow, or there is no memory.
+                    slot.0.protocol = 0;
+                    return if I::flows().get_ptr(key).is_some() {
+                        Stored::Taken
+                    } else {
+                        Stored::NoRoom
+                    };
+                }
+            } else if let Some(stored) = find::<I>(key) {
+                stored.slot = found.0;
             }
-        } else if let Some(stored) = find::<I>(key) {
-            stored.slot = found - 1;
+            if has_key::<I>(slot, key) {
+                return Stored::Done;
+            }
+            if attempt == TRIES - 1 {
+                // It lives without a slot, and is removed when somebody looks it up after its end.
+                return Stored::Done;
+            }
         }
-        if has_key::<I>(slot, key) {
-            return STORED;
-        }
-        if attempt == TRIES - 1 {
-            // It lives without a slot, and is removed when somebody looks it up after its end.
-            return STORED;
-        }
+        count(Counter::TableFull);
+        // Without a second slot the entry has to go again.
+        remove_one::<I>(key);
+        Stored::NoRoom
     }
-    count(Counter::TableFull);
-    // Without a second slot the entry has to go again.
-    remove_one::<I>(key);
-    NO_ROOM
-}
+);
 
-/// What [`look`] and [`seek`] found: the slot is another's.
-const NONE: u32 = 0;
-
-/// Finds a free slot: its number plus one, or [`NONE`].
-#[inline(always)]
-pub fn seek<I: Call>(for_host: u32) -> u32 {
-    for attempt in 0..LOOKS {
-        let slot = I::look(attempt, for_host);
-        if slot != NONE {
-            return slot;
+global!(
+    /// Finds a slot that is free.
+    fn seek<I: Net>(share: Share) -> Option<Slot> {
+        let all = slots(constant!(flows));
+        let kept = all / HOST_SHARE;
+        let (first, number) = match share {
+            Share::Pods => (kept, all - kept),
+            Share::Node => (0, kept),
+        };
+        for attempt in 0..LOOKS {
+            let slot = look::<I>(attempt, first, number);
+            if slot.is_some() {
+                return slot;
+            }
         }
+        None
     }
-    NONE
-}
+);
 
-/// Looks at a slot at random, and empties it if its flow is gone or may be taken away: its number
-/// plus one, or [`NONE`].
-#[inline(always)]
-pub fn look<I: Net>(attempt: u32, for_host: u32) -> u32 {
-    // SAFETY: the helper has no arguments.
-    let random = u64::from(unsafe { bpf_get_prandom_u32() });
-    let all = slots(constant!(flows));
-    let kept = all / HOST_SHARE;
-    let (first, share) = if for_host == 0 {
-        (kept, all - kept)
-    } else {
-        (0, kept)
-    };
-    let slot = first + ((random * u64::from(share)) >> 32) as u32;
-    let (Some(key), Some(work)) = (I::slots().get_ptr(slot), I::work()) else {
-        return NONE;
-    };
-    // SAFETY: any bytes are a key.
-    let mut key = unsafe { *key };
-    let written = key.0.reserved2;
-    key.0.reserved2 = 0;
-    let Some(flow) = find::<I>(&key) else {
-        // Whoever wrote it in this tick may be about to store its flow.
-        let is_fresh = key.0.protocol != 0 && written == now();
-        return if is_fresh { NONE } else { slot + 1 };
-    };
-    if flow.slot != slot {
-        return slot + 1;
+global!(
+    /// Looks at one of `number` slots from `first` on, at random, and empties it if its flow is gone or
+    /// may be taken away. It is returned if it is free then.
+    fn look<I: Net>(attempt: u32, first: u32, number: u32) -> Option<Slot> {
+        // SAFETY: the helper has no arguments.
+        let random = u64::from(unsafe { bpf_get_prandom_u32() });
+        let slot = first + ((random * u64::from(number)) >> 32) as u32;
+        let (key, work) = (I::slots().get_ptr(slot)?, I::work()?);
+        // SAFETY: any bytes are a key.
+        let mut key = unsafe { *key };
+        let written = key.0.reserved2;
+        key.0.reserved2 = 0;
+        let Some(flow) = find::<I>(&key) else {
+            // Whoever wrote it in this tick may be about to store its flow.
+            let is_fresh = key.0.protocol != 0 && written == now();
+            return (!is_fresh).then_some(Slot(slot));
+        };
+        if flow.slot != slot {
+            return Some(Slot(slot));
+        }
+        // The two entries of one flow are stored one after the other.
+        if key == work.partner_place.key || key == work.place.key {
+            return None;
+        }
+        // Two flows are in it: it stays until it has expired.
+        if is_shared(flow) && is_alive(flow, tick()) {
+            return None;
+        }
+        if is_over::<I>(&key, flow) {
+            count(Counter::Expired);
+        } else if may_go::<I>(&key, flow, attempt) {
+            count(Counter::MadeRoom);
+        } else {
+            return None;
+        }
+        remove_partners::<I>(&key, flow);
+        let _ = I::flows().remove(&key);
+        // That took a while, in which another CPU may have found the slot free.
+        let is_left = I::slots().get_ptr(slot).is_some_and(|again| {
+            // SAFETY: as above.
+            has_key::<I>(unsafe { &*again }, &key)
+        });
+        is_left.then_some(Slot(slot))
     }
-    // The two entries of one flow are stored one after the other.
-    if key == work.partner_place.key || key == work.place.key {
-        return NONE;
-    }
-    // Two flows are in it: it stays until it has expired.
-    if is_shared(flow) && is_alive(flow, tick()) {
-        return NONE;
-    }
-    if is_over::<I>(&key, flow) {
-        count(Counter::Expired);
-    } else if may_go::<I>(&key, flow, attempt) {
-        count(Counter::MadeRoom);
-    } else {
-        return NONE;
-    }
-    remove_partners::<I>(&key, flow);
-    let _ = I::flows().remove(&key);
-    // That took a while, in which another CPU may have found the slot free.
-    let is_left = I::slots().get_ptr(slot).is_some_and(|again| {
-        // SAFETY: as above.
-        has_key::<I>(unsafe { &*again }, &key)
-    });
-    if is_left { slot + 1 } else { NONE }
-}
+);
 
 /// Whether a slot has this key.
 #[inline(always)]

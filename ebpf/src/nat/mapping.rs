@@ -13,7 +13,7 @@ use crate::{
     flow::{
         entry::{find, half, is_alive, leaves_as, outgoing, prolong, set_outgoing},
         learn::{enter, leave_to_pod, leave_to_wire},
-        table::{FOR_HOST, PARTNER, PLACE, STORED, remove_one},
+        table::{At, Share, Stored, remove_one, store},
     },
     kernel::{
         maps::{Place, Work, device, endpoint, tick},
@@ -103,13 +103,13 @@ pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: 
     }
 }
 
-/// The host's own flows have places that pods don't get.
+/// The slots for a flow: the node's own flows have some that pods don't get.
 #[inline(always)]
-pub fn for_host<I: Ip>(request: &Request<I>) -> u32 {
+pub fn share<I: Ip>(request: &Request<I>) -> Share {
     if request.owner == 0 && request.opener == Opener::Owner {
-        FOR_HOST
+        Share::Node
     } else {
-        0
+        Share::Pods
     }
 }
 
@@ -202,8 +202,8 @@ pub fn commit<I: Call>() -> u32 {
     if find::<I>(key).is_some_and(|known| !is_alive(known, tick())) {
         remove_one::<I>(key);
     }
-    let stored = I::store(PLACE | for_host(request));
-    if stored == STORED {
+    let stored = store::<I>(At::Place, share(request));
+    if stored == Stored::Done {
         return CLAIMED;
     }
     let winner = find::<I>(key).map(|flow| half(flow, end));
@@ -293,7 +293,7 @@ pub fn restore<I: Call>() -> u32 {
         restored.action = action::WIRE;
     }
     prolong(flow, head.tuple.protocol, tick());
-    I::store(PARTNER);
+    store::<I>(At::PartnerPlace, Share::Pods);
     CLAIMED
 }
 

@@ -19,7 +19,7 @@ use crate::{
     call::Call,
     flow::{
         entry::{find, has_target, is_alive, is_shared},
-        table::{self, PARTNER, STORED, remove_all},
+        table::{At, Stored, remove_all, store},
     },
     kernel::{
         maps::{Work, constant, count, tick},
@@ -27,7 +27,7 @@ use crate::{
     },
     nat::{
         host_port,
-        mapping::{Opener, Request, for_host, write_outer},
+        mapping::{Opener, Request, share, write_outer},
     },
 };
 
@@ -193,10 +193,10 @@ pub fn insert<I: Call>() -> u32 {
         remove_all::<I>(&place.key, expired);
     }
     write_outer::<I>(flow, request, place.end);
-    match I::store(PARTNER | for_host(request)) {
-        STORED => CLAIMED,
-        table::TAKEN => NO_PORT,
-        _ => NO_ROOM,
+    match store::<I>(At::PartnerPlace, share(request)) {
+        Stored::Done => CLAIMED,
+        Stored::Taken => NO_PORT,
+        Stored::NoRoom => NO_ROOM,
     }
 }
 
