@@ -16,165 +16,138 @@ use underpass_ebpf::{
 
 use crate::{
     ETHERNET,
-    bypass::revalidate::STALE,
-    call::Call,
+    bypass::revalidate::revalidate,
     flow::entry::{self, half, outgoing},
     kernel::{
+        global::{global, number},
         maps::{count, device, stamp, tcp_forgotten, tick},
         memory::mac_words,
         net::Net,
         skb::Skb,
-        verdict::{NEXT, Step, Verdict, code},
+        verdict::{Step, Verdict},
     },
 };
 
 pub mod revalidate;
 
-/// Where a packet comes from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Side {
-    /// The pod behind the host veth that it arrived at.
-    Pod,
-    /// An uplink.
-    Wire,
-}
+number!(
+    /// Where a packet comes from.
+    pub enum Side {
+        /// The pod behind the host veth that it arrived at.
+        Pod,
+        /// An uplink.
+        Wire,
+    }
+);
 
-/// What is known of a packet's flow.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Trust {
-    /// What its stamp says.
-    Stamp,
-    /// It was settled just now.
-    Settled,
-}
+number!(
+    /// What is known of a packet's flow.
+    enum Trust {
+        /// What its stamp says.
+        Stamp,
+        /// It was revalidated just now.
+        Settled,
+    }
+);
+
+number!(
+    /// Why a packet was not sent on the bypass.
+    enum Unsent {
+        /// It is one for the stack.
+        Stack,
+        /// Its flow has to be revalidated first.
+        Stale,
+    }
+);
 
 /// Length of the longest transport header that is read, as far as it is read: TCP up to its flags.
 const L4: u32 = 14;
 
-/// What [`send`] returns for a packet that has a bypass once its flow is settled; no return code of
-/// tc.
-const SETTLE: i32 = -3;
-
-/// Sends the packet on its flow's bypass; [`NEXT`] if it has none, or if the packet is one for the
-/// stack.
+/// Sends the packet on its flow's bypass, unless it has none, or the packet is one for the stack.
 #[inline(always)]
-pub fn take<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
-    let sent = I::send(ctx, side as u32, Trust::Stamp as u32);
-    if sent == SETTLE {
-        settled::<I>(ctx, side)
-    } else {
-        sent
+pub fn take<I: Net>(ctx: *mut __sk_buff, side: Side) -> Step<()> {
+    if send::<I>(ctx, side, Trust::Stamp)? == Unsent::Stale && revalidate::<I>(ctx) {
+        send::<I>(ctx, side, Trust::Settled)?;
     }
+    Ok(())
 }
 
-/// As [`take`], for a flow that has to be revalidated.
-#[inline(always)]
-fn settled<I: Call>(ctx: *mut __sk_buff, side: Side) -> i32 {
-    if I::settle(ctx) == STALE {
-        return NEXT;
-    }
-    I::send(ctx, side as u32, Trust::Settled as u32)
-}
-
-/// See [`take`].
-#[inline(always)]
-pub fn send<I: Net>(ctx: *mut __sk_buff, side: u32, trust: u32) -> i32 {
-    let side = if side == Side::Pod as u32 {
-        Side::Pod
-    } else {
-        Side::Wire
-    };
-    let trust = if trust == Trust::Stamp as u32 {
-        Trust::Stamp
-    } else {
-        Trust::Settled
-    };
-    let mut skb = Skb::new(ctx);
-    let Some(mut head) = I::parse_plain(&skb.linear(ETHERNET + I::HEADER_LENGTH + L4), ETHERNET)
-    else {
-        return NEXT;
-    };
-    if head.kind != Kind::Flow {
-        return NEXT;
-    }
-    let (key, end) = head.tuple.key();
-    let Some(flow) = entry::find::<I>(&key) else {
-        return NEXT;
-    };
-    if flow.state & state::BYPASS == 0 {
-        return NEXT;
-    }
-    let is_sticky = flow.state & state::STICKY != 0;
-    // Until it is known to be answered, and while it may have been reset, each packet is taken note of.
-    let is_usual_state = flow.state & (state::ANSWERED | state::RST) == state::ANSWERED;
-    let tag = &raw const flow.tag;
-    let half = half(flow, end);
-    let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
-    if !is_sticky && (changes_state || head.control) {
-        // After a long silence connection tracking may not know what ends here.
-        let is_late = head.tcp_flags & (tcp::FIN | tcp::RST) != 0
-            && tick().wrapping_sub(half.passed) >= tcp_forgotten();
-        return if is_late && trust == Trust::Stamp {
-            SETTLE
-        } else {
-            NEXT
+global!(
+    /// See [`take`].
+    fn send<I: Net>(ctx: *mut __sk_buff, side: Side, trust: Trust) -> Step<Unsent> {
+        let mut skb = Skb::new(ctx);
+        let Some(mut head) =
+            I::parse_plain(&skb.linear(ETHERNET + I::HEADER_LENGTH + L4), ETHERNET)
+        else {
+            return Ok(Unsent::Stack);
         };
-    }
-    if !is_usual(&skb, &head, side, half, is_sticky) {
-        if is_sticky && head.tcp_flags & tcp::SYN == 0 {
-            count(Counter::CameBack);
+        if head.kind != Kind::Flow {
+            return Ok(Unsent::Stack);
         }
-        return NEXT;
-    }
-    let is_noted = !changes_state && is_usual_state;
-    if trust == Trust::Stamp && (!is_noted || half.stamp != stamp()) {
-        return SETTLE;
-    }
-    if rewrite(&mut skb, &mut head, half).is_err() {
-        return code(Err(Verdict::Drop(Counter::DropMalformed)));
-    }
-    half.packets += 1;
-    let out_ifindex = half.out_ifindex;
-    // The memory of an entry that is removed may be another's while we read it. What was read is of
-    // this flow if the tag still is, since that would be overwritten first.
-    // SAFETY: an entry of the map; volatile, so that it is read here.
-    if unsafe { tag.read_volatile() } != key.tag() {
-        return code(Err(Verdict::Drop(Counter::DropRemoved)));
-    }
-    code(Ok(if half.action == action::PEER {
-        count(Counter::BypassPeer);
-        if half.queue == 0 {
-            skb.redirect_peer(out_ifindex)
-        } else {
-            skb.redirect(out_ifindex)
+        let (key, end) = head.tuple.key();
+        let Some(flow) = entry::find::<I>(&key) else {
+            return Ok(Unsent::Stack);
+        };
+        if flow.state & state::BYPASS == 0 {
+            return Ok(Unsent::Stack);
         }
-    } else {
-        count(Counter::BypassWire);
-        match I::work() {
-            // Once a tick the kernel's own neighbour code sends the packet, so that it goes on
-            // probing the next hop.
-            Some(work) if trust == Trust::Settled => {
-                skb.redirect_neighbour(out_ifindex, &mut work.next_hop)
+        let is_sticky = flow.state & state::STICKY != 0;
+        // Until it is known to be answered, and while it may have been reset, each packet is taken note of.
+        let is_usual_state = flow.state & (state::ANSWERED | state::RST) == state::ANSWERED;
+        let tag = &raw const flow.tag;
+        let half = half(flow, end);
+        let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
+        if !is_sticky && (changes_state || head.control) {
+            // After a long silence connection tracking may not know what ends here.
+            let is_late = head.tcp_flags & (tcp::FIN | tcp::RST) != 0
+                && tick().wrapping_sub(half.passed) >= tcp_forgotten();
+            return Ok(if is_late && trust == Trust::Stamp {
+                Unsent::Stale
+            } else {
+                Unsent::Stack
+            });
+        }
+        if !is_usual(&skb, &head, side, half, is_sticky) {
+            if is_sticky && head.tcp_flags & tcp::SYN == 0 {
+                count(Counter::CameBack);
             }
-            _ => skb.redirect(out_ifindex),
+            return Ok(Unsent::Stack);
         }
-    }))
-}
-
-/// Into the pod that the half leads to, from the hook where the packet is.
-#[inline(always)]
-pub fn deliver<A>(skb: &mut Skb, half: &Half<A>) -> Step<Verdict> {
-    skb.store(0, &half.eth)
-        .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
-    let is_sent = device(skb.ifindex()).is_some_and(|here| here.flags & flags::NETKIT != 0);
-    Ok(if is_sent {
-        skb.redirect(half.out_ifindex)
-    } else {
-        skb.redirect_peer(half.out_ifindex)
-    })
-}
+        let is_noted = !changes_state && is_usual_state;
+        if trust == Trust::Stamp && (!is_noted || half.stamp != stamp()) {
+            return Ok(Unsent::Stale);
+        }
+        if rewrite(&mut skb, &mut head, half).is_err() {
+            return Err(Verdict::dropped(Counter::DropMalformed));
+        }
+        half.packets += 1;
+        let out_ifindex = half.out_ifindex;
+        // The memory of an entry that is removed may be another's while we read it. What was read is of
+        // this flow if the tag still is, since that would be overwritten first.
+        // SAFETY: an entry of the map; volatile, so that it is read here.
+        if unsafe { tag.read_volatile() } != key.tag() {
+            return Err(Verdict::dropped(Counter::DropRemoved));
+        }
+        Err(if half.action == action::PEER {
+            count(Counter::BypassPeer);
+            if half.queue == 0 {
+                skb.redirect_peer(out_ifindex)
+            } else {
+                skb.redirect(out_ifindex)
+            }
+        } else {
+            count(Counter::BypassWire);
+            match I::work() {
+                // Once a tick the kernel's own neighbour code sends the packet, so that it goes on
+                // probing the next hop.
+                Some(work) if trust == Trust::Settled => {
+                    skb.redirect_neighbour(out_ifindex, &mut work.next_hop)
+                }
+                _ => skb.redirect(out_ifindex),
+            }
+        })
+    }
+);
 
 /// Whether nothing about the packet calls for the stack.
 #[inline(always)]

@@ -12,28 +12,28 @@ use underpass_abi::{
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
 use crate::{
-    ETHERNET, bypass,
-    call::Call,
+    ETHERNET,
     flow::entry::{self, find, half},
     kernel::{
+        global::global,
         maps::{Place, Work, device, endpoint, stamp},
         net::Net,
         skb::Skb,
-        verdict::{NEXT, Step, Verdict, code},
+        verdict::{Step, Verdict},
     },
     nat::{
         hairpin::{self, TWICE},
         host_port, masquerade,
     },
-    parse::PARSED,
 };
 
-/// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be
-/// `quoted`: if it is about what a masqueraded flow sent, it is the pod's.
-#[inline(always)]
-pub fn from_wire<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
-    code(incoming::<I>(&mut Skb::new(ctx), quoted == PARSED))
-}
+global!(
+    /// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be
+    /// quoted: if it is about what a masqueraded flow sent, it is the pod's.
+    pub fn error_from_wire<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<Verdict> {
+        incoming::<I>(&mut Skb::new(ctx), is_quoted)
+    }
+);
 
 #[inline(always)]
 fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
@@ -45,17 +45,17 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         ..
     }) = I::work()
     else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     // Others are known to connection tracking: the stack judges the error as related to them.
     let is_past_tracking =
         flow.state & state::STICKY != 0 && flow.halves.iter().any(|half| is_recent(half.stamp));
     let half = half(flow, partner_place.end);
     if !entry::is_owned::<I>(half, inner.tuple.dst) {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     }
     if half.rewrite & rewrite::DST != 0 {
         *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
@@ -63,9 +63,9 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         rewrite(skb, head, inner, quote, src, dst)?;
     }
     if half.action != action::PEER || !is_past_tracking || head.l3 != ETHERNET {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     }
-    bypass::deliver(skb, half)
+    skb.deliver(half)
 }
 
 /// Whether a direction had a packet since the last change on the node, and not long ago.
@@ -76,12 +76,13 @@ fn is_recent(half_stamp: u64) -> bool {
     stamp().wrapping_sub(half_stamp) <= SOON
 }
 
-/// An error that the stack delivers to a pod, about what the pod sent to a host port of another: it
-/// quotes what that one got.
-#[inline(always)]
-pub fn to_pod<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
-    code(delivered::<I>(&mut Skb::new(ctx), quoted == PARSED))
-}
+global!(
+    /// An error that the stack delivers to a pod, about what the pod sent to a host port of another: it
+    /// quotes what that one got.
+    pub fn error_to_pod<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<Verdict> {
+        delivered::<I>(&mut Skb::new(ctx), is_quoted)
+    }
+);
 
 #[inline(always)]
 fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
@@ -93,26 +94,27 @@ fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         ..
     }) = I::work()
     else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     let half = half(flow, partner_place.end);
     if half.rewrite != host_port::FROM_PORT {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     }
     *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
     let (src, dst) = (source(head, inner, quote), head.tuple.dst);
     rewrite(skb, head, inner, quote, src, dst)
 }
 
-/// An error to the world, as for [`from_wire`], from a pod or from this host: what it quotes must
-/// have the tuple that the world knows.
-#[inline(always)]
-pub fn to_wire<I: Net>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
-    code(outgoing::<I>(&mut Skb::new(ctx), quoted == PARSED))
-}
+global!(
+    /// An error to the world, as for [`error_from_wire`], from a pod or from this host: what it quotes must
+    /// have the tuple that the world knows.
+    pub fn error_to_wire<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<Verdict> {
+        outgoing::<I>(&mut Skb::new(ctx), is_quoted)
+    }
+);
 
 #[inline(always)]
 fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
@@ -124,7 +126,7 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         ..
     }) = I::work()
     else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     let sender = endpoint(head.tuple.src.wide());
     let mut must_translate = false;
@@ -134,9 +136,9 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
         must_translate = masquerade::is_wanted::<I>(pod, head.tuple.dst);
     }
     let refused = if must_translate {
-        Verdict::Drop(Counter::DropUntranslated)
+        Verdict::dropped(Counter::DropUntranslated)
     } else {
-        Verdict::Stack
+        Verdict::STACK
     };
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(refused);
@@ -144,7 +146,7 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let half = half(flow, partner_place.end);
     if half.rewrite & rewrite::SRC == 0 {
         // Known, and not translated: a pod that answers to its own address.
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     }
     *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
     let src = if sender.is_some() {
@@ -156,51 +158,58 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     rewrite(skb, head, inner, quote, src, dst)
 }
 
-/// An error from a pod, as for [`from_wire`]: if it quotes what came from a process of this host, or
-/// from the pod itself, to a host port, it goes back there. Else [`NEXT`].
-#[inline(always)]
-pub fn from_pod<I: Call>(ctx: *mut __sk_buff, quoted: u32) -> i32 {
-    code(backward::<I>(&mut Skb::new(ctx), quoted == PARSED))
-}
+global!(
+    /// An error from a pod, as for [`error_from_wire`]: if it quotes what came from a process of this host, or
+    /// from the pod itself, to a host port, it goes back there.
+    pub fn error_from_pod<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<()> {
+        backward::<I>(&mut Skb::new(ctx), is_quoted)
+    }
+);
 
 #[inline(always)]
-fn backward<I: Call>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+fn backward<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<()> {
     let is_finishing = skb.ifindex() == LOOPBACK;
     let unknown = if is_finishing {
-        Verdict::Drop(Counter::DropNoFlow)
+        Err(Verdict::dropped(Counter::DropNoFlow))
     } else {
-        Verdict::Sent(NEXT)
+        Ok(())
     };
-    let Work {
+    let Some(Work {
         head,
         inner,
         partner: quote,
         partner_place,
         ..
-    } = I::work().ok_or(unknown)?;
-    let flow = subject::<I>(inner, partner_place, is_quoted).ok_or(unknown)?;
+    }) = I::work()
+    else {
+        return unknown;
+    };
+    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+        return unknown;
+    };
     let half = half(flow, partner_place.end);
     if half.rewrite & TWICE != TWICE || !entry::is_owned::<I>(half, inner.tuple.dst) {
-        return Err(unknown);
+        return unknown;
     }
     if !is_finishing {
         if half.in_ifindex != skb.ifindex() {
-            return Err(unknown);
+            return unknown;
         }
         if half.action == action::HOST {
-            return hairpin::return_to_host::<I>(skb);
+            return Err(hairpin::return_to_host::<I>(skb)?);
         }
         if half.out_ifindex != skb.ifindex() {
-            return Err(unknown);
+            return unknown;
         }
     }
     *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
     let (src, dst) = (source(head, inner, quote), quote.src);
     rewrite(skb, head, inner, quote, src, dst)?;
-    if is_finishing {
-        return Ok(Verdict::Stack);
-    }
-    bypass::deliver(skb, half)
+    Err(if is_finishing {
+        Verdict::STACK
+    } else {
+        skb.deliver(half)?
+    })
 }
 
 /// The flow of the packet that an error quotes; [`Place::end`] sends what goes the other way, as the
@@ -239,8 +248,8 @@ fn rewrite<I: Net>(
     src: I::Addr,
     dst: I::Addr,
 ) -> Step<Verdict> {
-    let malformed = Verdict::Drop(Counter::DropMalformed);
+    let malformed = Verdict::dropped(Counter::DropMalformed);
     translate_error(skb, head, inner, quote, src, dst).map_err(|_| malformed)?;
     skb.store(head.l3, &head.header).map_err(|_| malformed)?;
-    Ok(Verdict::Stack)
+    Ok(Verdict::STACK)
 }

@@ -6,7 +6,7 @@
 use aya_log_ebpf::{debug, warn};
 use underpass_abi::flow::Tuple;
 
-use crate::{kernel::maps::trace_level, nat::port_allocation::CLAIMED};
+use crate::kernel::{global::global, maps::trace_level};
 
 /// Levels, see `State::trace`.
 const WARN: u32 = 2;
@@ -24,15 +24,15 @@ pub fn learned<A>(tuple: &Tuple<A>, ifindex: u32) {
     }
 }
 
-/// The flow of this tuple asked for a source port: what [`claim`](crate::nat::port_allocation::claim) answered, and
-/// the tuple that it leaves with.
+/// The flow of this tuple asked for a source port: whether it was granted, and the tuple that it leaves
+/// with.
 #[inline(always)]
-pub fn claimed<A>(result: u32, inner: &Tuple<A>, outer: &Tuple<A>) {
+pub fn allocated<A>(is_granted: bool, inner: &Tuple<A>, outer: &Tuple<A>) {
     if trace_level() >= WARN {
-        record_claimed(
+        record_allocated(
             u32::from(inner.protocol),
             ports(inner.sport, outer.sport),
-            result,
+            is_granted,
         );
     }
 }
@@ -52,35 +52,33 @@ fn in_host_order(ports: u32) -> (u16, u16) {
     )
 }
 
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn record_learned(protocol: u32, ports: u32, ifindex: u32) -> u32 {
-    let (source, destination) = in_host_order(ports);
-    debug!(
-        (),
-        "learned protocol {} port {} - port {} at device {}",
-        protocol,
-        source,
-        destination,
-        ifindex
-    );
-    0
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn record_claimed(protocol: u32, ports: u32, result: u32) -> u32 {
-    let (wanted, given) = in_host_order(ports);
-    if result != CLAIMED {
-        warn!(
-            (),
-            "no port for protocol {} source port {}", protocol, wanted
-        );
-    } else if trace_level() >= DEBUG {
+global!(
+    fn record_learned(protocol: u32, ports: u32, ifindex: u32) {
+        let (source, destination) = in_host_order(ports);
         debug!(
             (),
-            "masquerade protocol {} source port {} as port {}", protocol, wanted, given
+            "learned protocol {} port {} - port {} at device {}",
+            protocol,
+            source,
+            destination,
+            ifindex
         );
     }
-    0
-}
+);
+
+global!(
+    fn record_allocated(protocol: u32, ports: u32, is_granted: bool) {
+        let (wanted, given) = in_host_order(ports);
+        if !is_granted {
+            warn!(
+                (),
+                "no port for protocol {} source port {}", protocol, wanted
+            );
+        } else if trace_level() >= DEBUG {
+            debug!(
+                (),
+                "masquerade protocol {} source port {} as port {}", protocol, wanted, given
+            );
+        }
+    }
+);

@@ -12,72 +12,71 @@ use underpass_abi::{
 
 use crate::{
     ETHERNET,
-    call::Call,
     flow::{
-        entry::{ABSENT, find, half, outgoing},
+        entry::{find, half, look_up, note, outgoing},
+        join::{stick, suspend},
         learn,
     },
     kernel::{
+        global::{global, number},
         maps::{Place, Work, count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
         memory,
         net::Net,
-        route,
+        route::{Asked, find_route},
     },
-    parse::PARSED,
+    nat::mapping::restore,
+    parse::parse_packet,
 };
 
-/// What [`settle`] found: the direction is as its half says.
-pub const SETTLED: u32 = 0;
-/// What [`settle`] found: the stack decides.
-pub const STALE: u32 = 1;
-
-/// Checks the direction that the packet belongs to, and brings it up to date. A flow whose ends are
-/// gone is removed; one of which a direction has no way any more goes back to the stack, with both.
-#[inline(always)]
-pub fn settle<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work {
-        place: Place { key, end },
-        half: copy,
-        state,
-        since,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return STALE;
-    };
-    if I::parse_whole(ctx, ETHERNET) != PARSED || I::copy_live() == ABSENT {
-        return STALE;
-    }
-    if policy() & policy::XFRM != 0 {
-        I::suspend();
-        return STALE;
-    }
-    if *state & state::STICKY == 0 {
-        if must_stick::<I>() {
-            I::stick();
-        } else if is_due(copy, key.0.protocol, *since) {
-            count(Counter::Fed);
-            if let Some(flow) = find::<I>(key) {
-                half(flow, *end).stamp = ASKED;
+global!(
+    /// Checks the direction that the packet belongs to, and brings it up to date: whether it is as
+    /// its half says. A flow whose ends are
+    /// gone is removed; one of which a direction has no way any more goes back to the stack, with both.
+    pub fn revalidate<I: Net>(ctx: *mut __sk_buff) -> bool {
+        let Some(Work {
+            place: Place { key, end },
+            half: copy,
+            state,
+            since,
+            partner_place,
+            ..
+        }) = I::work()
+        else {
+            return false;
+        };
+        if !parse_packet::<I>(ctx, ETHERNET) || !look_up::<I>() {
+            return false;
+        }
+        if policy() & policy::XFRM != 0 {
+            suspend::<I>();
+            return false;
+        }
+        if *state & state::STICKY == 0 {
+            if must_stick::<I>() {
+                stick::<I>();
+            } else if is_due(copy, key.0.protocol, *since) {
+                count(Counter::Fed);
+                if let Some(flow) = find::<I>(key) {
+                    half(flow, *end).stamp = ASKED;
+                }
+                return false;
             }
-            return STALE;
+        }
+        note::<I>();
+        count(Counter::Revalidated);
+        if copy.rewrite != 0 && !partner_place.is_known() {
+            restore::<I>();
+        }
+        match follow::<I>(ctx) {
+            Way::Settled => true,
+            Way::Stale => false,
+            Way::Lost => {
+                suspend::<I>();
+                false
+            }
         }
     }
-    I::note();
-    count(Counter::Revalidated);
-    if copy.rewrite != 0 && !partner_place.is_known() {
-        I::restore();
-    }
-    match I::follow(ctx) {
-        SETTLED => SETTLED,
-        LOST => {
-            I::suspend();
-            STALE
-        }
-        _ => STALE,
-    }
-}
+);
 
 /// Whether connection tracking must hear of this direction: until the stack lets a packet of it
 /// through, all of them go there.
@@ -133,82 +132,92 @@ fn must_stick<I: Net>() -> bool {
     opposite.is_none_or(is_old)
 }
 
-/// What [`follow`] found: the direction has lost its way.
-const LOST: u32 = 2;
+number!(
+    /// What the way of a direction is now.
+    enum Way {
+        /// For the moment there is none: the stack decides.
+        Stale,
+        /// The direction has lost it.
+        Lost,
+        /// It is as the direction's half says.
+        Settled,
+    }
+);
 
-/// Brings the way of the direction at [`Work::place`] up to date.
-#[inline(always)]
-pub fn follow<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work {
-        place: Place { key, end },
-        partner_place,
-        route,
-        ..
-    }) = I::work()
-    else {
-        return STALE;
-    };
-    let Some(flow) = find::<I>(key) else {
-        return STALE;
-    };
-    let is_sticky = flow.state & state::STICKY != 0;
-    let half = half(flow, *end);
-    if half.in_ifindex != 0
-        && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0)
-    {
-        return LOST;
-    }
-    if half.action == action::PEER {
-        let Some(pod) = device(half.out_ifindex) else {
-            return LOST;
+global!(
+    /// Brings the way of the direction at [`Work::place`] up to date.
+    fn follow<I: Net>(ctx: *mut __sk_buff) -> Way {
+        let Some(Work {
+            place: Place { key, end },
+            partner_place,
+            route,
+            ..
+        }) = I::work()
+        else {
+            return Way::Stale;
         };
-        if pod.flags & flags::BYPASS == 0 {
-            return LOST;
+        let Some(flow) = find::<I>(key) else {
+            return Way::Stale;
+        };
+        let is_sticky = flow.state & state::STICKY != 0;
+        let half = half(flow, *end);
+        if half.in_ifindex != 0
+            && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0)
+        {
+            return Way::Lost;
         }
-        half.mtu = pod.mtu;
-        learn::shape(half, pod);
-        if !learn::is_reachable(half.queue, pod) {
-            return LOST;
-        }
-        let [destination, source] = &mut half.eth;
-        memory::copy(destination, &pod.peer_mac);
-        memory::copy(source, &pod.mac);
-        half.stamp = stamp();
-        return SETTLED;
-    }
-    if half.action != action::WIRE {
-        return LOST;
-    }
-    let uplink = I::route(ctx, half.in_ifindex, route::WAY);
-    if uplink == route::NONE {
-        // For the moment, perhaps: the stack says so to the sender.
-        return STALE;
-    }
-    if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
-        return LOST;
-    }
-    if half.out_ifindex != uplink {
-        if !is_sticky {
-            return LOST;
-        }
-        half.out_ifindex = uplink;
-        // The answers are expected where the questions leave.
-        if half.rewrite & rewrite::SRC != 0 {
-            partner_place.set(&outgoing::<I>(half, key.0.protocol));
-            if let Some(partner) = find::<I>(&partner_place.key) {
-                crate::flow::entry::half(partner, partner_place.end.other()).uplink = uplink;
+        if half.action == action::PEER {
+            let Some(pod) = device(half.out_ifindex) else {
+                return Way::Lost;
+            };
+            if pod.flags & flags::BYPASS == 0 {
+                return Way::Lost;
             }
-        } else {
-            crate::flow::entry::half(flow, end.other()).uplink = uplink;
+            half.mtu = pod.mtu;
+            learn::shape(half, pod);
+            if !learn::is_reachable(half.queue, pod) {
+                return Way::Lost;
+            }
+            let [destination, source] = &mut half.eth;
+            memory::copy(destination, &pod.peer_mac);
+            memory::copy(source, &pod.mac);
+            half.stamp = stamp();
+            return Way::Settled;
         }
+        if half.action != action::WIRE {
+            return Way::Lost;
+        }
+        let Some(uplink) = find_route::<I>(ctx, half.in_ifindex, Asked::Way) else {
+            // For the moment, perhaps: the stack says so to the sender.
+            return Way::Stale;
+        };
+        let uplink = uplink.get();
+        if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
+            return Way::Lost;
+        }
+        if half.out_ifindex != uplink {
+            if !is_sticky {
+                return Way::Lost;
+            }
+            half.out_ifindex = uplink;
+            // The answers are expected where the questions leave.
+            if half.rewrite & rewrite::SRC != 0 {
+                partner_place.set(&outgoing::<I>(half, key.0.protocol));
+                if let Some(partner) = find::<I>(&partner_place.key) {
+                    crate::flow::entry::half(partner, partner_place.end.other()).uplink = uplink;
+                }
+            } else {
+                crate::flow::entry::half(flow, end.other()).uplink = uplink;
+            }
+        }
+        let Some(flow) = find::<I>(key) else {
+            return Way::Stale;
+        };
+        let half = crate::flow::entry::half(flow, *end);
+        half.mtu = route.mtu;
+        memory::copy(&mut half.eth, &route.eth);
+        // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
+        half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
+        Way::Settled
     }
-    let Some(flow) = find::<I>(key) else {
-        return STALE;
-    };
-    let half = crate::flow::entry::half(flow, *end);
-    half.mtu = route.mtu;
-    memory::copy(&mut half.eth, &route.eth);
-    // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
-    half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
-    SETTLED
-}
+);

@@ -40,21 +40,21 @@ pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
     let owned =
         endpoint(head.tuple.src.wide()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
     if !owned && !I::is_local_scope(head.tuple.src) {
-        return Err(Verdict::Drop(Counter::DropSourceAddress));
+        return Err(Verdict::dropped(Counter::DropSourceAddress));
     }
     if head.tuple.protocol == I::ICMP {
         match (head.tuple.protocol, head.icmp_type) {
             (protocol::ICMP, ICMP_REDIRECT) | (protocol::ICMPV6, ICMPV6_REDIRECT) => {
-                return Err(Verdict::Drop(Counter::DropRedirect));
+                return Err(Verdict::dropped(Counter::DropRedirect));
             }
             (protocol::ICMPV6, ICMPV6_ROUTER_ADVERTISEMENT) => {
-                return Err(Verdict::Drop(Counter::DropRouterAdvertisement));
+                return Err(Verdict::dropped(Counter::DropRouterAdvertisement));
             }
             _ => {}
         }
     }
     if head.kind == Kind::Flow && is_dhcp(head.tuple.protocol, head.tuple.sport) {
-        return Err(Verdict::Drop(Counter::DropDhcpServer));
+        return Err(Verdict::dropped(Counter::DropDhcpServer));
     }
     // A chain of extension headers so long that we did not reach its end could hide any of the
     // above.
@@ -62,7 +62,7 @@ pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
         && head.piece != Piece::Later
         && is_extension::<I>(head.tuple.protocol)
     {
-        return Err(Verdict::Drop(Counter::DropMalformed));
+        return Err(Verdict::dropped(Counter::DropMalformed));
     }
     Ok(())
 }
@@ -82,7 +82,7 @@ fn check_mac(skb: &Skb, pod: &Device) -> Step<()> {
     }
     match skb.ethernet_source() {
         Some(source) if same_mac(source, pod.peer_mac) => Ok(()),
-        _ => Err(Verdict::Drop(Counter::DropSourceMac)),
+        _ => Err(Verdict::dropped(Counter::DropSourceMac)),
     }
 }
 
@@ -95,7 +95,7 @@ pub fn check_arp(skb: &Skb, pod: &Device) -> Step<()> {
     }
     // Sender's hardware and protocol address at bytes 8 and 14 of an Ethernet/IPv4 ARP packet (RFC
     // 826).
-    let refused = Verdict::Drop(Counter::DropArp);
+    let refused = Verdict::dropped(Counter::DropArp);
     let mac: [u16; 3] = skb.load(ETHERNET + 8).map_err(|_| refused)?;
     let addr = Addr4(skb.load(ETHERNET + 14).map_err(|_| refused)?);
     let owned = addr.0 == 0

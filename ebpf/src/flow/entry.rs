@@ -8,9 +8,10 @@ use underpass_abi::{
 use underpass_ebpf::l4::tcp;
 
 use crate::{
-    call::{Call, refund},
+    filter::quota::refund,
     flow::table::{remove_all, remove_one},
     kernel::{
+        global::{global, number},
         maps::{Place, Work, constant, count, endpoint, tick},
         memory,
         net::Net,
@@ -18,12 +19,17 @@ use crate::{
     nat::host_port,
 };
 
-/// No flow.
-pub const ABSENT: u32 = 0;
-/// A flow.
-pub const PRESENT: u32 = 1;
-/// There was a flow until now: somebody else has the tuple that its packets would leave with.
-pub const GONE: u32 = 2;
+number!(
+    /// What [`note`] found of a flow.
+    pub enum Noted {
+        /// One of its entries is not there.
+        Incomplete,
+        /// There was a flow until now: somebody else has the tuple that its packets would leave with.
+        Gone,
+        /// All of it.
+        Whole,
+    }
+);
 
 /// The entry under a key.
 ///
@@ -166,65 +172,66 @@ const fn after(before: u32, end: End, flags: u8) -> u32 {
     after
 }
 
-/// Copies what is known of the direction of the packet in [`Work::head`] to [`Work::half`]:
-/// [`PRESENT`] if its flow lives. One that was idle for too long is removed, and one whose pod is
-/// gone, or whose host port leads elsewhere.
-///
-/// The two entries of a translated flow live as long as the livelier of them.
-#[inline(always)]
-pub fn copy_live<I: Call>() -> u32 {
-    let Some(Work {
-        head,
-        place: Place { key, end },
-        half: copy,
-        state,
-        since,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let Some(flow) = find::<I>(key) else {
-        return ABSENT;
-    };
-    memory::copy(copy, half(flow, *end));
-    *state = flow.state;
-    *since = flow.since;
-    if flow.tag != key.tag() {
-        return ABSENT;
-    }
-    if !is_owned::<I>(copy, head.tuple.src)
-        || !host_port::is_current::<I>(&head.tuple, copy, *state)
-    {
-        I::withdraw();
-        return ABSENT;
-    }
-    let tick = tick();
-    if is_alive(flow, tick) {
-        return PRESENT;
-    }
-    let translating = if copy.rewrite != 0 {
-        &*copy
-    } else {
-        &*half(flow, end.other())
-    };
-    if translating.rewrite != 0 {
-        partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
-        if let Some(partner) = find::<I>(&partner_place.key)
-            && is_alive(partner, tick)
-        {
-            return PRESENT;
+global!(
+    /// Copies what is known of the direction of the packet in [`Work::head`] to [`Work::half`]:
+    /// whether its flow lives. One that was idle for too long is removed, and one whose pod is
+    /// gone, or whose host port leads elsewhere.
+    ///
+    /// The two entries of a translated flow live as long as the livelier of them.
+    pub fn look_up<I: Net>() -> bool {
+        let Some(Work {
+            head,
+            place: Place { key, end },
+            half: copy,
+            state,
+            since,
+            partner_place,
+            ..
+        }) = I::work()
+        else {
+            return false;
+        };
+        let Some(flow) = find::<I>(key) else {
+            return false;
+        };
+        memory::copy(copy, half(flow, *end));
+        *state = flow.state;
+        *since = flow.since;
+        if flow.tag != key.tag() {
+            return false;
         }
+        if !is_owned::<I>(copy, head.tuple.src)
+            || !host_port::is_current::<I>(&head.tuple, copy, *state)
+        {
+            withdraw::<I>();
+            return false;
+        }
+        let tick = tick();
+        if is_alive(flow, tick) {
+            return true;
+        }
+        let translating = if copy.rewrite != 0 {
+            &*copy
+        } else {
+            &*half(flow, end.other())
+        };
+        if translating.rewrite != 0 {
+            partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
+            if let Some(partner) = find::<I>(&partner_place.key)
+                && is_alive(partner, tick)
+            {
+                return true;
+            }
+        }
+        count(underpass_abi::counter::Counter::Expired);
+        if is_shared(flow) {
+            withdraw::<I>();
+        } else {
+            remove_all::<I>(key, flow);
+        }
+        false
     }
-    count(underpass_abi::counter::Counter::Expired);
-    if is_shared(flow) {
-        I::withdraw();
-    } else {
-        remove_all::<I>(key, flow);
-    }
-    ABSENT
-}
+);
 
 /// Whether the pods at either end of a direction are still those that it was learned for: their
 /// addresses may belong to others by now, or to nobody, and then lead out of the node again.
@@ -246,71 +253,71 @@ fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
     endpoint(addr.wide()).is_some_and(|endpoint| endpoint.ifindex == ifindex)
 }
 
-/// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.
-/// [`PRESENT`], [`GONE`], or [`ABSENT`] if one of the flow's entries is not there.
-#[inline(always)]
-pub fn note<I: Net>() -> u32 {
-    let Some(Work {
-        head,
-        place: Place { key, end },
-        partner,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let Some(flow) = find::<I>(key) else {
-        return ABSENT;
-    };
-    let protocol = head.tuple.protocol;
-    let tick = tick();
-    let is_new = begins_anew(flow.state, head.tcp_flags);
-    flow.state = after(flow.state, *end, head.tcp_flags);
-    if is_new {
-        unlearn(flow);
-    }
-    let half = half(flow, *end);
-    *partner = outgoing::<I>(half, protocol);
-    if half.rewrite == 0 {
-        mature(flow, protocol, tick);
+global!(
+    /// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.
+    pub fn note<I: Net>() -> Noted {
+        let Some(Work {
+            head,
+            place: Place { key, end },
+            partner,
+            partner_place,
+            ..
+        }) = I::work()
+        else {
+            return Noted::Incomplete;
+        };
+        let Some(flow) = find::<I>(key) else {
+            return Noted::Incomplete;
+        };
+        let protocol = head.tuple.protocol;
+        let tick = tick();
+        let is_new = begins_anew(flow.state, head.tcp_flags);
+        flow.state = after(flow.state, *end, head.tcp_flags);
+        if is_new {
+            unlearn(flow);
+        }
+        let half = half(flow, *end);
+        *partner = outgoing::<I>(half, protocol);
+        if half.rewrite == 0 {
+            mature(flow, protocol, tick);
+            prolong(flow, protocol, tick);
+            return Noted::Whole;
+        }
+        // Each entry hears one end only; together they know whether the flow was answered.
         prolong(flow, protocol, tick);
-        return PRESENT;
-    }
-    // Each entry hears one end only; together they know whether the flow was answered.
-    prolong(flow, protocol, tick);
-    partner_place.set(partner);
-    let Some(other) = find::<I>(&partner_place.key) else {
-        return ABSENT;
-    };
-    // Of the packet's key, not of its own tuple: on its way to a process of the host it has another for a
-    // while.
-    let back = self::half(other, partner_place.end.other());
-    if !is_answer_to::<I>(back, key, *end) {
-        remove_one::<I>(key);
-        return GONE;
-    }
-    if back.rewrite & rewrite::SRC != 0 && is_shared(other) {
-        // The host's own flow, in the entry of a pod's: what that is like is the pod's.
+        partner_place.set(partner);
+        let Some(other) = find::<I>(&partner_place.key) else {
+            return Noted::Incomplete;
+        };
+        // Of the packet's key, not of its own tuple: on its way to a process of the host it has another for a
+        // while.
+        let back = self::half(other, partner_place.end.other());
+        if !is_answer_to::<I>(back, key, *end) {
+            remove_one::<I>(key);
+            return Noted::Gone;
+        }
+        if back.rewrite & rewrite::SRC != 0 && is_shared(other) {
+            // The host's own flow, in the entry of a pod's: what that is like is the pod's.
+            prolong(other, protocol, tick);
+            mature(flow, protocol, tick);
+            prolong(flow, protocol, tick);
+            return Noted::Whole;
+        }
+        other.state = after(other.state, partner_place.end, head.tcp_flags);
+        if is_new {
+            unlearn(other);
+        }
+        if is_answered(flow, other) {
+            flow.state |= state::ANSWERED;
+            other.state |= state::ANSWERED;
+        }
+        mature(flow, protocol, tick);
+        mature(other, protocol, tick);
+        prolong(flow, protocol, tick);
         prolong(other, protocol, tick);
-        mature(flow, protocol, tick);
-        prolong(flow, protocol, tick);
-        return PRESENT;
+        Noted::Whole
     }
-    other.state = after(other.state, partner_place.end, head.tcp_flags);
-    if is_new {
-        unlearn(other);
-    }
-    if is_answered(flow, other) {
-        flow.state |= state::ANSWERED;
-        other.state |= state::ANSWERED;
-    }
-    mature(flow, protocol, tick);
-    mature(other, protocol, tick);
-    prolong(flow, protocol, tick);
-    prolong(other, protocol, tick);
-    PRESENT
-}
+);
 
 /// Whether packets of this half leave with the tuple of those that go to `end`, in the flow under `key`.
 #[inline(always)]
@@ -368,33 +375,33 @@ fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
     }
 }
 
-/// Removes the flow whose direction at [`Work::place`] is in [`Work::half`]: its entry and, if it is
-/// translated, the other one. Of an entry that is shared only its own half goes.
-#[inline(always)]
-pub fn withdraw<I: Net>() -> u32 {
-    let Some(Work {
-        place: Place { key, end },
-        half: copy,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    if copy.rewrite != 0 {
-        partner_place.set(&outgoing::<I>(copy, key.0.protocol));
-        let back = partner_place.end.other();
-        if let Some(partner) = find::<I>(&partner_place.key)
-            && is_answer_to::<I>(half(partner, back), key, *end)
-        {
-            leave::<I>(&partner_place.key, partner, back);
+global!(
+    /// Removes the flow whose direction at [`Work::place`] is in [`Work::half`]: its entry and, if it is
+    /// translated, the other one. Of an entry that is shared only its own half goes.
+    pub fn withdraw<I: Net>() {
+        let Some(Work {
+            place: Place { key, end },
+            half: copy,
+            partner_place,
+            ..
+        }) = I::work()
+        else {
+            return;
+        };
+        if copy.rewrite != 0 {
+            partner_place.set(&outgoing::<I>(copy, key.0.protocol));
+            let back = partner_place.end.other();
+            if let Some(partner) = find::<I>(&partner_place.key)
+                && is_answer_to::<I>(half(partner, back), key, *end)
+            {
+                leave::<I>(&partner_place.key, partner, back);
+            }
+        }
+        if let Some(flow) = find::<I>(key) {
+            leave::<I>(key, flow, *end);
         }
     }
-    if let Some(flow) = find::<I>(key) {
-        leave::<I>(key, flow, *end);
-    }
-    PRESENT
-}
+);
 
 /// Removes the entry of a flow that has this half of it, or the half alone.
 #[inline(always)]

@@ -8,56 +8,57 @@ use underpass_abi::{
 
 use crate::{
     flow::{
-        entry::{ABSENT, PRESENT, find, half, outgoing, unlearn},
+        entry::{find, half, outgoing, unlearn},
         table::remove_one,
     },
     kernel::{
+        global::global,
         maps::{Work, count, device, policy},
         net::Net,
     },
 };
 
-/// Opens the bypass for the flow whose entry is at [`Work::place`], if both its directions have
-/// passed and connection tracking has seen what it must. This is the only place that does.
-#[inline(always)]
-pub fn join<I: Net>() -> u32 {
-    let Some(Work {
-        place,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let protocol = place.key.0.protocol;
-    let Some(flow) = find::<I>(&place.key) else {
-        return ABSENT;
-    };
-    let (a, b) = (flow.halves[0].rewrite, flow.halves[1].rewrite);
-    if a | b == 0 {
-        if has_passed(&flow.halves[0]) && has_passed(&flow.halves[1]) {
-            flow.state |= opened(flow.state, is_answered(flow.state), protocol);
+global!(
+    /// Opens the bypass for the flow whose entry is at [`Work::place`], if both its directions have
+    /// passed and connection tracking has seen what it must. This is the only place that does.
+    pub fn join<I: Net>() {
+        let Some(Work {
+            place,
+            partner_place,
+            ..
+        }) = I::work()
+        else {
+            return;
+        };
+        let protocol = place.key.0.protocol;
+        let Some(flow) = find::<I>(&place.key) else {
+            return;
+        };
+        let (a, b) = (flow.halves[0].rewrite, flow.halves[1].rewrite);
+        if a | b == 0 {
+            if has_passed(&flow.halves[0]) && has_passed(&flow.halves[1]) {
+                flow.state |= opened(flow.state, is_answered(flow.state), protocol);
+            }
+            return;
         }
-        return PRESENT;
+        let inner = if a != 0 {
+            &flow.halves[0]
+        } else {
+            &flow.halves[1]
+        };
+        partner_place.set(&outgoing::<I>(inner, protocol));
+        let Some(outer) = find::<I>(&partner_place.key) else {
+            return;
+        };
+        if has_passed(inner) && has_passed(half(outer, partner_place.end.other())) {
+            // The two keys may be turned differently, so who was heard can't be added up.
+            let answered = is_answered(flow.state) || is_answered(outer.state);
+            let bits = opened(flow.state | outer.state, answered, protocol);
+            flow.state |= bits;
+            outer.state |= bits;
+        }
     }
-    let inner = if a != 0 {
-        &flow.halves[0]
-    } else {
-        &flow.halves[1]
-    };
-    partner_place.set(&outgoing::<I>(inner, protocol));
-    let Some(outer) = find::<I>(&partner_place.key) else {
-        return ABSENT;
-    };
-    if has_passed(inner) && has_passed(half(outer, partner_place.end.other())) {
-        // The two keys may be turned differently, so who was heard can't be added up.
-        let answered = is_answered(flow.state) || is_answered(outer.state);
-        let bits = opened(flow.state | outer.state, answered, protocol);
-        flow.state |= bits;
-        outer.state |= bits;
-    }
-    PRESENT
-}
+);
 
 /// Whether a packet of this direction came out of the stack as it had entered, and who sent it is
 /// still there.
@@ -89,53 +90,53 @@ fn opened(flow_state: u32, is_answered: bool, protocol: u8) -> u32 {
     if is_answered { state::BYPASS } else { 0 }
 }
 
-/// One direction of the flow at [`Work::place`] has no bypass any more: both go back to the stack,
-/// until both have passed again. What connection tracking would not know again stays.
-#[inline(always)]
-pub fn suspend<I: Net>() -> u32 {
-    let Some(flow) = entry::<I>() else {
-        return ABSENT;
-    };
-    let must_stay = flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0;
-    if must_stay {
-        return PRESENT;
+global!(
+    /// One direction of the flow at [`Work::place`] has no bypass any more: both go back to the stack,
+    /// until both have passed again. What connection tracking would not know again stays.
+    pub fn suspend<I: Net>() {
+        let Some(flow) = entry::<I>() else {
+            return;
+        };
+        let must_stay = flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0;
+        if must_stay {
+            return;
+        }
+        if flow.state & state::BYPASS != 0 {
+            count(Counter::Suspended);
+        }
+        for_each_entry::<I>(unlearn);
     }
-    if flow.state & state::BYPASS != 0 {
-        count(Counter::Suspended);
-    }
-    for_each_entry::<I>(unlearn);
-    PRESENT
-}
+);
 
-/// Connection tracking may not know the flow at [`Work::place`] any more: it ends on the bypass.
-#[inline(always)]
-pub fn stick<I: Net>() -> u32 {
-    for_each_entry::<I>(|entry| entry.state |= state::STICKY);
-    PRESENT
-}
+global!(
+    /// Connection tracking may not know the flow at [`Work::place`] any more: it ends on the bypass.
+    pub fn stick<I: Net>() {
+        for_each_entry::<I>(|entry| entry.state |= state::STICKY);
+    }
+);
 
-/// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides
-/// again.
-///
-/// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
-/// stack from now on.
-#[inline(always)]
-pub fn forget<I: Net>() -> u32 {
-    let (Some(flow), Some(Work { place, .. })) = (entry::<I>(), I::work()) else {
-        return ABSENT;
-    };
-    if flow.state & state::BYPASS != 0 {
-        count(Counter::Forgotten);
+global!(
+    /// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides
+    /// again.
+    ///
+    /// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
+    /// stack from now on.
+    pub fn forget<I: Net>() {
+        let (Some(flow), Some(Work { place, .. })) = (entry::<I>(), I::work()) else {
+            return;
+        };
+        if flow.state & state::BYPASS != 0 {
+            count(Counter::Forgotten);
+        }
+        for_each_entry::<I>(unlearn);
+        let is_plain = flow.state & state::OUTER == 0
+            && flow.halves[0].rewrite | flow.halves[1].rewrite == 0
+            && flow.halves[0].action != action::OTHERS;
+        if is_plain {
+            remove_one::<I>(&place.key);
+        }
     }
-    for_each_entry::<I>(unlearn);
-    let is_plain = flow.state & state::OUTER == 0
-        && flow.halves[0].rewrite | flow.halves[1].rewrite == 0
-        && flow.halves[0].action != action::OTHERS;
-    if is_plain {
-        remove_one::<I>(&place.key);
-    }
-    PRESENT
-}
+);
 
 /// The entry at [`Work::place`].
 #[inline(always)]

@@ -18,29 +18,26 @@ use underpass_ebpf::{
 };
 
 use crate::{
-    call::{Call, charge, refund},
     filter::{
         anti_spoofing::{is_dhcp, same_mac},
-        quota::FULL,
+        quota::{charge, refund},
     },
     flow::{
-        entry::{ABSENT, PRESENT, find, half, leaves_as, outgoing, prolong, set_outgoing},
+        entry::{find, half, leaves_as, note, outgoing, prolong, set_outgoing},
+        join::{join, suspend},
         table::{At, Share, Stored, store},
     },
     kernel::{
+        global::global,
         maps::{Place, Work, constant, count, device, endpoint, policy, stamp, tick},
         memory,
         net::Net,
+        route::{Asked, find_route},
         skb::Skb,
     },
     nat::hairpin::TWICE,
     trace,
 };
-
-/// There is nothing to remember.
-pub const IGNORED: u32 = 0;
-/// The direction is in the table.
-pub const LEARNED: u32 = 1;
 
 /// Leaves the packet's fingerprint for the hook where it comes out of the stack.
 #[inline(always)]
@@ -56,164 +53,166 @@ pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
     skb.hash() == fingerprint(constant!(key), &head.tuple)
 }
 
-/// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
-/// `from_ifindex` to the pod behind `to_ifindex`.
-#[inline(always)]
-pub fn to_pod<I: Call>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) -> u32 {
-    let Some(Work {
-        head,
-        place: Place { key, end },
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return IGNORED;
-    };
-    let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else {
-        return IGNORED;
-    };
-    let tuple = &head.tuple;
-    let end = *end;
-    let from_pod = from.flags & flags::POD != 0;
-    // A forged source, or an address that moved since, is nothing to remember.
-    let source = endpoint(tuple.src.wide());
-    if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex)
-        || source.is_none() && from_pod
-    {
-        return IGNORED;
-    }
-    if endpoint(tuple.dst.wide()).is_none_or(|endpoint| endpoint.ifindex != to_ifindex) {
-        return IGNORED;
-    }
-    let is_wanted = to.flags & flags::BYPASS != 0 && (!from_pod || from.flags & flags::BYPASS != 0);
-    let bypass = is_wanted
-        && is_reachable(queue(from.flags, to), to)
-        && !is_dhcp(tuple.protocol, tuple.dport)
-        && (from_pod || from.flags & flags::LAYER3 == 0)
-        && policy() & policy::XFRM == 0;
-    if is_wanted && !bypass {
-        I::suspend();
-    }
-    // Who begins with options or extension headers goes on with them: such packets have no bypass.
-    let bypass = bypass && head.plain;
-    // What comes from the world to a masqueraded pod is noted even without bypass: its replies must
-    // keep their source.
-    let is_needed = !from_pod && to.flags & flags::MASQUERADE != 0;
-    if !bypass && !is_needed {
-        return IGNORED;
-    }
-    let payer = if from_pod {
-        Payer::Opener(from_ifindex)
-    } else {
-        Payer::Reached {
-            pod: to_ifindex,
-            must_be: is_needed,
-        }
-    };
-    let Some(flow) = open::<I>(end, payer) else {
-        return IGNORED;
-    };
-    let uplink = if from_pod { 0 } else { from_ifindex };
-    let (own, opposite) = (half(flow, end).rewrite, half(flow, end.other()).rewrite);
-    if own & TWICE == TWICE || opposite & TWICE == TWICE {
-        return IGNORED;
-    }
-    if own | opposite != 0 && !bypass {
-        return IGNORED;
-    }
-    if own != 0 {
-        // An answer from a host port, to a pod of this node: `to_pod` is about to translate it.
-        let back = half(flow, end);
-        if back.rewrite & rewrite::EARLY == 0 {
-            return IGNORED;
-        }
-        leave_to_pod(back, to_ifindex, to);
-        back.action = action::PEER;
-        pass(back, uplink);
-    } else if opposite != 0 {
-        // It was translated before the stack had it: what the bypass goes by is in the other entry.
-        partner_place.set(&outgoing::<I>(half(flow, end.other()), tuple.protocol));
-        let Some(outer) = find::<I>(&partner_place.key) else {
-            return IGNORED;
+global!(
+    /// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
+    /// `from_ifindex` to the pod behind `to_ifindex`.
+    pub fn learn_to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) {
+        let Some(Work {
+            head,
+            place: Place { key, end },
+            partner_place,
+            ..
+        }) = I::work()
+        else {
+            return;
         };
-        let into = half(outer, partner_place.end.other());
-        if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, tuple) {
-            return IGNORED;
-        }
-        leave_to_pod(into, to_ifindex, to);
-        into.action = action::PEER;
-        pass(into, uplink);
-    } else {
-        let forward = half(flow, end);
-        set_outgoing::<I>(forward, tuple);
-        enter::<I>(forward, if from_pod { from_ifindex } else { 0 }, from);
-        leave_to_pod(forward, to_ifindex, to);
-        forward.action = action::STACK;
-        if bypass {
-            forward.action = action::PEER;
-            pass(forward, uplink);
-        }
-        let back = half(flow, end.other());
-        if back.action == action::NONE && !from_pod {
-            set_outgoing::<I>(back, &tuple.reversed());
-            enter::<I>(back, to_ifindex, to);
-            back.action = action::STACK;
-        }
-    }
-    show_opening::<I>();
-    I::join();
-    trace::learned(&key.0, Skb::new(ctx).ifindex());
-    LEARNED
-}
-
-/// Learns the way of the packet in [`Work::head`], of a flow that is not known yet, from the pod
-/// behind `pod_ifindex` out of an uplink.
-#[inline(always)]
-pub fn to_wire<I: Call>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) -> u32 {
-    let Some(Work { place, .. }) = I::work() else {
-        return IGNORED;
-    };
-    let (end, tuple) = (place.end, &place.key.0);
-    if open::<I>(end, Payer::Opener(pod_ifindex)).is_none() {
-        return IGNORED;
-    }
-    trace::learned(tuple, Skb::new(ctx).ifindex());
-    I::leave_by_wire(pod_ifindex, uplink)
-}
-
-/// The flow of the packet in [`Work::head`], which came out of this uplink unchanged, has a way to
-/// the world.
-#[inline(always)]
-pub fn leave_by_wire<I: Call>(pod_ifindex: u32, uplink: u32) -> u32 {
-    let Some(Work {
-        head,
-        place: Place { key, end },
-        ..
-    }) = I::work()
-    else {
-        return ABSENT;
-    };
-    let Some(flow) = find::<I>(key) else {
-        return ABSENT;
-    };
-    let out = half(flow, *end);
-    if out.rewrite & TWICE == TWICE {
-        return ABSENT;
-    }
-    if out.rewrite == 0 {
-        set_outgoing::<I>(out, &head.tuple);
-        let Some(pod) = device(pod_ifindex) else {
-            return ABSENT;
+        let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else {
+            return;
         };
-        enter::<I>(out, pod_ifindex, pod);
+        let tuple = &head.tuple;
+        let end = *end;
+        let from_pod = from.flags & flags::POD != 0;
+        // A forged source, or an address that moved since, is nothing to remember.
+        let source = endpoint(tuple.src.wide());
+        if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex)
+            || source.is_none() && from_pod
+        {
+            return;
+        }
+        if endpoint(tuple.dst.wide()).is_none_or(|endpoint| endpoint.ifindex != to_ifindex) {
+            return;
+        }
+        let is_wanted =
+            to.flags & flags::BYPASS != 0 && (!from_pod || from.flags & flags::BYPASS != 0);
+        let bypass = is_wanted
+            && is_reachable(queue(from.flags, to), to)
+            && !is_dhcp(tuple.protocol, tuple.dport)
+            && (from_pod || from.flags & flags::LAYER3 == 0)
+            && policy() & policy::XFRM == 0;
+        if is_wanted && !bypass {
+            suspend::<I>();
+        }
+        // Who begins with options or extension headers goes on with them: such packets have no bypass.
+        let bypass = bypass && head.plain;
+        // What comes from the world to a masqueraded pod is noted even without bypass: its replies must
+        // keep their source.
+        let is_needed = !from_pod && to.flags & flags::MASQUERADE != 0;
+        if !bypass && !is_needed {
+            return;
+        }
+        let payer = if from_pod {
+            Payer::Opener(from_ifindex)
+        } else {
+            Payer::Reached {
+                pod: to_ifindex,
+                must_be: is_needed,
+            }
+        };
+        let Some(flow) = open::<I>(end, payer) else {
+            return;
+        };
+        let uplink = if from_pod { 0 } else { from_ifindex };
+        let (own, opposite) = (half(flow, end).rewrite, half(flow, end.other()).rewrite);
+        if own & TWICE == TWICE || opposite & TWICE == TWICE {
+            return;
+        }
+        if own | opposite != 0 && !bypass {
+            return;
+        }
+        if own != 0 {
+            // An answer from a host port, to a pod of this node: `to_pod` is about to translate it.
+            let back = half(flow, end);
+            if back.rewrite & rewrite::EARLY == 0 {
+                return;
+            }
+            leave_to_pod(back, to_ifindex, to);
+            back.action = action::PEER;
+            pass(back, uplink);
+        } else if opposite != 0 {
+            // It was translated before the stack had it: what the bypass goes by is in the other entry.
+            partner_place.set(&outgoing::<I>(half(flow, end.other()), tuple.protocol));
+            let Some(outer) = find::<I>(&partner_place.key) else {
+                return;
+            };
+            let into = half(outer, partner_place.end.other());
+            if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, tuple) {
+                return;
+            }
+            leave_to_pod(into, to_ifindex, to);
+            into.action = action::PEER;
+            pass(into, uplink);
+        } else {
+            let forward = half(flow, end);
+            set_outgoing::<I>(forward, tuple);
+            enter::<I>(forward, if from_pod { from_ifindex } else { 0 }, from);
+            leave_to_pod(forward, to_ifindex, to);
+            forward.action = action::STACK;
+            if bypass {
+                forward.action = action::PEER;
+                pass(forward, uplink);
+            }
+            let back = half(flow, end.other());
+            if back.action == action::NONE && !from_pod {
+                set_outgoing::<I>(back, &tuple.reversed());
+                enter::<I>(back, to_ifindex, to);
+                back.action = action::STACK;
+            }
+        }
+        show_opening::<I>();
+        join::<I>();
+        trace::learned(&key.0, Skb::new(ctx).ifindex());
     }
-    leave_to_wire(out, uplink);
-    out.action = action::WIRE;
-    pass(out, 0);
-    show_opening::<I>();
-    I::join();
-    PRESENT
-}
+);
+
+global!(
+    /// Learns the way of the packet in [`Work::head`], of a flow that is not known yet, from the pod
+    /// behind `pod_ifindex` out of an uplink.
+    pub fn learn_to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) {
+        let Some(Work { place, .. }) = I::work() else {
+            return;
+        };
+        let (end, tuple) = (place.end, &place.key.0);
+        if open::<I>(end, Payer::Opener(pod_ifindex)).is_none() {
+            return;
+        }
+        trace::learned(tuple, Skb::new(ctx).ifindex());
+        leave_by_wire::<I>(pod_ifindex, uplink);
+    }
+);
+
+global!(
+    /// The flow of the packet in [`Work::head`], which came out of this uplink unchanged, has a way to
+    /// the world.
+    pub fn leave_by_wire<I: Net>(pod_ifindex: u32, uplink: u32) {
+        let Some(Work {
+            head,
+            place: Place { key, end },
+            ..
+        }) = I::work()
+        else {
+            return;
+        };
+        let Some(flow) = find::<I>(key) else {
+            return;
+        };
+        let out = half(flow, *end);
+        if out.rewrite & TWICE == TWICE {
+            return;
+        }
+        if out.rewrite == 0 {
+            set_outgoing::<I>(out, &head.tuple);
+            let Some(pod) = device(pod_ifindex) else {
+                return;
+            };
+            enter::<I>(out, pod_ifindex, pod);
+        }
+        leave_to_wire(out, uplink);
+        out.action = action::WIRE;
+        pass(out, 0);
+        show_opening::<I>();
+        join::<I>();
+    }
+);
 
 /// Notes that a packet which opens TCP, in [`Work::head`], came out of the stack.
 #[inline(always)]
@@ -248,12 +247,12 @@ fn pass<A>(half: &mut Half<A>, uplink: u32) {
 /// Not where the routing table, asked the simple way, gives another answer than the stack gave:
 /// then there is more to the decision (marks, policy, several next hops) than we could repeat.
 #[inline(always)]
-pub fn agrees<I: Call>(
+pub fn agrees<I: Net>(
     skb: &Skb,
     head: &Head<I>,
     pod_ifindex: u32,
     pod: &Device,
-    asked: u32,
+    asked: Asked,
 ) -> bool {
     if pod.flags & flags::BYPASS == 0
         || head.kind != Kind::Flow
@@ -265,7 +264,7 @@ pub fn agrees<I: Call>(
     let Ok(destination) = skb.load::<[u16; 3]>(0) else {
         return false;
     };
-    I::route(skb.raw(), pod_ifindex, asked) == skb.ifindex()
+    find_route::<I>(skb.raw(), pod_ifindex, asked).is_some_and(|way| way.get() == skb.ifindex())
         && I::work().is_some_and(|work| same_mac(destination, work.route.eth[0]))
 }
 
@@ -343,7 +342,7 @@ enum Payer {
 /// The flow at [`Work::place`] as it is known, or an empty one, heard from `end`. Of a pod that is
 /// over its quota no new flow is remembered; one from the world that must be is the first to go.
 #[inline(always)]
-fn open<I: Call>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
+fn open<I: Net>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
     let Work {
         head,
         place: Place { key, .. },
@@ -354,14 +353,14 @@ fn open<I: Call>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
             // Whoever translates takes note.
             return Some(flow);
         }
-        I::note();
+        note::<I>();
         return find::<I>(key);
     }
     let (account, may_be_surplus) = match payer {
         Payer::Opener(pod) => (pod, false),
         Payer::Reached { pod, must_be } => (pod | WORLD, must_be),
     };
-    let is_full = charge(account) == FULL;
+    let is_full = !charge(account);
     if is_full && !may_be_surplus {
         count(Counter::OverQuota);
         return None;
@@ -387,23 +386,23 @@ fn open<I: Call>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
     find::<I>(key)
 }
 
-/// Notes a flow of the host's own stack, in [`Work::head`], that leaves with the address that pods'
-/// flows are given: its port is another container's. Netfilter asks nobody when it translates, so
-/// who masquerades beside it has to look.
-#[inline(always)]
-pub fn note_others<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    let (Some(flow), Some(Work { head, place, .. })) = (I::scratch(), I::work()) else {
-        return IGNORED;
-    };
-    memory::clear(flow);
-    flow.state = place.end.heard();
-    flow.halves[0].action = action::OTHERS;
-    flow.halves[1].action = action::OTHERS;
-    prolong(flow, head.tuple.protocol, tick());
-    if store::<I>(At::Place, Share::Pods) != Stored::Done {
-        return IGNORED;
+global!(
+    /// Notes a flow of the host's own stack, in [`Work::head`], that leaves with the address that pods'
+    /// flows are given: its port is another container's. Netfilter asks nobody when it translates, so
+    /// who masquerades beside it has to look.
+    pub fn note_others<I: Net>(ctx: *mut __sk_buff) {
+        let (Some(flow), Some(Work { head, place, .. })) = (I::scratch(), I::work()) else {
+            return;
+        };
+        memory::clear(flow);
+        flow.state = place.end.heard();
+        flow.halves[0].action = action::OTHERS;
+        flow.halves[1].action = action::OTHERS;
+        prolong(flow, head.tuple.protocol, tick());
+        if store::<I>(At::Place, Share::Pods) != Stored::Done {
+            return;
+        }
+        count(Counter::OthersPort);
+        trace::learned(&head.tuple, Skb::new(ctx).ifindex());
     }
-    count(Counter::OthersPort);
-    trace::learned(&head.tuple, Skb::new(ctx).ifindex());
-    LEARNED
-}
+);

@@ -15,14 +15,14 @@ use underpass_abi::{
 use underpass_ebpf::{ip::Piece, l4::Kind};
 
 use crate::{
-    call::Call,
     fragment,
     kernel::{
+        global::{Number, global},
         maps::{HELD, HELD_ROOM, Work, constant, count, device, endpoint, tick},
         net::Net,
         route,
         skb::Skb,
-        verdict::NEXT,
+        verdict::{Step, Verdict},
     },
 };
 
@@ -53,56 +53,68 @@ pub struct Held {
     frame: [u8; LENGTH],
 }
 
-/// Which way a hook's packets go.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Way {
+/// Which way a hook's packets go: the flags of the helper that sends a copy there.
+#[derive(Clone, Copy)]
+pub struct Way(u32);
+
+impl Way {
     /// Out of the device.
-    Out,
+    pub const OUT: Self = Self(0);
     /// In by it.
-    In,
+    pub const IN: Self = Self(BPF_F_INGRESS);
 }
 
-/// It is kept.
-pub const KEPT: u32 = 0;
-/// It is too long, or too many of them wait, or its first was dropped.
-pub const LOST: u32 = 1;
+impl Number for Way {
+    type Raw = u32;
 
-/// Keeps the bytes of the packet in [`Work::head`].
-#[inline(always)]
-pub fn keep<I: Net>(ctx: *mut __sk_buff) -> u32 {
-    let (Some(mut key), Some(room)) = (key::<I>(ctx), HELD_ROOM.get_ptr_mut(0)) else {
-        return LOST;
-    };
-    if I::work().is_none_or(|work| fragment::is_refused(&work.head)) {
-        return LOST;
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        self.0
     }
-    // SAFETY: the slot belongs to this CPU, and is used here only; all bytes are valid.
-    let room = unsafe { &mut *room };
-    if !Skb::new(ctx).copy_to(&mut room.frame, &mut room.len) {
-        return LOST;
+
+    #[inline(always)]
+    fn decode(raw: u32) -> Self {
+        Self(raw)
     }
-    room.seen = tick();
-    for turn in 0..PIECES {
-        key.turn = turn;
-        // SAFETY: an entry is written whole, and is read here only for its age.
-        if unsafe { HELD.get(&key) }.is_some_and(|held| !is_old(held)) {
-            continue;
-        }
-        if HELD.insert(&key, &*room, 0).is_err() {
-            return LOST;
-        }
-        count(Counter::HeldFragment);
-        return KEPT;
-    }
-    LOST
 }
+
+global!(
+    /// Keeps the bytes of the packet in [`Work::head`]. Not if it is too long, or too many of its
+    /// datagram wait, or the first was dropped.
+    pub fn keep<I: Net>(ctx: *mut __sk_buff) -> bool {
+        let (Some(mut key), Some(room)) = (key::<I>(ctx), HELD_ROOM.get_ptr_mut(0)) else {
+            return false;
+        };
+        if I::work().is_none_or(|work| fragment::is_refused(&work.head)) {
+            return false;
+        }
+        // SAFETY: the slot belongs to this CPU, and is used here only; all bytes are valid.
+        let room = unsafe { &mut *room };
+        if !Skb::new(ctx).copy_to(&mut room.frame, &mut room.len) {
+            return false;
+        }
+        room.seen = tick();
+        for turn in 0..PIECES {
+            key.turn = turn;
+            // SAFETY: an entry is written whole, and is read here only for its age.
+            if unsafe { HELD.get(&key) }.is_some_and(|held| !is_old(held)) {
+                continue;
+            }
+            if HELD.insert(&key, &*room, 0).is_err() {
+                return false;
+            }
+            count(Counter::HeldFragment);
+            return true;
+        }
+        false
+    }
+);
 
 /// Keeps a copy of a later fragment without ports that arrives, if its destination is an address of
 /// this host: it may be for a host port, or be the answer to a masqueraded flow. The stack gets it as
 /// well; it may as well be for the host.
 #[inline(always)]
-pub fn copy<I: Call>(ctx: *mut __sk_buff) {
+pub fn copy<I: Net>(ctx: *mut __sk_buff) {
     let Some(Work { head, .. }) = I::work() else {
         return;
     };
@@ -110,8 +122,8 @@ pub fn copy<I: Call>(ctx: *mut __sk_buff) {
     let is_waiting = head.kind == Kind::Later
         && device(ifindex).is_some_and(is_way_back)
         && endpoint(head.tuple.dst.wide()).is_none();
-    if is_waiting && I::is_local(ctx, ifindex) == route::LOCAL {
-        I::keep(ctx);
+    if is_waiting && route::is_local::<I>(ctx, ifindex) {
+        keep::<I>(ctx);
     }
 }
 
@@ -124,58 +136,55 @@ fn is_way_back(device: &Device) -> bool {
 
 /// As [`release`], of a packet that may be no first fragment: nearly none is.
 #[inline(always)]
-pub fn lead<I: Call>(ctx: *mut __sk_buff, way: Way) -> i32 {
+pub fn lead<I: Net>(ctx: *mut __sk_buff, way: Way) -> Step<()> {
     match I::work() {
-        Some(work) if work.head.piece == Piece::First => I::release(ctx, way as u32),
-        _ => NEXT,
+        Some(work) if work.head.piece == Piece::First => release::<I>(ctx, way),
+        _ => Ok(()),
     }
 }
 
-/// Sends the first fragment in [`Work::head`] and all that wait for it through this hook again, in
-/// that order; [`NEXT`] if none wait.
-#[inline(always)]
-pub fn release<I: Net>(ctx: *mut __sk_buff, way: u32) -> i32 {
-    let mut skb = Skb::new(ctx);
-    if skb.is_again() {
-        skb.unmark();
-        return NEXT;
-    }
-    let Some(mut key) = key::<I>(ctx) else {
-        return NEXT;
-    };
-    if HELD.get_ptr(&key).is_none() {
-        return NEXT;
-    }
-    let flags = if way == Way::In as u32 {
-        u64::from(BPF_F_INGRESS)
-    } else {
-        0
-    };
-    skb.mark_again();
-    // What leaves is handled before the call returns, by this same program: the work is another's
-    // from here on.
-    if !skb.clone_redirect(key.ifindex, flags) {
-        skb.unmark();
-        return NEXT;
-    }
-    skb.unmark();
-    for turn in 0..PIECES {
-        key.turn = turn;
-        // SAFETY: an entry is written whole; should it be evicted and filled anew meanwhile, the
-        // receiver finds the checksum of the datagram wrong.
-        let Some(held) = (unsafe { HELD.get(&key) }) else {
-            break;
-        };
-        if !is_old(held)
-            && skb.become_frame(&held.frame, &raw const held.len)
-            && skb.clone_redirect(key.ifindex, flags)
-        {
-            count(Counter::ReleasedFragment);
+global!(
+    /// Sends the first fragment in [`Work::head`] and all that wait for it through this hook again, in
+    /// that order, if any wait.
+    pub fn release<I: Net>(ctx: *mut __sk_buff, way: Way) -> Step<()> {
+        let mut skb = Skb::new(ctx);
+        if skb.is_again() {
+            skb.unmark();
+            return Ok(());
         }
-        let _ = HELD.remove(&key);
+        let Some(mut key) = key::<I>(ctx) else {
+            return Ok(());
+        };
+        if HELD.get_ptr(&key).is_none() {
+            return Ok(());
+        }
+        let flags = u64::from(way.0);
+        skb.mark_again();
+        // What leaves is handled before the call returns, by this same program: the work is another's
+        // from here on.
+        if !skb.clone_redirect(key.ifindex, flags) {
+            skb.unmark();
+            return Ok(());
+        }
+        skb.unmark();
+        for turn in 0..PIECES {
+            key.turn = turn;
+            // SAFETY: an entry is written whole; should it be evicted and filled anew meanwhile, the
+            // receiver finds the checksum of the datagram wrong.
+            let Some(held) = (unsafe { HELD.get(&key) }) else {
+                break;
+            };
+            if !is_old(held)
+                && skb.become_frame(&held.frame, &raw const held.len)
+                && skb.clone_redirect(key.ifindex, flags)
+            {
+                count(Counter::ReleasedFragment);
+            }
+            let _ = HELD.remove(&key);
+        }
+        Err(Verdict::sent(TC_ACT_STOLEN.cast_unsigned()))
     }
-    TC_ACT_STOLEN
-}
+);
 
 #[inline(always)]
 fn key<I: Net>(ctx: *mut __sk_buff) -> Option<HeldKey> {

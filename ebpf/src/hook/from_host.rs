@@ -12,65 +12,62 @@ use underpass_ebpf::{l4::Kind, packet::Packet as _};
 
 use crate::{
     ETHERNET,
-    call::Call,
-    flow::entry::{ABSENT, PRESENT},
+    flow::entry::look_up,
+    icmp_error::error_from_pod,
     kernel::{
+        global::global,
         maps::{Work, device, endpoint},
+        net::Net,
         skb::Skb,
-        verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
+        verdict::{Step, Verdict},
     },
-    nat::{hairpin, host_port, translate},
-    parse::PARSED,
+    nat::{
+        hairpin,
+        host_port::{self, Served},
+        mapping, translate,
+    },
+    parse::{parse_packet, parse_quote},
 };
 
 /// IPv4 and IPv6.
 #[inline(always)]
-pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
+pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
     if Skb::new(ctx).is_returning() {
-        return I::finish(ctx);
+        return finish::<I>(ctx);
     }
-    let served = I::serve_host(ctx);
-    if served != CROWDED {
-        return served;
-    }
-    match hairpin::make_room::<I>(ctx, LOOPBACK) {
-        NEXT => match I::serve_host(ctx) {
-            CROWDED => PASS,
-            served => served,
-        },
-        CROWDED => PASS,
-        verdict => verdict,
-    }
+    hairpin::serve::<I>(ctx, LOOPBACK, serve_host::<I>)?;
+    Ok(Verdict::STACK)
 }
 
-/// A packet of the host to itself. [`CROWDED`] if its flow is to a host port, and not known yet.
-#[inline(always)]
-pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let Some(Work { head, half, .. }) = I::work() else {
-        return PASS;
-    };
-    // Nearly all of it ends here. A link-local address means something together with its device
-    // only, which an answer would not come from.
-    if I::parse_whole(ctx, ETHERNET) != PARSED
-        || head.kind != Kind::Flow
-        || host_port::serving::<I>(&head.tuple).is_none()
-        || I::is_local_scope(head.tuple.dst)
-    {
-        return PASS;
+global!(
+    /// Sends a packet of the host to itself to the container, if its flow is to a host port.
+    fn serve_host<I: Net>(ctx: *mut __sk_buff) -> Step<Served> {
+        let Some(Work { head, half, .. }) = I::work() else {
+            return Ok(Served::Unknown);
+        };
+        // Nearly all of it ends here. A link-local address means something together with its device
+        // only, which an answer would not come from.
+        if !parse_packet::<I>(ctx, ETHERNET)
+            || head.kind != Kind::Flow
+            || host_port::serving::<I>(&head.tuple).is_none()
+            || I::is_local_scope(head.tuple.dst)
+        {
+            return Ok(Served::Unknown);
+        }
+        if !look_up::<I>() {
+            return Ok(Served::Crowded);
+        }
+        if half.action != action::HOST || half.in_ifindex != 0 {
+            return Ok(Served::Unknown);
+        }
+        mapping::note::<I>();
+        Err(into_pod::<I>(&mut Skb::new(ctx))?)
     }
-    if I::copy_live() == ABSENT {
-        return CROWDED;
-    }
-    if half.action != action::HOST || half.in_ifindex != 0 {
-        return PASS;
-    }
-    hairpin::note::<I>();
-    code(into_pod::<I>(&mut Skb::new(ctx)))
-}
+);
 
 /// Into the container, as a packet of its gateway.
 #[inline(always)]
-fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+fn into_pod<I: Net>(skb: &mut Skb) -> Step<Verdict> {
     let Some(Work {
         head,
         half,
@@ -78,11 +75,11 @@ fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
         ..
     }) = I::work()
     else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     // Nobody on the way cuts it to pieces.
     if skb.wire_length(head.l3, head.headers_length()) > half.mtu {
-        return Err(Verdict::Drop(Counter::DropTooLarge));
+        return Err(Verdict::dropped(Counter::DropTooLarge));
     }
     translate::as_known::<I>(skb)?;
     let pod = device(half.out_ifindex).map_or(0, |pod| pod.flags);
@@ -91,7 +88,7 @@ fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
     if pod & flags::FOREIGN != 0 {
         // Another plugin's container. Its host's own route may lead elsewhere, to a bridge.
         skb.store(0, &half.eth)
-            .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
+            .map_err(|_| Verdict::dropped(Counter::DropMalformed))?;
         return Ok(skb.redirect(half.out_ifindex));
     }
     if pod & flags::CHECK_MAC == 0 {
@@ -101,24 +98,27 @@ fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
     Ok(skb.redirect_neighbour(half.out_ifindex, next_hop))
 }
 
-/// An answer of a container, from [`hairpin::return_to_host`]: the client's own address and that which
-/// it asked for take the place of 127.0.0.1 or `::1` and the container's. The packet keeps its route.
-#[inline(always)]
-pub fn finish<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let mut skb = Skb::new(ctx);
-    skb.unmark();
-    if I::parse_whole(ctx, ETHERNET) != PARSED {
-        return code(Err(Verdict::Drop(Counter::DropMalformed)));
+global!(
+    /// Finishes an answer of a container, from [`hairpin::return_to_host`]: the client's own address and
+    /// that which it asked for take the place of 127.0.0.1 or `::1` and the container's. The packet
+    /// keeps its route.
+    fn finish<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
+        let mut skb = Skb::new(ctx);
+        skb.unmark();
+        if !parse_packet::<I>(ctx, ETHERNET) {
+            return Err(Verdict::dropped(Counter::DropMalformed));
+        }
+        if I::work().is_some_and(|work| work.head.kind == Kind::Error) {
+            error_from_pod::<I>(ctx, parse_quote::<I>(ctx))?;
+            return Ok(Verdict::STACK);
+        }
+        out_of_pod::<I>(&skb)
     }
-    if I::work().is_some_and(|work| work.head.kind == Kind::Error) {
-        return I::error_back(ctx, I::parse_quoted(ctx));
-    }
-    code(out_of_pod::<I>(&skb))
-}
+);
 
 #[inline(always)]
-fn out_of_pod<I: Call>(skb: &Skb) -> Step<Verdict> {
-    let lost = Verdict::Drop(Counter::DropNoFlow);
+fn out_of_pod<I: Net>(skb: &Skb) -> Step<Verdict> {
+    let lost = Verdict::dropped(Counter::DropNoFlow);
     let Work {
         head, half, place, ..
     } = I::work().ok_or(lost)?;
@@ -126,10 +126,10 @@ fn out_of_pod<I: Call>(skb: &Skb) -> Step<Verdict> {
     let mut sent = head.tuple;
     sent.dst = I::narrow(pod.gateway);
     place.set(&sent);
-    if I::copy_live() != PRESENT || half.action != action::HOST {
+    if !look_up::<I>() || half.action != action::HOST {
         return Err(lost);
     }
-    hairpin::note::<I>();
+    mapping::note::<I>();
     translate::as_known::<I>(skb)?;
-    Ok(Verdict::Stack)
+    Ok(Verdict::STACK)
 }

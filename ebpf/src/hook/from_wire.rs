@@ -12,95 +12,86 @@ use underpass_ebpf::l4::Kind;
 use crate::{
     ETHERNET,
     bypass::{self, Side},
-    call::Call,
-    flow::{entry, learn},
+    flow::{
+        entry::{self, look_up},
+        learn,
+    },
     fragment::{
         self,
         reorder::{self, Way},
     },
+    icmp_error::error_from_wire,
     kernel::{
+        global::global,
         maps::{Work, device, endpoint},
+        net::Net,
         skb::Skb,
-        verdict::{CROWDED, NEXT, PASS, code},
+        verdict::{Step, Verdict},
     },
-    nat::{hairpin, host_port, translate},
-    parse::PARSED,
+    nat::{
+        hairpin,
+        host_port::{Served, open_host_port},
+        mapping, translate,
+    },
+    parse::{parse_packet, parse_quote},
 };
 
 /// IPv4 and IPv6; the network header is at `L3`.
 #[inline(always)]
-pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
+pub fn ip<I: Net, const L3: u32>(ctx: *mut __sk_buff) -> Step<Verdict> {
     if L3 == ETHERNET {
-        let sent = bypass::take::<I>(ctx, Side::Wire);
-        if sent != NEXT {
-            return sent;
-        }
+        bypass::take::<I>(ctx, Side::Wire)?;
     }
-    let mut translated = I::translate_back(ctx, L3);
-    if translated == CROWDED {
-        translated = hairpin::make_room::<I>(ctx, 0);
-        if translated == NEXT {
-            translated = I::translate_back(ctx, L3);
-        }
-    }
-    match translated {
-        CROWDED => PASS,
-        verdict => verdict,
-    }
+    hairpin::serve::<I>(ctx, 0, |ctx| translate_back::<I>(ctx, L3))?;
+    Ok(Verdict::STACK)
 }
 
-/// A packet whose network header is at `l3`, and that no bypass took: [`CROWDED`] if [`twice`] must
-/// help, else its verdict.
-#[inline(always)]
-pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
-    let mut skb = Skb::new(ctx);
-    let Some(Work { head, half, .. }) = I::work() else {
-        return PASS;
-    };
-    if I::parse_whole(ctx, l3) != PARSED || !skb.is_for_host() {
-        return PASS;
-    }
-    if head.kind == Kind::Error {
-        return I::error_in(ctx, I::parse_quoted(ctx));
-    }
-    if head.kind != Kind::Flow {
-        reorder::copy::<I>(ctx);
-        return PASS;
-    }
-    let mut known = I::copy_live();
-    if known == entry::ABSENT {
-        known = I::host_port(ctx, 0);
-    }
-    if let Some(refusal) = host_port::refusal(known) {
-        return code(Err(refusal));
-    }
-    if known == host_port::CROWDED
-        || known == entry::PRESENT && I::work().is_some_and(|work| hairpin::is_in_the_way(work))
-    {
-        return CROWDED;
-    }
-    // Nobody in the world has a tuple of the host with itself.
-    if known == entry::PRESENT && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
-        match reorder::lead::<I>(ctx, Way::In) {
-            NEXT => {}
-            verdict => return verdict,
+global!(
+    /// Translates a packet whose network header is at `l3`, and that no bypass took, if its flow is.
+    fn translate_back<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Served> {
+        let mut skb = Skb::new(ctx);
+        let Some(Work { head, half, .. }) = I::work() else {
+            return Err(Verdict::STACK);
+        };
+        if !parse_packet::<I>(ctx, l3) || !skb.is_for_host() {
+            return Err(Verdict::STACK);
         }
-        hairpin::note::<I>();
-        if let Err(verdict) = translate::as_known::<I>(&skb) {
-            return code(Err(verdict));
+        if head.kind == Kind::Error {
+            return Err(error_from_wire::<I>(ctx, parse_quote::<I>(ctx))?);
         }
-    } else {
-        if known == entry::PRESENT && half.action == action::OTHERS {
-            I::note();
+        if head.kind != Kind::Flow {
+            reorder::copy::<I>(ctx);
+            return Err(Verdict::STACK);
         }
-        // So that the later ones are not kept.
-        fragment::remember(head);
+        let served = if look_up::<I>() {
+            Served::Known
+        } else {
+            open_host_port::<I>(ctx, 0)?
+        };
+        let is_known = served == Served::Known;
+        if served == Served::Crowded
+            || is_known && I::work().is_some_and(|work| hairpin::is_in_the_way(work))
+        {
+            return Ok(Served::Crowded);
+        }
+        // Nobody in the world has a tuple of the host with itself.
+        if is_known && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
+            reorder::lead::<I>(ctx, Way::IN)?;
+            mapping::note::<I>();
+            translate::as_known::<I>(&skb)?;
+        } else {
+            if is_known && half.action == action::OTHERS {
+                entry::note::<I>();
+            }
+            // So that the later ones are not kept.
+            fragment::remember(head);
+        }
+        if endpoint(head.tuple.dst.wide()).is_some() {
+            if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
+                skb.mark_arrival();
+            }
+            learn::sign(&mut skb, head);
+        }
+        Err(Verdict::STACK)
     }
-    if endpoint(head.tuple.dst.wide()).is_some() {
-        if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
-            skb.mark_arrival();
-        }
-        learn::sign(&mut skb, head);
-    }
-    PASS
-}
+);

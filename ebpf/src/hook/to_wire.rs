@@ -12,78 +12,88 @@ use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
     ETHERNET,
-    call::Call,
-    flow::{entry, learn},
-    fragment::reorder,
+    flow::{
+        entry::{self, look_up, note, withdraw},
+        join::{forget, suspend},
+        learn::{self, learn_to_wire, leave_by_wire, note_others},
+    },
+    fragment::reorder::{self, keep},
+    icmp_error::error_to_wire,
     kernel::{
+        global::{global, number},
         maps::{Work, device, endpoint},
-        route,
+        net::Net,
+        route::Asked,
         skb::Skb,
-        verdict::{ERROR, NEXT, PASS, Step, Verdict, code},
+        verdict::{Step, Verdict},
     },
     nat::{
-        hairpin,
+        mapping,
         masquerade::{self, Way},
         translate,
     },
-    parse::PARSED,
+    parse::{parse_packet, parse_quote},
 };
 
-/// What [`known`] returns for a packet of no flow that is known; no return code of tc.
-const UNKNOWN: i32 = -5;
+number!(
+    /// What is left to do of a packet.
+    enum Left {
+        /// It is of no flow that is known.
+        Unknown,
+        /// It is an ICMP error.
+        Error,
+    }
+);
 
 /// IPv4 and IPv6; the network header is at `l3`.
 #[inline(always)]
-pub fn ip<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
-    match I::known(ctx, l3) {
-        ERROR => I::error_out(ctx, I::parse_quoted(ctx)),
-        UNKNOWN => I::open(ctx),
-        code => code,
+pub fn ip<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Verdict> {
+    match send_known::<I>(ctx, l3)? {
+        Left::Error => error_to_wire::<I>(ctx, parse_quote::<I>(ctx)),
+        Left::Unknown => open::<I>(ctx),
     }
 }
 
-/// A packet of a flow that is known is translated as the flow says, and learned if it came through
-/// the stack unchanged.
-#[inline(always)]
-pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
-    let mut skb = Skb::new(ctx);
-    if skb.is_bypassed() {
-        skb.unmark();
-        return PASS;
+global!(
+    /// Translates a packet of a flow that is known as the flow says, and learns it if it came through
+    /// the stack unchanged.
+    fn send_known<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Left> {
+        let mut skb = Skb::new(ctx);
+        if skb.is_bypassed() {
+            skb.unmark();
+            return Err(Verdict::STACK);
+        }
+        let Some(Work { head, half, .. }) = I::work() else {
+            return Err(Verdict::STACK);
+        };
+        if !parse_packet::<I>(ctx, l3) {
+            return Err(Verdict::STACK);
+        }
+        if head.kind == Kind::Error {
+            return Ok(Left::Error);
+        }
+        reorder::lead::<I>(ctx, reorder::Way::OUT)?;
+        if head.kind != Kind::Flow || !look_up::<I>() {
+            return Ok(Left::Unknown);
+        }
+        let owner = endpoint(head.tuple.src.wide()).map(|owner| owner.ifindex);
+        match owner.and_then(|owner| Some((owner, device(owner)?))) {
+            Some((owner, pod)) => known_of_pod(&skb, head, half, owner, pod),
+            None => known_of_host::<I>(&skb, half),
+        }
     }
-    let Some(Work { head, half, .. }) = I::work() else {
-        return PASS;
-    };
-    if I::parse_whole(ctx, l3) != PARSED {
-        return PASS;
-    }
-    if head.kind == Kind::Error {
-        return ERROR;
-    }
-    match reorder::lead::<I>(ctx, reorder::Way::Out) {
-        NEXT => {}
-        verdict => return verdict,
-    }
-    if head.kind != Kind::Flow || I::copy_live() == entry::ABSENT {
-        return UNKNOWN;
-    }
-    let owner = endpoint(head.tuple.src.wide()).map(|owner| owner.ifindex);
-    match owner.and_then(|owner| Some((owner, device(owner)?))) {
-        Some((owner, pod)) => code(known_of_pod(&skb, head, half, owner, pod)),
-        None => code(known_of_host::<I>(&skb, half)),
-    }
-}
+);
 
 #[inline(always)]
-fn known_of_pod<I: Call>(
+fn known_of_pod<I: Net>(
     skb: &Skb,
     head: &Head<I>,
     half: &Half<I::Addr>,
     owner: u32,
     pod: &Device,
-) -> Step<Verdict> {
+) -> Step<Left> {
     if half.action == action::NONE {
-        return Err(Verdict::Sent(UNKNOWN));
+        return Ok(Left::Unknown);
     }
     let from = skb.ingress_ifindex();
     if from != owner && pod.flags & flags::FOREIGN == 0 {
@@ -91,24 +101,24 @@ fn known_of_pod<I: Call>(
         if half.rewrite & rewrite::SRC != 0 {
             translate::as_known::<I>(skb)?;
         }
-        return Ok(Verdict::Stack);
+        return Err(Verdict::STACK);
     }
-    if !hairpin::note::<I>() || is_given_up::<I>(skb, head, half) {
-        return Err(Verdict::Sent(UNKNOWN));
+    if !mapping::note::<I>() || is_given_up::<I>(skb, head, half) {
+        return Ok(Left::Unknown);
     }
     if !is_unchanged(skb, head) {
-        I::forget();
+        forget::<I>();
     } else if pod.flags & flags::BYPASS != 0 && head.plain {
-        if learn::agrees(skb, head, from, pod, route::WAY) {
-            I::leave_by_wire(from, skb.ifindex());
+        if learn::agrees(skb, head, from, pod, Asked::Way) {
+            leave_by_wire::<I>(from, skb.ifindex());
         } else {
-            I::suspend();
+            suspend::<I>();
         }
     }
     if half.rewrite & rewrite::SRC != 0 {
         translate::as_known::<I>(skb)?;
     }
-    Ok(Verdict::Stack)
+    Err(Verdict::STACK)
 }
 
 /// Whether a pod's masqueraded flow gets another mapping with the packet in [`Work::head`], because
@@ -116,7 +126,7 @@ fn known_of_pod<I: Call>(
 /// one that has ended, and where the route has changed before anybody answered. The old one is
 /// removed then. (Connection tracking forgets both as well.)
 #[inline(always)]
-fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool {
+fn is_given_up<I: Net>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool {
     let Some(Work { state, .. }) = I::work() else {
         return false;
     };
@@ -129,7 +139,7 @@ fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool
     let has_moved = half.out_ifindex != 0 && half.out_ifindex != skb.ifindex();
     let is_over = entry::begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
     if is_over {
-        I::withdraw();
+        withdraw::<I>();
     }
     is_over
 }
@@ -137,35 +147,36 @@ fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool
 /// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this
 /// uplink, it must take another.
 #[inline(always)]
-fn known_of_host<I: Call>(skb: &Skb, half: &Half<I::Addr>) -> Step<Verdict> {
+fn known_of_host<I: Net>(skb: &Skb, half: &Half<I::Addr>) -> Step<Left> {
     if half.rewrite & rewrite::SRC != 0 {
         translate::as_known::<I>(skb)?;
     } else if half.action == action::TAKEN {
-        return Err(Verdict::Sent(UNKNOWN));
+        return Ok(Left::Unknown);
     } else if half.action == action::OTHERS {
-        I::note();
+        note::<I>();
     }
-    Ok(Verdict::Stack)
+    Err(Verdict::STACK)
 }
 
-/// A packet of a flow that is not known yet, of a pod or of the host on a tuple that is taken, in
-/// [`Work::head`].
-#[inline(always)]
-pub fn open<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let Some(Work { head, .. }) = I::work() else {
-        return PASS;
-    };
-    let skb = Skb::new(ctx);
-    code(match endpoint(head.tuple.src.wide()) {
-        Some(owner) => open_of_pod(&skb, head, owner.ifindex),
-        None => open_of_host(&skb, head),
-    })
-}
+global!(
+    /// Opens a flow that is not known yet, of a pod or of the host on a tuple that is taken, with the
+    /// packet in [`Work::head`].
+    fn open<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
+        let Some(Work { head, .. }) = I::work() else {
+            return Ok(Verdict::STACK);
+        };
+        let skb = Skb::new(ctx);
+        match endpoint(head.tuple.src.wide()) {
+            Some(owner) => open_of_pod(&skb, head, owner.ifindex),
+            None => open_of_host(&skb, head),
+        }
+    }
+);
 
 #[inline(always)]
-fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> {
+fn open_of_pod<I: Net>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> {
     let Some(pod) = device(owner) else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     let is_masqueraded = masquerade::is_wanted::<I>(pod, head.tuple.dst);
     let asked = masquerade::asks::<I>(pod, is_masqueraded);
@@ -176,20 +187,20 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
         && learn::agrees(skb, head, owner, pod, asked);
     if !is_masqueraded {
         if may_learn {
-            I::learn_wire(skb.raw(), owner, skb.ifindex());
+            learn_to_wire::<I>(skb.raw(), owner, skb.ifindex());
         }
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     }
     match head.kind {
         Kind::Flow => {}
-        Kind::Later if I::keep(skb.raw()) == reorder::KEPT => {
-            return Err(Verdict::Sent(TC_ACT_STOLEN));
+        Kind::Later if keep::<I>(skb.raw()) => {
+            return Err(Verdict::sent(TC_ACT_STOLEN.cast_unsigned()));
         }
-        Kind::Later => return Err(Verdict::Drop(Counter::DropFragment)),
-        _ => return Err(Verdict::Drop(Counter::DropUntranslated)),
+        Kind::Later => return Err(Verdict::dropped(Counter::DropFragment)),
+        _ => return Err(Verdict::dropped(Counter::DropUntranslated)),
     }
     if !masquerade::may_open(head) {
-        return Err(Verdict::Drop(Counter::DropNoFlow));
+        return Err(Verdict::dropped(Counter::DropNoFlow));
     }
     masquerade::assign(
         skb,
@@ -201,31 +212,31 @@ fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> 
     // What the bypass learns overwrites the tuple to leave with.
     translate::translate::<I>(skb)?;
     if may_learn {
-        I::leave_by_wire(owner, skb.ifindex());
+        leave_by_wire::<I>(owner, skb.ifindex());
     }
-    Ok(Verdict::Stack)
+    Ok(Verdict::STACK)
 }
 
 #[inline(always)]
-fn open_of_host<I: Call>(skb: &Skb, head: &Head<I>) -> Step<Verdict> {
+fn open_of_host<I: Net>(skb: &Skb, head: &Head<I>) -> Step<Verdict> {
     if head.kind != Kind::Flow {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     }
-    if I::copy_live() == entry::ABSENT {
+    if !look_up::<I>() {
         if is_of_others(skb, head) {
-            I::note_others(skb.raw());
+            note_others::<I>(skb.raw());
         }
     } else if I::work().is_some_and(|work| work.half.action == action::TAKEN) {
         masquerade::assign(skb, head, 0, skb.ifindex(), Way::Other)?;
         translate::translate::<I>(skb)?;
     }
-    Ok(Verdict::Stack)
+    Ok(Verdict::STACK)
 }
 
 /// Whether the host's own stack gave the packet, which it forwards for somebody else, the address
 /// that pods' flows are given.
 #[inline(always)]
-fn is_of_others<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
+fn is_of_others<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
     skb.ingress_ifindex() != 0
         && device(skb.ifindex())
             .and_then(I::masquerade_address)
@@ -234,6 +245,6 @@ fn is_of_others<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
 
 /// Whether the stack carried the packet from its pod to here without a change.
 #[inline(always)]
-fn is_unchanged<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
+fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
     head.l3 == ETHERNET && learn::is_unchanged(skb, head)
 }

@@ -50,7 +50,7 @@ impl<I: Ip> Place<I> {
 
 /// Room for what is too large for the stack, one per CPU and family. The slow path alone uses it.
 ///
-/// Functions of [`Call`](crate::call::Call) change it too. A reference into it that was passed as
+/// Global functions change it too. A reference into it that was passed as
 /// an argument must not be read after such a call has changed what it refers to: ask for the work
 /// again.
 pub struct Work<I: Ip> {
@@ -211,7 +211,13 @@ pub fn trace_level() -> u32 {
 /// Counts one packet or event.
 #[inline(always)]
 pub fn count(counter: Counter) {
-    if let Some(slot) = COUNTERS.get_ptr_mut(counter as u32) {
+    count_at(counter as u32);
+}
+
+/// Counts one packet or event, by its counter's index.
+#[inline(always)]
+pub fn count_at(index: u32) {
+    if let Some(slot) = COUNTERS.get_ptr_mut(index) {
         // SAFETY: the slot belongs to this CPU, and programs of one CPU don't interrupt each other
         // at tc.
         unsafe { *slot += 1 };

@@ -4,18 +4,15 @@ use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     EbpfContext,
-    bindings::bpf_redir_neigh,
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
     helpers::generated::{
-        bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
-        bpf_set_hash, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_pull_data,
-        bpf_skb_store_bytes,
+        bpf_csum_update, bpf_l4_csum_replace, bpf_set_hash, bpf_skb_change_type,
+        bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
 use underpass_abi::{
     Plain,
-    endpoint::LOOPBACK,
     node::{feature, flag::BPF_F_IPV6},
 };
 use underpass_ebpf::{
@@ -23,12 +20,10 @@ use underpass_ebpf::{
     packet::{Covers, Load, Packet, Short, Zero},
 };
 
-use crate::{
-    call,
-    kernel::{linear::Linear, maps::constant, verdict::Verdict},
-};
+use crate::kernel::{crc32c::crc32c_change, linear::Linear, maps::constant};
 
 mod frame;
+mod redirect;
 
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
@@ -280,74 +275,11 @@ impl Skb {
         Some(unsafe { *((data + 6) as *const [u16; 3]) })
     }
 
-    /// Into the pod behind a host veth or a netkit primary, past the stack. A wrong device would
-    /// swallow the packet without a word (5.10), and so does any device where the packet is not being
-    /// received (netkit).
-    #[inline(always)]
-    pub fn redirect_peer(&mut self, ifindex: u32) -> Verdict {
-        self.ctx.set_mark(0);
-        // SAFETY: no memory is passed.
-        sent(unsafe { bpf_redirect_peer(ifindex, 0) })
-    }
-
-    /// Out of a device, with the Ethernet header that the packet has.
-    #[inline(always)]
-    pub fn redirect(&mut self, ifindex: u32) -> Verdict {
-        self.mark_bypassed();
-        // SAFETY: no memory is passed.
-        sent(unsafe { bpf_redirect(ifindex, 0) })
-    }
-
-    /// Out of a device; the kernel finds the Ethernet addresses of the next hop.
-    #[inline(always)]
-    pub fn redirect_neighbour(&mut self, ifindex: u32, next_hop: &mut bpf_redir_neigh) -> Verdict {
-        self.mark_bypassed();
-        // SAFETY: the next hop is a valid struct of the size that is passed.
-        sent(unsafe {
-            bpf_redirect_neigh(
-                ifindex,
-                next_hop,
-                size::<bpf_redir_neigh>().cast_signed(),
-                0,
-            )
-        })
-    }
-
-    /// Out of a device, with the route that its destination has there: a look-up for each packet.
-    #[inline(always)]
-    pub fn redirect_by_route(&mut self, ifindex: u32) -> Verdict {
-        self.mark_bypassed();
-        by_route(ifindex)
-    }
-
-    /// Out of the loopback device, with the local route of its destination: the host takes such a
-    /// packet as one of its own, and looks for no route when it comes in.
-    #[inline(always)]
-    pub fn redirect_loopback(&mut self) -> Verdict {
-        self.mark(RETURNING);
-        by_route(LOOPBACK)
-    }
-
     /// Keeps the next program that meets this packet from looking at it.
     #[inline(always)]
     pub fn mark_bypassed(&mut self) {
         self.mark(BYPASSED);
     }
-}
-
-/// Out of a device; without a next hop the kernel looks for the packet's route there.
-#[inline(always)]
-fn by_route(ifindex: u32) -> Verdict {
-    // SAFETY: no memory is passed.
-    sent(unsafe { bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) })
-}
-
-/// What a redirect helper said: a return code of tc, in a register's width.
-#[inline(always)]
-const fn sent(code: i64) -> Verdict {
-    #[expect(clippy::cast_possible_truncation, reason = "a return code of tc")]
-    let code = code as i32;
-    Verdict::Sent(code)
 }
 
 /// The size of a type as helpers want it.
@@ -430,7 +362,7 @@ impl Packet for Skb {
 
     #[inline(always)]
     fn crc32c_change(&self, word: u32, length: u32) -> u32 {
-        call::crc32c_change(word, length)
+        crc32c_change(word, length)
     }
 
     #[inline(always)]

@@ -1,63 +1,94 @@
 //! What a program says of a packet, and the one place where that becomes a return code.
 
+use core::num::NonZeroU32;
+
 use aya_ebpf::bindings::TC_ACT_SHOT;
 use underpass_abi::counter::Counter;
-use underpass_ebpf::packet::Short;
 
-use crate::kernel::maps::count;
-
-/// `TC_ACT_UNSPEC`: not ours, or done with; other programs and the stack go on.
-pub const PASS: i32 = -1;
-
-/// What a stage returns that leaves the packet to the next one; no return code of tc.
-pub const NEXT: i32 = -2;
-
-/// What a stage returns for an ICMP error, which is another stage's; no return code of tc.
-pub const ERROR: i32 = -4;
-
-/// What a stage returns for a packet of a flow that needs both its ends translated, see
-/// [`twice`](crate::nat::hairpin); no return code of tc.
-pub const CROWDED: i32 = -7;
+use crate::kernel::{global::Number, maps::count_at};
 
 /// What becomes of a packet.
+///
+/// It is a number that is never zero, and no enum: where one variant of an enum has less to say than
+/// another, the compiler copies a register that nobody wrote, and the verifier refuses that.
 #[derive(Clone, Copy)]
-pub enum Verdict {
-    /// The stack carries it, after everybody else's programs.
-    Stack,
-    /// It is dropped, for a reason that is counted.
-    Drop(Counter),
-    /// A redirect helper took it and said this.
-    Sent(i32),
-}
+pub struct Verdict(NonZeroU32);
 
 /// A stage's result: go on with a value, or the packet's verdict.
 pub type Step<T> = Result<T, Verdict>;
 
+/// Bit of each verdict's number, by which it is told from a value to go on with.
+const VERDICT: NonZeroU32 = NonZeroU32::new(1 << 31).expect("a bit");
+/// Bit of the number of a drop, whose lowest byte is its counter. Otherwise that byte is the return
+/// code.
+const DROP: u32 = 1 << 8;
+
 impl Verdict {
-    /// The return code of a tc program.
+    /// `TC_ACT_UNSPEC`: the packet is not ours, or done with. The stack carries it, after everybody
+    /// else's programs.
+    pub const STACK: Self = Self(NonZeroU32::new(VERDICT.get() | 0xff).expect("a bit"));
+
+    /// The packet is dropped, for a reason that is counted.
+    #[inline(always)]
+    pub fn dropped(reason: Counter) -> Self {
+        Self(VERDICT | DROP | reason as u32)
+    }
+
+    /// A redirect helper took the packet and said this, or the program kept it.
+    #[inline(always)]
+    pub fn sent(code: u32) -> Self {
+        Self(VERDICT | (code & 0xff))
+    }
+
+    /// The return code of a program.
     #[inline(always)]
     fn code(self) -> i32 {
-        match self {
-            Self::Stack => PASS,
-            Self::Drop(counter) => {
-                count(counter);
-                TC_ACT_SHOT
-            }
-            Self::Sent(code) => code,
+        let [low, ..] = self.0.get().to_le_bytes();
+        if self.0.get() & DROP == 0 {
+            return low.cast_signed().into();
         }
+        count_at(low.into());
+        TC_ACT_SHOT
     }
 }
 
-/// The return code of a stage, or of a program.
+/// The return code of a program.
 #[inline(always)]
 pub fn code(step: Step<Verdict>) -> i32 {
     step.unwrap_or_else(|verdict| verdict).code()
 }
 
-/// A packet that ends early where it was only looked at is the stack's to judge.
-impl From<Short> for Verdict {
+impl Number for Verdict {
+    type Raw = u32;
+
     #[inline(always)]
-    fn from(_: Short) -> Self {
-        Self::Stack
+    fn encode(self) -> u32 {
+        self.0.get()
+    }
+
+    #[inline(always)]
+    fn decode(raw: u32) -> Self {
+        Self(VERDICT | raw)
+    }
+}
+
+impl<T: Number<Raw = u32>> Number for Step<T> {
+    type Raw = u32;
+
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        match self {
+            Ok(value) => value.encode(),
+            Err(verdict) => verdict.encode(),
+        }
+    }
+
+    #[inline(always)]
+    fn decode(raw: u32) -> Self {
+        if raw & VERDICT.get() == 0 {
+            Ok(T::decode(raw))
+        } else {
+            Err(Verdict::decode(raw))
+        }
     }
 }

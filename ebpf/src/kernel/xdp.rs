@@ -11,10 +11,7 @@ use underpass_ebpf::{
     packet::{Covers, Load, Packet, Short, Zero},
 };
 
-use crate::{
-    call,
-    kernel::{linear::Linear, maps::XDP_PODS},
-};
+use crate::kernel::{crc32c::crc32c_change, linear::Linear, maps::XDP_PODS};
 
 /// A frame at an XDP hook.
 pub struct Frame {
@@ -91,7 +88,7 @@ impl Packet for Frame {
 
     #[inline(always)]
     fn crc32c_change(&self, word: u32, length: u32) -> u32 {
-        call::crc32c_change(word, length)
+        crc32c_change(word, length)
     }
 
     #[inline(always)]

@@ -17,21 +17,20 @@ use underpass_abi::{
 use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
-    bypass,
-    call::{Call, charge, refund},
-    filter::quota,
-    flow::entry::{ABSENT, GONE, PRESENT},
+    filter::quota::{charge, refund},
+    flow::entry::look_up,
     kernel::{
+        global::global,
         maps::{Work, count, endpoint},
         net::Net,
         skb::Skb,
-        verdict::{CROWDED, NEXT, Step, Verdict, code},
+        verdict::{Step, Verdict},
     },
     nat::{
-        host_port,
-        mapping::{Opener, Payer, Request},
+        host_port::{self, Served},
+        mapping::{Allocation, Opener, Payer, Request, note},
         masquerade::may_open,
-        port_allocation::CLAIMED,
+        port_allocation::allocate,
         translate,
     },
 };
@@ -61,71 +60,69 @@ pub fn is_in_the_way<I: Net>(work: &Work<I>) -> bool {
         && may_open(&work.head)
 }
 
-/// As [`open`]: [`NEXT`] if the flow is there now, [`CROWDED`] if it can't be, else the packet's
-/// verdict.
+/// Has a packet served, and served again if both ends of its flow had to be translated first.
+/// `client` is as in [`open_hairpin`].
 #[inline(always)]
-pub fn make_room<I: Call>(ctx: *mut __sk_buff, client: u32) -> i32 {
-    match I::open_twice(ctx, client) {
-        PRESENT => NEXT,
-        FULL => code(Err(Verdict::Drop(Counter::DropNoPort))),
-        OVER_QUOTA => code(Err(Verdict::Drop(Counter::DropFlowQuota))),
-        _ => CROWDED,
+pub fn serve<I: Net>(
+    ctx: *mut __sk_buff,
+    client: u32,
+    serve: impl Fn(*mut __sk_buff) -> Step<Served>,
+) -> Step<Served> {
+    match serve(ctx)? {
+        Served::Crowded if open_hairpin::<I>(ctx, client)? => serve(ctx),
+        served => Ok(served),
     }
 }
 
-/// Translates both ends of the flow of the packet in [`Work::head`]: [`PRESENT`], and its direction
-/// is in [`Work::half`]. `client` is the device that the packet came from: a host veth, [`LOOPBACK`],
-/// or 0 for an uplink.
-#[inline(always)]
-pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
-    let Some(work) = I::work() else {
-        return ABSENT;
-    };
-    if work.head.kind != Kind::Flow || !may_open(&work.head) {
-        return ABSENT;
-    }
-    let is_prepared = if I::copy_live() == PRESENT {
-        is_in_the_way(work) && prepare_direct(&work.head, &mut work.request, client)
-    } else {
-        is_for_port::<I>(ctx, client) && prepare(&work.head, &mut work.request, client)
-    };
-    if !is_prepared {
-        return ABSENT;
-    }
-    let Some(Work { request, .. }) = I::work() else {
-        return ABSENT;
-    };
-    let owner = request.owner;
-    request.payer = if owner == 0 || owner == LOOPBACK {
-        Payer::Nobody
-    } else if charge(owner) == quota::FULL {
-        return OVER_QUOTA;
-    } else {
-        Payer::Owner
-    };
-    if I::claim(ctx) != CLAIMED {
-        if owner != 0 {
-            refund(owner);
+global!(
+    /// Translates both ends of the flow of the packet in [`Work::head`]. Whether there is such a flow
+    /// now; its direction is in [`Work::half`]. `client` is the device that the packet came from: a host
+    /// veth, [`LOOPBACK`], or 0 for an uplink.
+    fn open_hairpin<I: Net>(ctx: *mut __sk_buff, client: u32) -> Step<bool> {
+        let Some(work) = I::work() else {
+            return Ok(false);
+        };
+        if work.head.kind != Kind::Flow || !may_open(&work.head) {
+            return Ok(false);
         }
-        return FULL;
+        let is_prepared = if look_up::<I>() {
+            is_in_the_way(work) && prepare_direct(&work.head, &mut work.request, client)
+        } else {
+            is_for_port::<I>(ctx, client) && prepare(&work.head, &mut work.request, client)
+        };
+        if !is_prepared {
+            return Ok(false);
+        }
+        let Some(Work { request, .. }) = I::work() else {
+            return Ok(false);
+        };
+        let owner = request.owner;
+        request.payer = if owner == 0 || owner == LOOPBACK {
+            Payer::Nobody
+        } else if charge(owner) {
+            Payer::Owner
+        } else {
+            return Err(Verdict::dropped(Counter::DropFlowQuota));
+        };
+        if allocate::<I>(ctx) != Allocation::Granted {
+            if owner != 0 {
+                refund(owner);
+            }
+            return Err(Verdict::dropped(Counter::DropNoPort));
+        }
+        let Some(Work { request, .. }) = I::work() else {
+            return Ok(false);
+        };
+        if request.opener == Opener::Client {
+            count(Counter::HostPort);
+        }
+        Ok(look_up::<I>())
     }
-    let Some(Work { request, .. }) = I::work() else {
-        return ABSENT;
-    };
-    if request.opener == Opener::Client {
-        count(Counter::HostPort);
-    }
-    I::copy_live()
-}
-
-/// What [`open`] found: no free port.
-pub const FULL: u32 = 3;
-/// What [`open`] found: the client has too many half-open flows.
-pub const OVER_QUOTA: u32 = 4;
+);
 
 /// Whether the packet is for a port of this host, and not one that the host itself uses.
 #[inline(always)]
-fn is_for_port<I: Call>(ctx: *mut __sk_buff, client: u32) -> bool {
+fn is_for_port<I: Net>(ctx: *mut __sk_buff, client: u32) -> bool {
     let Some(Work { head, request, .. }) = I::work() else {
         return false;
     };
@@ -191,49 +188,37 @@ fn prepare<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> boo
     true
 }
 
-/// A packet of a pod, in [`Work::head`], whose flow's direction in [`Work::half`] was found: if both
-/// its ends are translated, it goes back to where it came from, to a process of this host or to the
-/// same container. Else [`NEXT`].
-#[inline(always)]
-pub fn turn<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let mut skb = Skb::new(ctx);
-    let Some(Work { half, .. }) = I::work() else {
-        return NEXT;
-    };
-    if half.rewrite & TWICE != TWICE || half.in_ifindex != skb.ifindex() {
-        return NEXT;
-    }
-    if half.action == action::HOST {
-        return code(return_to_host::<I>(&mut skb));
-    }
-    if half.out_ifindex != skb.ifindex() {
-        return NEXT;
-    }
-    note::<I>();
-    code(turn_around::<I>(&mut skb))
-}
-
-/// Takes note of the packet, and brings the other entry of its flow back, if that was removed.
-/// Whether there still is a flow.
-#[inline(always)]
-pub fn note<I: Call>() -> bool {
-    match I::note() {
-        ABSENT => {
-            I::restore();
-            true
+global!(
+    /// A packet of a pod, in [`Work::head`], whose flow's direction in [`Work::half`] was found: if both
+    /// its ends are translated, it goes back to where it came from, to a process of this host or to the
+    /// same container.
+    pub fn turn_back<I: Net>(ctx: *mut __sk_buff) -> Step<()> {
+        let mut skb = Skb::new(ctx);
+        let Some(Work { half, .. }) = I::work() else {
+            return Ok(());
+        };
+        if half.rewrite & TWICE != TWICE || half.in_ifindex != skb.ifindex() {
+            return Ok(());
         }
-        found => found != GONE,
+        if half.action == action::HOST {
+            return Err(return_to_host::<I>(&mut skb)?);
+        }
+        if half.out_ifindex != skb.ifindex() {
+            return Ok(());
+        }
+        note::<I>();
+        Err(turn_around::<I>(&mut skb)?)
     }
-}
+);
 
 /// Into the container that sent the packet.
 #[inline(always)]
-fn turn_around<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+fn turn_around<I: Net>(skb: &mut Skb) -> Step<Verdict> {
     translate::as_known::<I>(skb)?;
     let Some(Work { half, .. }) = I::work() else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
-    bypass::deliver(skb, half)
+    skb.deliver(half)
 }
 
 /// Towards a process of this host, in two steps: here the destination becomes 127.0.0.1 or `::1`, so
@@ -241,9 +226,9 @@ fn turn_around<I: Call>(skb: &mut Skb) -> Step<Verdict> {
 /// the loopback device, where `from_host` translates it in full. Without that route the host would
 /// drop it, as one with a source that is its own.
 #[inline(always)]
-pub fn return_to_host<I: Call>(skb: &mut Skb) -> Step<Verdict> {
+pub fn return_to_host<I: Net>(skb: &mut Skb) -> Step<Verdict> {
     let Some(Work { head, partner, .. }) = I::work() else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     *partner = head.tuple;
     partner.dst = I::loopback();

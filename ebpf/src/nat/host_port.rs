@@ -18,156 +18,173 @@ use underpass_ebpf::{
 };
 
 use crate::{
-    call::{Call, charge, refund},
-    filter::quota,
-    flow::entry::ABSENT,
+    filter::quota::{charge, refund},
+    flow::entry::look_up,
     kernel::{
+        global::{global, number},
         maps::{Work, count, endpoint, is_service_address, port},
         memory,
         net::Net,
         route,
         skb::Skb,
-        verdict::Verdict,
+        verdict::{Step, Verdict},
     },
     nat::{
         hairpin,
-        mapping::{Opener, Payer},
+        mapping::{Allocation, Opener, Payer, commit},
         masquerade::may_open,
-        port_allocation::{self, CLAIMED, NO_PORT, USED},
+        port_allocation::{Socket, host_uses, insert},
     },
 };
 
-/// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
-/// its destination: [`PRESENT`](crate::flow::entry::PRESENT), and its direction is in [`Work::half`].
-/// `client` is the host veth that the packet came from, 0 if it came from the world. [`CROWDED`] if it
-/// takes more than another destination.
-#[inline(always)]
-pub fn open<I: Call>(ctx: *mut __sk_buff, client: u32) -> u32 {
-    let Some(Work { head, request, .. }) = I::work() else {
-        return ABSENT;
-    };
-    if head.kind != Kind::Flow || !may_open(head) {
-        return ABSENT;
+number!(
+    /// What is known of a packet that may be for a host port.
+    pub enum Served {
+        /// It is for none, and of no flow that is known.
+        Unknown,
+        /// It is for one, or its flow is in the way of one: both ends of the flow must be translated,
+        /// see [`hairpin`](crate::nat::hairpin).
+        Crowded,
+        /// Its flow is known, and its direction is in [`Work::half`].
+        Known,
     }
-    let Some(target) = serving::<I>(&head.tuple) else {
-        return ABSENT;
-    };
-    if endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
-        return ABSENT;
-    }
-    if target.ifindex == client {
-        return CROWDED;
-    }
-    // A container of another plugin, again: this time its bridge has the packet.
-    if target.addr == head.tuple.src.wide() {
-        return ABSENT;
-    }
-    let asked = head.tuple.reversed();
-    request.outer = asked;
-    request.inner = Tuple::new(
-        asked.protocol,
-        I::narrow(target.addr),
-        target.port,
-        asked.dst,
-        asked.dport,
-    );
-    request.owner = target.ifindex;
-    request.client = client;
-    request.uplink = 0;
-    request.opener = Opener::Other;
-    (request.out, request.back) = (action::STACK, action::STACK);
-    if !is_local::<I>(ctx) || belongs_to_host::<I>(ctx, head) {
-        return ABSENT;
-    }
-    // Of a flow that nobody answers, who began it pays; the world by what it may open to the container.
-    request.payer = if client == 0 {
-        if charge(target.ifindex | WORLD) == quota::FULL {
-            Payer::Surplus
+);
+
+global!(
+    /// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
+    /// its destination. `client` is the host veth that the packet came from, 0 if it came from the
+    /// world.
+    pub fn open_host_port<I: Net>(ctx: *mut __sk_buff, client: u32) -> Step<Served> {
+        let Some(Work { head, request, .. }) = I::work() else {
+            return Ok(Served::Unknown);
+        };
+        if head.kind != Kind::Flow || !may_open(head) {
+            return Ok(Served::Unknown);
+        }
+        let Some(target) = serving::<I>(&head.tuple) else {
+            return Ok(Served::Unknown);
+        };
+        if endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
+            return Ok(Served::Unknown);
+        }
+        if target.ifindex == client {
+            return Ok(Served::Crowded);
+        }
+        // A container of another plugin, again: this time its bridge has the packet.
+        if target.addr == head.tuple.src.wide() {
+            return Ok(Served::Unknown);
+        }
+        let asked = head.tuple.reversed();
+        request.outer = asked;
+        request.inner = Tuple::new(
+            asked.protocol,
+            I::narrow(target.addr),
+            target.port,
+            asked.dst,
+            asked.dport,
+        );
+        request.owner = target.ifindex;
+        request.client = client;
+        request.uplink = 0;
+        request.opener = Opener::Other;
+        (request.out, request.back) = (action::STACK, action::STACK);
+        if !is_local::<I>(ctx) || belongs_to_host::<I>(ctx, head) {
+            return Ok(Served::Unknown);
+        }
+        // Of a flow that nobody answers, who began it pays; the world by what it may open to the
+        // container.
+        request.payer = if client == 0 {
+            if charge(target.ifindex | WORLD) {
+                Payer::Nobody
+            } else {
+                Payer::Surplus
+            }
+        } else if charge(client) {
+            Payer::Client
         } else {
-            Payer::Nobody
+            return Err(Verdict::dropped(Counter::DropFlowQuota));
+        };
+        let entries = store_both::<I>();
+        if request.payer == Payer::Client
+            && entries != Entries::Stored
+            && entries != Entries::InnerTaken
+        {
+            refund(client);
         }
-    } else if charge(client) == quota::FULL {
-        return OVER_QUOTA;
-    } else {
-        Payer::Client
-    };
-    let result = store::<I>();
-    if request.payer == Payer::Client && result != CLAIMED && result != CROWDED {
-        refund(client);
-    }
-    match result {
-        CLAIMED => {
-            count(Counter::HostPort);
-            I::copy_live()
+        match entries {
+            Entries::Stored => count(Counter::HostPort),
+            // Another CPU may have been faster with the same flow.
+            Entries::OuterTaken => {}
+            Entries::InnerTaken => return Ok(Served::Crowded),
+            Entries::NoRoom => return Err(Verdict::dropped(Counter::DropMapFull)),
         }
-        // Another CPU may have been faster with the same flow.
-        NO_PORT => I::copy_live(),
-        other => other,
+        Ok(if look_up::<I>() {
+            Served::Known
+        } else {
+            Served::Unknown
+        })
     }
+);
+
+/// What became of both entries of a flow to a host port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Entries {
+    /// They are in the table.
+    Stored,
+    /// Somebody has the outer tuple.
+    OuterTaken,
+    /// Somebody has the inner tuple, and the outer entry was removed again.
+    InnerTaken,
+    /// The table is full.
+    NoRoom,
 }
 
-/// Stores both entries of [`Work::request`]: [`CLAIMED`], [`CROWDED`], [`NO_ROOM`], or [`NO_PORT`] if
-/// the outer tuple is taken.
+/// Stores both entries of [`Work::request`].
 #[inline(always)]
-fn store<I: Call>() -> u32 {
-    match I::insert() {
-        CLAIMED => {}
-        port_allocation::NO_ROOM => return NO_ROOM,
-        _ => return NO_PORT,
+fn store_both<I: Net>() -> Entries {
+    match insert::<I>() {
+        Allocation::Granted => {}
+        Allocation::NoPort => return Entries::OuterTaken,
+        Allocation::NoRoom => return Entries::NoRoom,
     }
     // The container's entry is under its own tuple, not under that of the packet.
-    I::aim(INNER);
-    let stored = I::commit();
-    I::aim(PACKET);
-    match stored {
-        CLAIMED => CLAIMED,
-        NO_PORT => CROWDED,
-        _ => NO_ROOM,
+    aim::<I>(Aim::Inner);
+    let committed = commit::<I>();
+    aim::<I>(Aim::Packet);
+    match committed {
+        Allocation::Granted => Entries::Stored,
+        Allocation::NoPort => Entries::InnerTaken,
+        Allocation::NoRoom => Entries::NoRoom,
     }
 }
 
-/// What [`open`] found: the client has too many half-open flows.
-pub const OVER_QUOTA: u32 = 4;
-/// What [`open`] found: the table is full.
-pub const NO_ROOM: u32 = 5;
-
-/// The verdict on a packet to a host port whose flow can't be remembered, if [`open`] found that.
-#[inline(always)]
-pub fn refusal(found: u32) -> Option<Verdict> {
-    match found {
-        OVER_QUOTA => Some(Verdict::Drop(Counter::DropFlowQuota)),
-        NO_ROOM => Some(Verdict::Drop(Counter::DropMapFull)),
-        _ => None,
+number!(
+    /// Which tuple [`Work::place`] is that of.
+    enum Aim {
+        /// That of the packet in [`Work::head`].
+        Packet,
+        /// The inner tuple of [`Work::request`].
+        Inner,
     }
-}
+);
 
-/// What [`open`] found: the container that the packet came from serves the port itself, or talks to
-/// the one that does from the same port. Then both ends must be translated.
-pub const CROWDED: u32 = 2;
-
-/// [`aim`] at the tuple of the packet in [`Work::head`].
-const PACKET: u32 = 0;
-/// [`aim`] at the inner tuple of [`Work::request`].
-const INNER: u32 = 1;
-
-/// Sets [`Work::place`].
-#[inline(always)]
-pub fn aim<I: Net>(at: u32) -> u32 {
-    if let Some(Work {
-        head,
-        place,
-        request,
-        ..
-    }) = I::work()
-    {
-        place.set(if at == INNER {
-            &request.inner
-        } else {
-            &head.tuple
-        });
+global!(
+    /// Sets [`Work::place`].
+    fn aim<I: Net>(at: Aim) {
+        if let Some(Work {
+            head,
+            place,
+            request,
+            ..
+        }) = I::work()
+        {
+            place.set(match at {
+                Aim::Packet => &head.tuple,
+                Aim::Inner => &request.inner,
+            });
+        }
     }
-    at
-}
+);
 
 /// What [`Half::rewrite`] says of packets to a pod, from a host port that another pod serves.
 pub const FROM_PORT: u8 = rewrite::EARLY | rewrite::SRC;
@@ -220,7 +237,7 @@ pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_sta
 /// The routing table tells: a local address is not forwarded. Neither is one without a route; the
 /// kernel's answer is the same.
 #[inline(always)]
-pub fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
+pub fn is_local<I: Net>(ctx: *mut __sk_buff) -> bool {
     let Some(Work { head, .. }) = I::work() else {
         return false;
     };
@@ -229,7 +246,7 @@ pub fn is_local<I: Call>(ctx: *mut __sk_buff) -> bool {
         return false;
     }
     let skb = Skb::new(ctx);
-    skb.is_for_host() && I::is_local(ctx, skb.ifindex()) == route::LOCAL
+    skb.is_for_host() && route::is_local::<I>(ctx, skb.ifindex())
 }
 
 /// Whether the destination is an address of a Service.
@@ -241,10 +258,10 @@ pub fn is_service<I: Net>(head: &Head<I>) -> bool {
 /// Whether the packet is in the middle of a connection of the host's own, made before the port was
 /// mapped, or an answer to a socket of the host that is connected to its sender.
 #[inline(always)]
-pub fn belongs_to_host<I: Call>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
+pub fn belongs_to_host<I: Net>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
     let may_be = match head.tuple.protocol {
         protocol::TCP => head.tcp_flags & tcp::SYN == 0,
         protocol => protocol == protocol::UDP,
     };
-    may_be && I::host_uses(ctx) == USED
+    may_be && host_uses::<I>(ctx) == Socket::Used
 }

@@ -9,22 +9,31 @@ use underpass_abi::{
 use underpass_ebpf::ip::Ip;
 
 use crate::{
-    call::Call,
     flow::{
-        entry::{find, half, is_alive, leaves_as, outgoing, prolong, set_outgoing},
+        entry::{self, Noted, find, half, is_alive, leaves_as, outgoing, prolong, set_outgoing},
         learn::{enter, leave_to_pod, leave_to_wire},
         table::{At, Share, Stored, remove_one, store},
     },
     kernel::{
+        global::{global, number},
         maps::{Place, Work, device, endpoint, tick},
         memory,
         net::Net,
     },
-    nat::{
-        hairpin,
-        port_allocation::{CLAIMED, NO_PORT, NO_ROOM},
-    },
+    nat::hairpin,
 };
+
+number!(
+    /// What became of a request for an outer tuple.
+    pub enum Allocation {
+        /// An entry could not be stored.
+        NoRoom,
+        /// Somebody has the tuple, or no port was free.
+        NoPort,
+        /// It was granted.
+        Granted,
+    }
+);
 
 /// A flow to be masqueraded, and who it belongs to.
 pub struct Request<I: Ip> {
@@ -166,135 +175,150 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
     (out.passed, out.uplink) = (0, 0);
 }
 
-/// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If
-/// another CPU was faster with the same flow, its choice stands and ours is given back.
-#[inline(always)]
-pub fn commit<I: Call>() -> u32 {
-    let Some(Work {
-        place: Place { key, end },
-        request,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return NO_ROOM;
-    };
-    let end = *end;
-    let is_shared =
-        request.opener == Opener::Aside || request.opener == Opener::Owner && request.owner == 0;
-    if is_shared && let Some(flow) = find::<I>(key) {
-        // The host's flow has the tuple that is the outer one of a pod's flow, or the flow straight
-        // to a container has that of one to a host port: both are in one entry.
-        fill_inner::<I>(half(flow, end), request);
-        return CLAIMED;
-    }
-    let Some(flow) = I::scratch() else {
-        return NO_ROOM;
-    };
-    memory::clear(flow);
-    flow.state = opened(request, end) | surplus(request);
-    if request.payer == Payer::Owner {
-        flow.state |= end.charged();
-    }
-    prolong(flow, request.inner.protocol, tick());
-    fill_inner::<I>(half(flow, end), request);
-    // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
-    if find::<I>(key).is_some_and(|known| !is_alive(known, tick())) {
-        remove_one::<I>(key);
-    }
-    let stored = store::<I>(At::Place, share(request));
-    if stored == Stored::Done {
-        return CLAIMED;
-    }
-    let winner = find::<I>(key).map(|flow| half(flow, end));
-    if let Some(winner) = &winner
-        && request.opener == Opener::Other
-        && winner.rewrite & rewrite::SRC != 0
-        && leaves_as::<I>(winner, &request.outer)
-    {
-        // The same flow, of which the outer entry was removed: it is there again.
-        return CLAIMED;
-    }
-    remove_one::<I>(&partner_place.key);
-    let Some(winner) = winner else {
-        return NO_ROOM;
-    };
-    if winner.rewrite & rewrite::SRC == 0 || request.opener == Opener::Other {
-        return NO_PORT;
-    }
-    request.outer = outgoing::<I>(winner, request.inner.protocol);
-    CLAIMED
-}
-
-/// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was
-/// not removed: its half is in [`Work::half`], the other entry's tuple in [`Work::partner`].
-#[inline(always)]
-pub fn restore<I: Call>() -> u32 {
-    let (
-        Some(flow),
-        Some(Work {
-            head,
-            half: survivor,
-            place,
-            partner,
-            partner_place: Place { end, .. },
+global!(
+    /// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If
+    /// another CPU was faster with the same flow, its choice stands and ours is given back.
+    pub fn commit<I: Net>() -> Allocation {
+        let Some(Work {
+            place: Place { key, end },
             request,
-            state: known,
+            partner_place,
             ..
-        }),
-    ) = (I::scratch(), I::work())
-    else {
-        return NO_ROOM;
-    };
-    request.opener = opener(survivor.rewrite, *known);
-    request.payer = Payer::Nobody;
-    if hairpin::is_inner(survivor.rewrite, *known) {
-        request.inner = head.tuple;
-        request.outer = *partner;
-        request.owner = survivor.in_ifindex;
-        request.back = match survivor.action {
-            action::STACK | action::HOST => survivor.action,
-            _ if request.owner == 0 => action::STACK,
-            _ => action::PEER,
+        }) = I::work()
+        else {
+            return Allocation::NoRoom;
         };
-        request.client = if survivor.rewrite & rewrite::EARLY == 0 && both(request) == 0 {
-            0
-        } else {
-            owner_of(partner.dst.wide())
-        };
-        write_outer::<I>(flow, request, *end);
-    } else {
-        request.outer = head.tuple.reversed();
-        request.owner = survivor.out_ifindex;
-        request.client = survivor.in_ifindex;
-        request.uplink = 0;
-        request.out = match survivor.action {
-            action::PEER | action::HOST if both(request) != 0 => survivor.action,
-            _ => action::STACK,
+        let end = *end;
+        let is_shared = request.opener == Opener::Aside
+            || request.opener == Opener::Owner && request.owner == 0;
+        if is_shared && let Some(flow) = find::<I>(key) {
+            // The host's flow has the tuple that is the outer one of a pod's flow, or the flow straight
+            // to a container has that of one to a host port: both are in one entry.
+            fill_inner::<I>(half(flow, end), request);
+            return Allocation::Granted;
+        }
+        let Some(flow) = I::scratch() else {
+            return Allocation::NoRoom;
         };
         memory::clear(flow);
-        fill_inner::<I>(half(flow, end.other()), request);
+        flow.state = opened(request, end) | surplus(request);
+        if request.payer == Payer::Owner {
+            flow.state |= end.charged();
+        }
+        prolong(flow, request.inner.protocol, tick());
+        fill_inner::<I>(half(flow, end), request);
+        // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
+        if find::<I>(key).is_some_and(|known| !is_alive(known, tick())) {
+            remove_one::<I>(key);
+        }
+        let stored = store::<I>(At::Place, share(request));
+        if stored == Stored::Done {
+            return Allocation::Granted;
+        }
+        let winner = find::<I>(key).map(|flow| half(flow, end));
+        if let Some(winner) = &winner
+            && request.opener == Opener::Other
+            && winner.rewrite & rewrite::SRC != 0
+            && leaves_as::<I>(winner, &request.outer)
+        {
+            // The same flow, of which the outer entry was removed: it is there again.
+            return Allocation::Granted;
+        }
+        remove_one::<I>(&partner_place.key);
+        let Some(winner) = winner else {
+            return Allocation::NoRoom;
+        };
+        if winner.rewrite & rewrite::SRC == 0 || request.opener == Opener::Other {
+            return Allocation::NoPort;
+        }
+        request.outer = outgoing::<I>(winner, request.inner.protocol);
+        Allocation::Granted
     }
-    let is_swapped = place.end != *end;
-    let shared = if is_swapped {
-        swapped(*known & SHARED)
-    } else {
-        *known & SHARED
-    };
-    flow.state = flow.state & !SHARED | shared;
-    let restored = half(flow, end.other());
-    restored.passed = survivor.passed;
-    if survivor.action == action::WIRE {
-        restored.uplink = survivor.out_ifindex;
+);
+
+global!(
+    /// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was
+    /// not removed: its half is in [`Work::half`], the other entry's tuple in [`Work::partner`].
+    pub fn restore<I: Net>() {
+        let (
+            Some(flow),
+            Some(Work {
+                head,
+                half: survivor,
+                place,
+                partner,
+                partner_place: Place { end, .. },
+                request,
+                state: known,
+                ..
+            }),
+        ) = (I::scratch(), I::work())
+        else {
+            return;
+        };
+        request.opener = opener(survivor.rewrite, *known);
+        request.payer = Payer::Nobody;
+        if hairpin::is_inner(survivor.rewrite, *known) {
+            request.inner = head.tuple;
+            request.outer = *partner;
+            request.owner = survivor.in_ifindex;
+            request.back = match survivor.action {
+                action::STACK | action::HOST => survivor.action,
+                _ if request.owner == 0 => action::STACK,
+                _ => action::PEER,
+            };
+            request.client = if survivor.rewrite & rewrite::EARLY == 0 && both(request) == 0 {
+                0
+            } else {
+                owner_of(partner.dst.wide())
+            };
+            write_outer::<I>(flow, request, *end);
+        } else {
+            request.outer = head.tuple.reversed();
+            request.owner = survivor.out_ifindex;
+            request.client = survivor.in_ifindex;
+            request.uplink = 0;
+            request.out = match survivor.action {
+                action::PEER | action::HOST if both(request) != 0 => survivor.action,
+                _ => action::STACK,
+            };
+            memory::clear(flow);
+            fill_inner::<I>(half(flow, end.other()), request);
+        }
+        let is_swapped = place.end != *end;
+        let shared = if is_swapped {
+            swapped(*known & SHARED)
+        } else {
+            *known & SHARED
+        };
+        flow.state = flow.state & !SHARED | shared;
+        let restored = half(flow, end.other());
+        restored.passed = survivor.passed;
+        if survivor.action == action::WIRE {
+            restored.uplink = survivor.out_ifindex;
+        }
+        let leads_to_wire = restored.rewrite == rewrite::SRC && survivor.action == action::PEER;
+        if leads_to_wire && *known & state::BYPASS != 0 {
+            // The way is asked for with the next packet.
+            restored.action = action::WIRE;
+        }
+        prolong(flow, head.tuple.protocol, tick());
+        store::<I>(At::PartnerPlace, Share::Pods);
     }
-    let leads_to_wire = restored.rewrite == rewrite::SRC && survivor.action == action::PEER;
-    if leads_to_wire && *known & state::BYPASS != 0 {
-        // The way is asked for with the next packet.
-        restored.action = action::WIRE;
+);
+
+/// Takes note of the packet in [`Work::head`], and brings the other entry of its flow back, if that was
+/// removed. Whether there still is a flow.
+#[inline(always)]
+pub fn note<I: Net>() -> bool {
+    match entry::note::<I>() {
+        Noted::Incomplete => {
+            restore::<I>();
+            true
+        }
+        Noted::Whole => true,
+        Noted::Gone => false,
     }
-    prolong(flow, head.tuple.protocol, tick());
-    store::<I>(At::PartnerPlace, Share::Pods);
-    CLAIMED
 }
 
 /// What both entries of a flow say of it.

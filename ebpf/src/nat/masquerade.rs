@@ -11,18 +11,17 @@ use underpass_abi::{
 use underpass_ebpf::{ip::Head, l4::tcp};
 
 use crate::{
-    call::{Call, charge, refund},
-    filter::quota::FULL,
+    filter::quota::{charge, refund},
     kernel::{
         maps::{Work, constant, count, device, keeps_source, trace_level},
         net::Net,
-        route::{SOURCE, WAY},
+        route::{Asked, find_route},
         skb::Skb,
         verdict::{Step, Verdict},
     },
     nat::{
-        mapping::{Opener, Payer},
-        port_allocation::{CLAIMED, NO_PORT},
+        mapping::{Allocation, Opener, Payer},
+        port_allocation::allocate,
     },
     trace,
 };
@@ -39,16 +38,16 @@ pub enum Way {
 /// Gives a new flow, of the packet in [`Work::head`], a source address and port. Its entries are in
 /// the table when this returns, and the tuple to leave with is in [`Work::partner`].
 #[inline(always)]
-pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
+pub fn assign<I: Net>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
     // The host's own flow has its address already.
     let addr = if owner == 0 {
         head.tuple.src
     } else {
         address::<I>(skb, owner, uplink, way)?
     };
-    let Work { request, .. } = I::work().ok_or(Verdict::Stack)?;
-    if owner != 0 && charge(owner) == FULL {
-        return Err(Verdict::Drop(Counter::DropFlowQuota));
+    let Work { request, .. } = I::work().ok_or(Verdict::STACK)?;
+    if owner != 0 && !charge(owner) {
+        return Err(Verdict::dropped(Counter::DropFlowQuota));
     }
     let inner = head.tuple;
     request.inner = inner;
@@ -63,17 +62,21 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
     } else {
         Payer::Owner
     };
-    let result = I::claim(skb.raw());
+    let allocation = allocate::<I>(skb.raw());
     if trace_level() != 0
         && let Some(Work { request, .. }) = I::work()
     {
-        trace::claimed(result, &request.inner, &request.outer);
+        trace::allocated(
+            allocation == Allocation::Granted,
+            &request.inner,
+            &request.outer,
+        );
     }
-    if result != CLAIMED && owner != 0 {
+    if allocation != Allocation::Granted && owner != 0 {
         refund(owner);
     }
-    match result {
-        CLAIMED => {
+    match allocation {
+        Allocation::Granted => {
             count(Counter::Masqueraded);
             if I::work().is_some_and(|work| work.request.outer.sport != inner.sport) {
                 count(if owner == 0 {
@@ -84,35 +87,36 @@ pub fn assign<I: Call>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: 
             }
             Ok(())
         }
-        NO_PORT => Err(Verdict::Drop(Counter::DropNoPort)),
-        _ => Err(Verdict::Drop(Counter::DropMapFull)),
+        Allocation::NoPort => Err(Verdict::dropped(Counter::DropNoPort)),
+        Allocation::NoRoom => Err(Verdict::dropped(Counter::DropMapFull)),
     }
 }
 
 /// The address for a pod's flows by an uplink: the network's, else that of the route, else the uplink's.
 #[inline(always)]
-fn address<I: Call>(skb: &Skb, owner: u32, uplink: u32, way: Way) -> Step<I::Addr> {
-    let Work { route, .. } = I::work().ok_or(Verdict::Stack)?;
+fn address<I: Net>(skb: &Skb, owner: u32, uplink: u32, way: Way) -> Step<I::Addr> {
+    let Work { route, .. } = I::work().ok_or(Verdict::STACK)?;
     let fixed = device(owner).and_then(I::masquerade_address);
     // Where the stack chose another uplink than the
     // routing table says, that one's address counts.
     let is_routed = way == Way::Routed
         || fixed.is_none()
             && constant!(features) & feature::FIB_SRC != 0
-            && I::route(skb.raw(), owner, SOURCE) == uplink;
+            && find_route::<I>(skb.raw(), owner, Asked::Source)
+                .is_some_and(|way| way.get() == uplink);
     fixed
         .or_else(|| route.source.filter(|_| is_routed))
         .or_else(|| device(uplink).and_then(I::masquerade_address))
-        .ok_or(Verdict::Drop(Counter::DropNoAddress))
+        .ok_or(Verdict::dropped(Counter::DropNoAddress))
 }
 
 /// What a new flow of the pod must ask of the routing table, if it is masqueraded or not.
 #[inline(always)]
-pub fn asks<I: Net>(pod: &Device, is_wanted: bool) -> u32 {
+pub fn asks<I: Net>(pod: &Device, is_wanted: bool) -> Asked {
     if is_wanted && I::masquerade_address(pod).is_none() {
-        SOURCE
+        Asked::Source
     } else {
-        WAY
+        Asked::Way
     }
 }
 

@@ -16,18 +16,18 @@ use underpass_abi::{
 };
 
 use crate::{
-    call::Call,
     flow::{
         entry::{find, has_target, is_alive, is_shared},
         table::{At, Stored, remove_all, store},
     },
     kernel::{
+        global::{global, number},
         maps::{Work, constant, count, tick},
         net::Net,
     },
     nat::{
         host_port,
-        mapping::{Opener, Request, share, write_outer},
+        mapping::{Allocation, Opener, Request, commit, share, write_outer},
     },
 };
 
@@ -44,48 +44,42 @@ const BPF_F_CURRENT_NETNS: u64 = u64::MAX;
 /// State of a connected socket, of UDP as well.
 const BPF_TCP_ESTABLISHED: u32 = 1;
 
-/// The request was granted.
-pub const CLAIMED: u32 = 0;
-/// No port was free.
-pub const NO_PORT: u32 = 1;
-/// An entry could not be stored.
-pub const NO_ROOM: u32 = 2;
-
-/// Finds a free outer tuple for [`Work::request`], whose inner tuple is that of the packet, takes
-/// it, and stores both entries: [`CLAIMED`], and the outer tuple is in [`Work::partner`].
-#[inline(always)]
-pub fn claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { request, .. }) = I::work() else {
-        return NO_ROOM;
-    };
-    let mut result = if may_keep(request) {
-        try_claim::<I>(ctx)
-    } else {
-        NO_PORT
-    };
-    for _ in 0..ROUNDS {
-        if result != NO_PORT {
-            break;
+global!(
+    /// Finds a free outer tuple for [`Work::request`], whose inner tuple is that of the packet, takes
+    /// it, and stores both entries: [`Allocation::Granted`], and the outer tuple is in [`Work::partner`].
+    pub fn allocate<I: Net>(ctx: *mut __sk_buff) -> Allocation {
+        let Some(Work { request, .. }) = I::work() else {
+            return Allocation::NoRoom;
+        };
+        let mut result = if may_keep(request) {
+            try_port::<I>(ctx)
+        } else {
+            Allocation::NoPort
+        };
+        for _ in 0..ROUNDS {
+            if result != Allocation::NoPort {
+                break;
+            }
+            if search::<I>() {
+                result = try_port::<I>(ctx);
+            }
         }
-        if search::<I>() {
-            result = try_claim::<I>(ctx);
+        if result != Allocation::Granted {
+            return result;
         }
+        // Looked up again: the port was chosen, and the tuple may have been replaced, behind the back
+        // of the reference above.
+        let result = commit::<I>();
+        let Some(Work {
+            request, partner, ..
+        }) = I::work()
+        else {
+            return Allocation::NoRoom;
+        };
+        *partner = request.outer;
+        result
     }
-    if result != CLAIMED {
-        return result;
-    }
-    // Looked up again: the port was chosen, and the tuple may have been replaced, behind the back
-    // of the reference above.
-    let result = I::commit();
-    let Some(Work {
-        request, partner, ..
-    }) = I::work()
-    else {
-        return NO_ROOM;
-    };
-    *partner = request.outer;
-    result
-}
+);
 
 /// Whether the source port is tried as it is: not if it is a host port.
 ///
@@ -99,51 +93,45 @@ fn may_keep<I: Net>(request: &Request<I>) -> bool {
 }
 
 #[inline(always)]
-fn try_claim<I: Call>(ctx: *mut __sk_buff) -> u32 {
-    if I::host_uses(ctx) == FREE {
-        I::insert()
+fn try_port<I: Net>(ctx: *mut __sk_buff) -> Allocation {
+    if host_uses::<I>(ctx) == Socket::None {
+        insert::<I>()
     } else {
-        NO_PORT
+        Allocation::NoPort
     }
 }
 
 /// Tries ports at random until one is free.
 #[inline(always)]
-fn search<I: Call>() -> bool {
+fn search<I: Net>() -> bool {
     for attempt in 0..ATTEMPTS {
-        if I::probe(attempt) == FREE {
+        if probe::<I>(attempt) {
             return true;
         }
     }
     false
 }
 
-/// What [`probe`] found: no flow that lives has the port.
-pub const FREE: u32 = 0;
-/// What [`probe`] found: somebody has it.
-pub const USED: u32 = 1;
-
-/// Gives the outer tuple of [`Work::request`] another port, and tells whether a flow has it.
-#[inline(always)]
-pub fn probe<I: Net>(attempt: u32) -> u32 {
-    let Some(Work {
-        request,
-        partner_place,
-        ..
-    }) = I::work()
-    else {
-        return USED;
-    };
-    request.outer.sport = candidate(request.inner.protocol, attempt);
-    if host_port::is_mapped::<I>(&request.outer) {
-        return USED;
+global!(
+    /// Gives the outer tuple of [`Work::request`] another port, and tells whether it is free: no
+    /// flow that lives has it.
+    pub fn probe<I: Net>(attempt: u32) -> bool {
+        let Some(Work {
+            request,
+            partner_place,
+            ..
+        }) = I::work()
+        else {
+            return false;
+        };
+        request.outer.sport = candidate(request.inner.protocol, attempt);
+        if host_port::is_mapped::<I>(&request.outer) {
+            return false;
+        }
+        partner_place.set(&request.outer);
+        find::<I>(&partner_place.key).is_none_or(|flow| !is_in_use::<I>(flow))
     }
-    partner_place.set(&request.outer);
-    match find::<I>(&partner_place.key) {
-        Some(flow) if is_in_use::<I>(flow) => USED,
-        _ => FREE,
-    }
-}
+);
 
 /// Whether an outer entry keeps others off its tuple: not when it was idle for too long, nor when the
 /// pod that it leads to is gone; but as long as another flow is in it.
@@ -170,59 +158,86 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
     port.to_be()
 }
 
-/// Takes the outer tuple of [`Work::request`] if no flow has it.
-#[inline(always)]
-pub fn insert<I: Call>() -> u32 {
-    let (
-        Some(flow),
-        Some(Work {
-            request,
-            partner_place: place,
-            ..
-        }),
-    ) = (I::scratch(), I::work())
-    else {
-        return NO_ROOM;
-    };
-    place.set(&request.outer);
-    if let Some(expired) = find::<I>(&place.key) {
-        if is_in_use::<I>(expired) {
-            return NO_PORT;
+global!(
+    /// Takes the outer tuple of [`Work::request`] if no flow has it.
+    pub fn insert<I: Net>() -> Allocation {
+        let (
+            Some(flow),
+            Some(Work {
+                request,
+                partner_place: place,
+                ..
+            }),
+        ) = (I::scratch(), I::work())
+        else {
+            return Allocation::NoRoom;
+        };
+        place.set(&request.outer);
+        if let Some(expired) = find::<I>(&place.key) {
+            if is_in_use::<I>(expired) {
+                return Allocation::NoPort;
+            }
+            count(Counter::Expired);
+            remove_all::<I>(&place.key, expired);
         }
-        count(Counter::Expired);
-        remove_all::<I>(&place.key, expired);
+        write_outer::<I>(flow, request, place.end);
+        match store::<I>(At::PartnerPlace, share(request)) {
+            Stored::Done => Allocation::Granted,
+            Stored::Taken => Allocation::NoPort,
+            Stored::NoRoom => Allocation::NoRoom,
+        }
     }
-    write_outer::<I>(flow, request, place.end);
-    match store::<I>(At::PartnerPlace, share(request)) {
-        Stored::Done => CLAIMED,
-        Stored::Taken => NO_PORT,
-        Stored::NoRoom => NO_ROOM,
-    }
-}
+);
 
-/// What [`host_uses`] found: a UDP socket that is connected to nobody. It keeps its port for itself,
-/// but where the port is mapped it steps back, as it does where netfilter translates.
-pub const SERVED: u32 = 2;
-
-/// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`], a
-/// connection or a listener that one may yet be made to: [`FREE`], [`USED`] or [`SERVED`].
-#[inline(always)]
-pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work {
-        request: Request { outer, .. },
-        ..
-    }) = I::work()
-    else {
-        return USED;
-    };
-    if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
-        return FREE;
+number!(
+    /// What socket of the host would get the replies to a tuple.
+    pub enum Socket {
+        /// A connection, or a listener that one may yet be made to.
+        Used,
+        /// One of UDP that is connected to nobody. It keeps its port for itself, but where the port is
+        /// mapped it steps back, as it does where netfilter translates.
+        Served,
+        /// None.
+        None,
     }
-    let mut tuple = I::socket_tuple(&outer.reversed());
-    if outer.protocol == protocol::TCP {
-        // SAFETY: the context is valid, the tuple has the size that is passed.
+);
+
+global!(
+    /// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`], a
+    /// connection or a listener that one may yet be made to: [`FREE`], [`USED`] or [`SERVED`].
+    pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> Socket {
+        let Some(Work {
+            request: Request { outer, .. },
+            ..
+        }) = I::work()
+        else {
+            return Socket::Used;
+        };
+        if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
+            return Socket::None;
+        }
+        let mut tuple = I::socket_tuple(&outer.reversed());
+        if outer.protocol == protocol::TCP {
+            // SAFETY: the context is valid, the tuple has the size that is passed.
+            let socket = unsafe {
+                bpf_skc_lookup_tcp(
+                    ctx.cast(),
+                    &raw mut tuple,
+                    I::SOCKET_TUPLE,
+                    BPF_F_CURRENT_NETNS,
+                    0,
+                )
+            };
+            if socket.is_null() {
+                return Socket::None;
+            }
+            // SAFETY: a reference that the lookup took, released once.
+            unsafe { bpf_sk_release(socket.cast()) };
+            return Socket::Used;
+        }
+        // SAFETY: as above.
         let socket = unsafe {
-            bpf_skc_lookup_tcp(
+            bpf_sk_lookup_udp(
                 ctx.cast(),
                 &raw mut tuple,
                 I::SOCKET_TUPLE,
@@ -231,28 +246,16 @@ pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> u32 {
             )
         };
         if socket.is_null() {
-            return FREE;
+            return Socket::None;
         }
-        // SAFETY: a reference that the lookup took, released once.
+        // SAFETY: a socket, until it is released.
+        let is_connected = unsafe { (*socket).state } == BPF_TCP_ESTABLISHED;
+        // SAFETY: as above.
         unsafe { bpf_sk_release(socket.cast()) };
-        return USED;
+        if is_connected {
+            Socket::Used
+        } else {
+            Socket::Served
+        }
     }
-    // SAFETY: as above.
-    let socket = unsafe {
-        bpf_sk_lookup_udp(
-            ctx.cast(),
-            &raw mut tuple,
-            I::SOCKET_TUPLE,
-            BPF_F_CURRENT_NETNS,
-            0,
-        )
-    };
-    if socket.is_null() {
-        return FREE;
-    }
-    // SAFETY: a socket, until it is released.
-    let is_connected = unsafe { (*socket).state } == BPF_TCP_ESTABLISHED;
-    // SAFETY: as above.
-    unsafe { bpf_sk_release(socket.cast()) };
-    if is_connected { USED } else { SERVED }
-}
+);

@@ -8,10 +8,10 @@ use underpass_ebpf::{
 };
 
 use crate::{
-    call::Call,
     flow::entry::outgoing,
     fragment,
     kernel::{
+        global::{global, number},
         maps::Work,
         net::Net,
         skb::Skb,
@@ -19,14 +19,22 @@ use crate::{
     },
 };
 
-const DONE: u32 = 0;
-const SHORT: u32 = 1;
-const PIECE: u32 = 2;
+number!(
+    /// What became of a packet that was to be translated.
+    enum Translated {
+        /// It is shorter than it must be.
+        Short,
+        /// It is a piece that can't be translated.
+        Piece,
+        /// It has the tuple.
+        Done,
+    }
+);
 
 /// Gives the packet in [`Work::head`] the tuple that its flow's direction in [`Work::half`] leaves
 /// with.
 #[inline(always)]
-pub fn as_known<I: Call>(skb: &Skb) -> Step<()> {
+pub fn as_known<I: Net>(skb: &Skb) -> Step<()> {
     let Some(Work {
         head,
         half,
@@ -34,7 +42,7 @@ pub fn as_known<I: Call>(skb: &Skb) -> Step<()> {
         ..
     }) = I::work()
     else {
-        return Err(Verdict::Stack);
+        return Err(Verdict::STACK);
     };
     *partner = outgoing::<I>(half, head.tuple.protocol);
     translate::<I>(skb)
@@ -42,28 +50,29 @@ pub fn as_known<I: Call>(skb: &Skb) -> Step<()> {
 
 /// Gives the packet in [`Work::head`] the tuple in [`Work::partner`].
 #[inline(always)]
-pub fn translate<I: Call>(skb: &Skb) -> Step<()> {
-    match I::translate(skb.raw()) {
-        DONE => Ok(()),
-        PIECE => Err(Verdict::Drop(Counter::DropFragment)),
-        _ => Err(Verdict::Drop(Counter::DropMalformed)),
+pub fn translate<I: Net>(skb: &Skb) -> Step<()> {
+    match to_partner::<I>(skb.raw()) {
+        Translated::Done => Ok(()),
+        Translated::Piece => Err(Verdict::dropped(Counter::DropFragment)),
+        Translated::Short => Err(Verdict::dropped(Counter::DropMalformed)),
     }
 }
 
-/// See [`translate`].
-#[inline(always)]
-pub fn to_partner<I: Net>(ctx: *mut __sk_buff) -> u32 {
-    let Some(Work { head, partner, .. }) = I::work() else {
-        return SHORT;
-    };
-    let mut skb = Skb::new(ctx);
-    fragment::remember(head);
-    match translate::translate(&mut skb, head, partner) {
-        Ok(()) if skb.store(head.l3, &head.header).is_ok() => DONE,
-        Err(Untranslatable::Piece) => {
-            fragment::refuse(head);
-            PIECE
+global!(
+    /// See [`translate`].
+    fn to_partner<I: Net>(ctx: *mut __sk_buff) -> Translated {
+        let Some(Work { head, partner, .. }) = I::work() else {
+            return Translated::Short;
+        };
+        let mut skb = Skb::new(ctx);
+        fragment::remember(head);
+        match translate::translate(&mut skb, head, partner) {
+            Ok(()) if skb.store(head.l3, &head.header).is_ok() => Translated::Done,
+            Err(Untranslatable::Piece) => {
+                fragment::refuse(head);
+                Translated::Piece
+            }
+            _ => Translated::Short,
         }
-        _ => SHORT,
     }
-}
+);
