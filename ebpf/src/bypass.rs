@@ -15,10 +15,10 @@ use underpass_ebpf::{
 };
 
 use crate::{
-    ETHERNET,
     bypass::revalidate::revalidate,
-    flow::entry::{self, half, outgoing},
+    flow::entry::find,
     kernel::{
+        ETHERNET,
         global::{global, number},
         maps::{count, device, stamp, tcp_forgotten, tick},
         memory::mac_words,
@@ -26,6 +26,7 @@ use crate::{
         skb::Skb,
         verdict::{Step, Verdict},
     },
+    model::direction::{half_of, outgoing},
 };
 
 pub mod revalidate;
@@ -85,7 +86,7 @@ global!(
             return Ok(Unsent::Stack);
         }
         let (key, end) = head.tuple.key();
-        let Some(flow) = entry::find::<I>(&key) else {
+        let Some(flow) = find::<I>(&key) else {
             return Ok(Unsent::Stack);
         };
         if flow.state & state::BYPASS == 0 {
@@ -95,7 +96,7 @@ global!(
         // Until it is known to be answered, and while it may have been reset, each packet is taken note of.
         let is_usual_state = flow.state & (state::ANSWERED | state::RST) == state::ANSWERED;
         let tag = &raw const flow.tag;
-        let half = half(flow, end);
+        let half = half_of(flow, end);
         let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
         if !is_sticky && (changes_state || head.control) {
             // After a long silence connection tracking may not know what ends here.

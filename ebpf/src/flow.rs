@@ -4,3 +4,4 @@ pub mod entry;
 pub mod join;
 pub mod learn;
 pub mod table;
+pub mod tracking;

@@ -12,19 +12,20 @@ use underpass_abi::{
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
 use crate::{
-    ETHERNET,
-    flow::entry::{self, find, half},
+    flow::entry::{find, is_owned},
     kernel::{
+        ETHERNET,
         global::global,
-        maps::{Place, Work, device, endpoint, stamp},
+        maps::{device, endpoint, stamp},
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
     },
-    nat::{
-        hairpin::{self, TWICE},
-        host_port, masquerade,
+    model::{
+        direction::{FROM_PORT, TWICE, half_of, outgoing},
+        work::{Place, Work},
     },
+    nat::{hairpin, masquerade},
 };
 
 global!(
@@ -53,12 +54,12 @@ fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     // Others are known to connection tracking: the stack judges the error as related to them.
     let is_past_tracking =
         flow.state & state::STICKY != 0 && flow.halves.iter().any(|half| is_recent(half.stamp));
-    let half = half(flow, partner_place.end);
-    if !entry::is_owned::<I>(half, inner.tuple.dst) {
+    let half = half_of(flow, partner_place.end);
+    if !is_owned::<I>(half, inner.tuple.dst) {
         return Ok(Verdict::STACK);
     }
     if half.rewrite & rewrite::DST != 0 {
-        *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
+        *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
         let (src, dst) = (head.tuple.src, quote.src);
         rewrite(skb, head, inner, quote, src, dst)?;
     }
@@ -99,11 +100,11 @@ fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(Verdict::STACK);
     };
-    let half = half(flow, partner_place.end);
-    if half.rewrite != host_port::FROM_PORT {
+    let half = half_of(flow, partner_place.end);
+    if half.rewrite != FROM_PORT {
         return Ok(Verdict::STACK);
     }
-    *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
+    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
     let (src, dst) = (source(head, inner, quote), head.tuple.dst);
     rewrite(skb, head, inner, quote, src, dst)
 }
@@ -112,12 +113,12 @@ global!(
     /// An error to the world, as for [`error_from_wire`], from a pod or from this host: what it quotes must
     /// have the tuple that the world knows.
     pub fn error_to_wire<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<Verdict> {
-        outgoing::<I>(&mut Skb::new(ctx), is_quoted)
+        sent_out::<I>(&mut Skb::new(ctx), is_quoted)
     }
 );
 
 #[inline(always)]
-fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+fn sent_out<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let Some(Work {
         head,
         inner,
@@ -143,12 +144,12 @@ fn outgoing<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(refused);
     };
-    let half = half(flow, partner_place.end);
+    let half = half_of(flow, partner_place.end);
     if half.rewrite & rewrite::SRC == 0 {
         // Known, and not translated: a pod that answers to its own address.
         return Ok(Verdict::STACK);
     }
-    *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
+    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
     let src = if sender.is_some() {
         quote.dst
     } else {
@@ -187,8 +188,8 @@ fn backward<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<()> {
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return unknown;
     };
-    let half = half(flow, partner_place.end);
-    if half.rewrite & TWICE != TWICE || !entry::is_owned::<I>(half, inner.tuple.dst) {
+    let half = half_of(flow, partner_place.end);
+    if half.rewrite & TWICE != TWICE || !is_owned::<I>(half, inner.tuple.dst) {
         return unknown;
     }
     if !is_finishing {
@@ -202,7 +203,7 @@ fn backward<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<()> {
             return unknown;
         }
     }
-    *quote = entry::outgoing::<I>(half, inner.tuple.protocol).reversed();
+    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
     let (src, dst) = (source(head, inner, quote), quote.src);
     rewrite(skb, head, inner, quote, src, dst)?;
     Err(if is_finishing {

@@ -2,11 +2,16 @@
 
 pub mod crc32c;
 pub mod global;
+pub mod host_ports;
 pub mod linear;
 pub mod maps;
 pub mod memory;
 pub mod net;
 pub mod route;
 pub mod skb;
+pub mod socket;
 pub mod verdict;
 pub mod xdp;
+
+/// Length of an Ethernet header, in bytes.
+pub const ETHERNET: u32 = 14;

@@ -39,6 +39,7 @@ use underpass_ebpf::{
 };
 
 use crate::kernel::{
+    ETHERNET,
     skb::Skb,
     verdict::{Step, Verdict, code},
     xdp::Frame,
@@ -51,12 +52,11 @@ mod fragment;
 mod hook;
 mod icmp_error;
 mod kernel;
+mod model;
 mod nat;
 mod parse;
 mod trace;
 
-/// Length of an Ethernet header, in bytes.
-const ETHERNET: u32 = 14;
 /// Of a packet that is none of our business.
 const NOT_OURS: Step<Verdict> = Ok(Verdict::STACK);
 const IPV4: u32 = V4::ETHER_TYPE as u32;

@@ -5,7 +5,8 @@ use underpass_ebpf::{error, l4::Depth};
 
 use crate::{
     fragment,
-    kernel::{global::global, maps::Work, net::Net, skb::Skb},
+    kernel::{global::global, net::Net, skb::Skb},
+    model::work::Work,
 };
 
 global!(

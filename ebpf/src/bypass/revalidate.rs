@@ -11,18 +11,23 @@ use underpass_abi::{
 };
 
 use crate::{
-    ETHERNET,
     flow::{
-        entry::{find, half, look_up, note, outgoing},
+        entry::find,
         join::{stick, suspend},
         learn,
+        tracking::{look_up, note},
     },
     kernel::{
+        ETHERNET,
         global::{global, number},
-        maps::{Place, Work, count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
+        maps::{count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
         memory,
         net::Net,
         route::{Asked, find_route},
+    },
+    model::{
+        direction::{half_of, outgoing},
+        work::{Place, Work},
     },
     nat::mapping::restore,
     parse::parse_packet,
@@ -57,14 +62,14 @@ global!(
             } else if is_due(copy, key.0.protocol, *since) {
                 count(Counter::Fed);
                 if let Some(flow) = find::<I>(key) {
-                    half(flow, *end).stamp = ASKED;
+                    half_of(flow, *end).stamp = ASKED;
                 }
                 return false;
             }
         }
         note::<I>();
         count(Counter::Revalidated);
-        if copy.rewrite != 0 && !partner_place.is_known() {
+        if copy.rewrite != 0 && find::<I>(&partner_place.key).is_none() {
             restore::<I>();
         }
         match follow::<I>(ctx) {
@@ -124,10 +129,11 @@ fn must_stick<I: Net>() -> bool {
         return false;
     }
     let opposite = if copy.rewrite == 0 {
-        find::<I>(key).map(|flow| half(flow, end.other()).passed)
+        find::<I>(key).map(|flow| half_of(flow, end.other()).passed)
     } else {
         partner_place.set(&outgoing::<I>(copy, key.0.protocol));
-        find::<I>(&partner_place.key).map(|partner| half(partner, partner_place.end.other()).passed)
+        find::<I>(&partner_place.key)
+            .map(|partner| half_of(partner, partner_place.end.other()).passed)
     };
     opposite.is_none_or(is_old)
 }
@@ -160,7 +166,7 @@ global!(
             return Way::Stale;
         };
         let is_sticky = flow.state & state::STICKY != 0;
-        let half = half(flow, *end);
+        let half = half_of(flow, *end);
         if half.in_ifindex != 0
             && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0)
         {
@@ -204,16 +210,16 @@ global!(
             if half.rewrite & rewrite::SRC != 0 {
                 partner_place.set(&outgoing::<I>(half, key.0.protocol));
                 if let Some(partner) = find::<I>(&partner_place.key) {
-                    crate::flow::entry::half(partner, partner_place.end.other()).uplink = uplink;
+                    half_of(partner, partner_place.end.other()).uplink = uplink;
                 }
             } else {
-                crate::flow::entry::half(flow, end.other()).uplink = uplink;
+                half_of(flow, end.other()).uplink = uplink;
             }
         }
         let Some(flow) = find::<I>(key) else {
             return Way::Stale;
         };
-        let half = crate::flow::entry::half(flow, *end);
+        let half = half_of(flow, *end);
         half.mtu = route.mtu;
         memory::copy(&mut half.eth, &route.eth);
         // An unresolved neighbour left no Ethernet addresses: the next packet asks again.

@@ -13,14 +13,12 @@ use underpass_ebpf::{
     packet::Load as _,
 };
 
-use crate::{
+use crate::kernel::{
     ETHERNET,
-    kernel::{
-        maps::endpoint,
-        net::Net,
-        skb::Skb,
-        verdict::{Step, Verdict},
-    },
+    maps::endpoint,
+    net::Net,
+    skb::Skb,
+    verdict::{Step, Verdict},
 };
 
 const ICMP_REDIRECT: u8 = 5;

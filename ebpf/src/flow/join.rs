@@ -7,14 +7,16 @@ use underpass_abi::{
 };
 
 use crate::{
-    flow::{
-        entry::{find, half, outgoing, unlearn},
-        table::remove_one,
-    },
+    flow::entry::{find, remove_one},
     kernel::{
         global::global,
-        maps::{Work, count, device, policy},
+        maps::{count, device, policy},
         net::Net,
+    },
+    model::{
+        direction::{half_of, outgoing},
+        state::unlearn,
+        work::Work,
     },
 };
 
@@ -50,7 +52,7 @@ global!(
         let Some(outer) = find::<I>(&partner_place.key) else {
             return;
         };
-        if has_passed(inner) && has_passed(half(outer, partner_place.end.other())) {
+        if has_passed(inner) && has_passed(half_of(outer, partner_place.end.other())) {
             // The two keys may be turned differently, so who was heard can't be added up.
             let answered = is_answered(flow.state) || is_answered(outer.state);
             let bits = opened(flow.state | outer.state, answered, protocol);

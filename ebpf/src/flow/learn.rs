@@ -23,19 +23,23 @@ use crate::{
         quota::{charge, refund},
     },
     flow::{
-        entry::{find, half, leaves_as, note, outgoing, prolong, set_outgoing},
+        entry::{find, prolong},
         join::{join, suspend},
         table::{At, Share, Stored, store},
+        tracking::note,
     },
     kernel::{
         global::global,
-        maps::{Place, Work, constant, count, device, endpoint, policy, stamp, tick},
+        maps::{constant, count, device, endpoint, policy, stamp, tick},
         memory,
         net::Net,
         route::{Asked, find_route},
         skb::Skb,
     },
-    nat::hairpin::TWICE,
+    model::{
+        direction::{TWICE, half_of, leaves_as, outgoing, set_outgoing},
+        work::{Place, Work},
+    },
     trace,
 };
 
@@ -112,7 +116,10 @@ global!(
             return;
         };
         let uplink = if from_pod { 0 } else { from_ifindex };
-        let (own, opposite) = (half(flow, end).rewrite, half(flow, end.other()).rewrite);
+        let (own, opposite) = (
+            half_of(flow, end).rewrite,
+            half_of(flow, end.other()).rewrite,
+        );
         if own & TWICE == TWICE || opposite & TWICE == TWICE {
             return;
         }
@@ -121,7 +128,7 @@ global!(
         }
         if own != 0 {
             // An answer from a host port, to a pod of this node: `to_pod` is about to translate it.
-            let back = half(flow, end);
+            let back = half_of(flow, end);
             if back.rewrite & rewrite::EARLY == 0 {
                 return;
             }
@@ -130,11 +137,11 @@ global!(
             pass(back, uplink);
         } else if opposite != 0 {
             // It was translated before the stack had it: what the bypass goes by is in the other entry.
-            partner_place.set(&outgoing::<I>(half(flow, end.other()), tuple.protocol));
+            partner_place.set(&outgoing::<I>(half_of(flow, end.other()), tuple.protocol));
             let Some(outer) = find::<I>(&partner_place.key) else {
                 return;
             };
-            let into = half(outer, partner_place.end.other());
+            let into = half_of(outer, partner_place.end.other());
             if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, tuple) {
                 return;
             }
@@ -142,16 +149,15 @@ global!(
             into.action = action::PEER;
             pass(into, uplink);
         } else {
-            let forward = half(flow, end);
+            let forward = half_of(flow, end);
             set_outgoing::<I>(forward, tuple);
             enter::<I>(forward, if from_pod { from_ifindex } else { 0 }, from);
             leave_to_pod(forward, to_ifindex, to);
-            forward.action = action::STACK;
+            forward.action = if bypass { action::PEER } else { action::STACK };
             if bypass {
-                forward.action = action::PEER;
                 pass(forward, uplink);
             }
-            let back = half(flow, end.other());
+            let back = half_of(flow, end.other());
             if back.action == action::NONE && !from_pod {
                 set_outgoing::<I>(back, &tuple.reversed());
                 enter::<I>(back, to_ifindex, to);
@@ -195,7 +201,7 @@ global!(
         let Some(flow) = find::<I>(key) else {
             return;
         };
-        let out = half(flow, *end);
+        let out = half_of(flow, *end);
         if out.rewrite & TWICE == TWICE {
             return;
         }
@@ -371,7 +377,7 @@ fn open<I: Net>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
     match payer {
         Payer::Opener(pod) => {
             flow.state |= end.charged();
-            half(flow, end).in_ifindex = pod;
+            half_of(flow, end).in_ifindex = pod;
         }
         Payer::Reached { .. } if is_full => flow.state |= state::SURPLUS,
         Payer::Reached { .. } => {}

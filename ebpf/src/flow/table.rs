@@ -14,21 +14,22 @@ use underpass_abi::{
 };
 
 use crate::{
-    flow::entry::{find, has_target, is_alive, is_shared, outgoing},
+    flow::entry::{find, has_key, has_target, is_alive, remove_one, remove_partners},
     kernel::{
         global::{Number, global, number},
         maps::{constant, count, device, tick},
         memory,
         net::Net,
     },
+    model::{direction::outgoing, state::is_shared},
 };
 
 number!(
-    /// Under which key of [`Work`](crate::kernel::maps::Work) a flow is stored.
+    /// Under which key of [`Work`](crate::kernel::Work) a flow is stored.
     pub enum At {
-        /// That of [`Work::place`](crate::kernel::maps::Work::place).
+        /// That of [`Work::place`](crate::kernel::Work::place).
         Place,
-        /// That of [`Work::partner_place`](crate::kernel::maps::Work::partner_place).
+        /// That of [`Work::partner_place`](crate::kernel::Work::partner_place).
         PartnerPlace,
     }
 );
@@ -211,17 +212,6 @@ global!(
     }
 );
 
-/// Whether a slot has this key.
-#[inline(always)]
-fn has_key<I: Net>(slot: &Key<I::Addr>, key: &Key<I::Addr>) -> bool {
-    let (Key(slot), Key(key)) = (slot, key);
-    slot.src == key.src
-        && slot.dst == key.dst
-        && slot.sport == key.sport
-        && slot.dport == key.dport
-        && slot.protocol == key.protocol
-}
-
 /// When a slot is taken, in the part of its key that is zero in all keys: ticks, of which 16 bits are
 /// enough to tell now from a while ago.
 #[inline(always)]
@@ -275,41 +265,4 @@ fn is_over<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) -> bool {
         }
     }
     is_over
-}
-
-/// Removes a flow: the entry under `key`, and the other one of each direction that it translates.
-#[inline(always)]
-pub fn remove_all<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
-    // The others first: the memory of an entry that was removed may be another's at once.
-    remove_partners::<I>(key, flow);
-    remove_one::<I>(key);
-}
-
-#[inline(always)]
-fn remove_partners<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
-    for half in &flow.halves {
-        if half.rewrite != 0 {
-            let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
-            // Another flow's entry stays; the half that leads nowhere goes when a packet meets it.
-            if find::<I>(&partner).is_some_and(|other| !is_shared(other)) {
-                remove_one::<I>(&partner);
-            }
-        }
-    }
-}
-
-/// Removes one entry, and frees its slot at once: one that was written in this tick would be left
-/// alone until the next.
-#[inline(always)]
-pub fn remove_one<I: Net>(key: &Key<I::Addr>) {
-    if let Some(flow) = find::<I>(key)
-        && let Some(slot) = I::slots().get_ptr_mut(flow.slot)
-    {
-        // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
-        let slot = unsafe { &mut *slot };
-        if has_key::<I>(slot, key) {
-            slot.0.protocol = 0;
-        }
-    }
-    let _ = I::flows().remove(key);
 }

@@ -7,7 +7,7 @@
 
 use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, TC_ACT_STOLEN};
 use underpass_abi::{
-    addr::{Addr, Family as _},
+    addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
     flow::FragmentKey,
@@ -18,40 +18,20 @@ use crate::{
     fragment,
     kernel::{
         global::{Number, global},
-        maps::{HELD, HELD_ROOM, Work, constant, count, device, endpoint, tick},
+        maps::{HELD, HELD_ROOM, constant, count, device, endpoint, tick},
         net::Net,
         route,
         skb::Skb,
         verdict::{Step, Verdict},
     },
+    model::{
+        held::{Held, HeldKey},
+        work::Work,
+    },
 };
 
-/// The longest frame that is kept, in bytes: one of the usual MTU, with whatever is around it.
-pub const LENGTH: usize = 2048;
 /// How many are kept of a datagram. One of 64 KiB has so many at an MTU of 1500.
 const PIECES: u32 = 48;
-
-/// Key of `HELD`: one of the fragments of a datagram that wait at a hook.
-#[repr(C)]
-pub struct HeldKey {
-    src: Addr,
-    dst: Addr,
-    identification: u32,
-    protocol: u32,
-    ifindex: u32,
-    /// Counted from 0, in the order in which they came.
-    turn: u32,
-}
-
-/// Value of `HELD`: a fragment as the hook saw it.
-#[repr(C)]
-pub struct Held {
-    /// In bytes.
-    len: u32,
-    /// Tick at which it came.
-    seen: u32,
-    frame: [u8; LENGTH],
-}
 
 /// Which way a hook's packets go: the flags of the helper that sends a copy there.
 #[derive(Clone, Copy)]

@@ -11,21 +11,19 @@ use underpass_abi::{
 use underpass_ebpf::{l4::Kind, packet::Packet as _};
 
 use crate::{
-    ETHERNET,
-    flow::entry::look_up,
+    flow::tracking::look_up,
     icmp_error::error_from_pod,
     kernel::{
+        ETHERNET,
         global::global,
-        maps::{Work, device, endpoint},
+        host_ports::serving,
+        maps::{device, endpoint},
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
     },
-    nat::{
-        hairpin,
-        host_port::{self, Served},
-        mapping, translate,
-    },
+    model::work::Work,
+    nat::{hairpin, host_port::Served, mapping, translate},
     parse::{parse_packet, parse_quote},
 };
 
@@ -49,7 +47,7 @@ global!(
         // only, which an answer would not come from.
         if !parse_packet::<I>(ctx, ETHERNET)
             || head.kind != Kind::Flow
-            || host_port::serving::<I>(&head.tuple).is_none()
+            || serving::<I>(&head.tuple).is_none()
             || I::is_local_scope(head.tuple.dst)
         {
             return Ok(Served::Unknown);

@@ -6,22 +6,23 @@ use underpass_abi::{counter::Counter, endpoint::device as flags, flow::rewrite};
 use underpass_ebpf::{l4::Kind, packet::Load as _};
 
 use crate::{
-    ETHERNET,
     bypass::{self, Side},
     filter::anti_spoofing,
-    flow::{entry::look_up, learn},
+    flow::{learn, tracking::look_up},
     fragment::{
         self,
         reorder::{self, Way},
     },
     icmp_error::error_from_pod,
     kernel::{
+        ETHERNET,
         global::global,
         maps::device,
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
     },
+    model::direction::is_answer,
     nat::{
         hairpin::{self, turn_back},
         host_port::{Served, open_host_port},
@@ -45,7 +46,7 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
 }
 
 global!(
-    /// Gives the packet in [`Work::head`](crate::kernel::maps::Work::head) the container that serves the
+    /// Gives the packet in [`Work::head`](crate::kernel::Work::head) the container that serves the
     /// host port that it is for, if it is for one. One that goes back to where it came from, or to a
     /// process of the host, is sent.
     fn serve_pod<I: Net>(ctx: *mut __sk_buff) -> Step<Served> {
@@ -95,7 +96,7 @@ pub fn other(ctx: *mut __sk_buff) -> Step<Verdict> {
 }
 
 global!(
-    /// Parses a packet that no bypass took into [`Work::head`](crate::kernel::maps::Work::head), and
+    /// Parses a packet that no bypass took into [`Work::head`](crate::kernel::Work::head), and
     /// drops what the pod may not send.
     fn check<I: Net>(ctx: *mut __sk_buff) -> Step<()> {
         let mut skb = Skb::new(ctx);
@@ -127,7 +128,7 @@ global!(
 );
 
 global!(
-    /// Hands the packet in [`Work::head`](crate::kernel::maps::Work::head) to the stack, with its
+    /// Hands the packet in [`Work::head`](crate::kernel::Work::head) to the stack, with its
     /// fingerprint. One to a host port that another pod of this node serves is translated before the
     /// stack routes it.
     fn enter_stack<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
@@ -154,7 +155,7 @@ global!(
 /// the stack.
 #[inline(always)]
 fn is_early(skb: &Skb, how: u8, flow_state: u32) -> bool {
-    let is_to_port = how & TO_PORT == TO_PORT && !hairpin::is_answer(how, flow_state);
+    let is_to_port = how & TO_PORT == TO_PORT && !is_answer(how, flow_state);
     is_to_port || how & rewrite::SRC != 0 && is_switched(skb)
 }
 

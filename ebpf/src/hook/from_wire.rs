@@ -10,11 +10,10 @@ use underpass_abi::{
 use underpass_ebpf::l4::Kind;
 
 use crate::{
-    ETHERNET,
     bypass::{self, Side},
     flow::{
-        entry::{self, look_up},
         learn,
+        tracking::{look_up, note},
     },
     fragment::{
         self,
@@ -22,12 +21,14 @@ use crate::{
     },
     icmp_error::error_from_wire,
     kernel::{
+        ETHERNET,
         global::global,
-        maps::{Work, device, endpoint},
+        maps::{device, endpoint},
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
     },
+    model::work::Work,
     nat::{
         hairpin,
         host_port::{Served, open_host_port},
@@ -81,7 +82,7 @@ global!(
             translate::as_known::<I>(&skb)?;
         } else {
             if is_known && half.action == action::OTHERS {
-                entry::note::<I>();
+                note::<I>();
             }
             // So that the later ones are not kept.
             fragment::remember(head);

@@ -19,15 +19,15 @@ use underpass_ebpf::{
 };
 
 use crate::{
-    ETHERNET,
     bypass::forward,
-    flow::entry::half,
     kernel::{
+        ETHERNET,
         maps::{count, device, stamp},
         memory::mac_words,
         net::Net,
         xdp::{Frame, redirect_to_pod},
     },
+    model::direction::half_of,
 };
 
 /// State of flows whose packets need not be taken note of.
@@ -47,13 +47,13 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
     let Some(flow) = I::flows().get_ptr_mut(&key) else {
         return XDP_PASS;
     };
-    // SAFETY: see `flow::entry::find`.
+    // SAFETY: see `flow::find`.
     let flow = unsafe { &mut *flow };
     if flow.state & (USUAL | state::RST) != USUAL {
         return XDP_PASS;
     }
     let tag = &raw const flow.tag;
-    let half = half(flow, end);
+    let half = half_of(flow, end);
     if !is_usual(&frame, &head, half) {
         return XDP_PASS;
     }

@@ -5,21 +5,24 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_ebpf::l4::Kind;
 
 use crate::{
-    ETHERNET,
     flow::{
-        entry::look_up,
         join::forget,
         learn::{self, learn_to_pod},
+        tracking::look_up,
     },
     icmp_error::error_to_pod,
     kernel::{
+        ETHERNET,
         global::global,
-        maps::Work,
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
     },
-    nat::{hairpin, host_port, mapping, translate},
+    model::{
+        direction::{FROM_PORT, is_answer},
+        work::Work,
+    },
+    nat::{mapping, translate},
     parse::{parse_packet, parse_quote},
 };
 
@@ -67,8 +70,8 @@ global!(
     fn arrive<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
         if look_up::<I>()
             && I::work().is_some_and(|work| {
-                work.half.rewrite & host_port::FROM_PORT == host_port::FROM_PORT
-                    && hairpin::is_answer(work.half.rewrite, work.state)
+                work.half.rewrite & FROM_PORT == FROM_PORT
+                    && is_answer(work.half.rewrite, work.state)
             })
         {
             mapping::note::<I>();

@@ -11,21 +11,25 @@ use underpass_abi::{
 use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
-    ETHERNET,
     flow::{
-        entry::{self, look_up, note, withdraw},
         join::{forget, suspend},
         learn::{self, learn_to_wire, leave_by_wire, note_others},
+        tracking::{look_up, note, withdraw},
     },
     fragment::reorder::{self, keep},
     icmp_error::error_to_wire,
     kernel::{
+        ETHERNET,
         global::{global, number},
-        maps::{Work, device, endpoint},
+        maps::{device, endpoint},
         net::Net,
         route::Asked,
         skb::Skb,
         verdict::{Step, Verdict},
+    },
+    model::{
+        state::{begins, begins_anew, may_open},
+        work::Work,
     },
     nat::{
         mapping,
@@ -134,10 +138,10 @@ fn is_given_up<I: Net>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool 
         return false;
     }
     // An opener that has an answer already must not lose it.
-    let begins = head.tuple.protocol != protocol::TCP || entry::begins(head.tcp_flags);
+    let begins = head.tuple.protocol != protocol::TCP || begins(head.tcp_flags);
     let is_answered = *state & state::ANSWERED == state::ANSWERED;
     let has_moved = half.out_ifindex != 0 && half.out_ifindex != skb.ifindex();
-    let is_over = entry::begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
+    let is_over = begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
     if is_over {
         withdraw::<I>();
     }
@@ -199,7 +203,7 @@ fn open_of_pod<I: Net>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> {
         Kind::Later => return Err(Verdict::dropped(Counter::DropFragment)),
         _ => return Err(Verdict::dropped(Counter::DropUntranslated)),
     }
-    if !masquerade::may_open(head) {
+    if !may_open(head) {
         return Err(Verdict::dropped(Counter::DropNoFlow));
     }
     masquerade::assign(

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     Global,
-    bindings::{BPF_F_NO_PREALLOC, bpf_redir_neigh},
+    bindings::BPF_F_NO_PREALLOC,
     helpers::generated::bpf_jiffies64,
     macros::map,
     maps::{Array, DevMapHash, HashMap, LpmTrie, LruHashMap, PerCpuArray},
@@ -11,72 +11,16 @@ use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
     counter::{COUNTER_SLOTS, Counter},
     endpoint::{Attachment, Destination, Device, Endpoint, Owner},
-    flow::{End, Flow, FragmentKey, FragmentPorts, Half, Key, Tuple, protocol},
+    flow::{Flow, FragmentKey, FragmentPorts, Key, protocol},
     node::{Node, State},
     port::{HostPort, PortTarget, ShadowedPort},
 };
-use underpass_ebpf::ip::{Head, Ip, V4, V6};
+use underpass_ebpf::ip::{V4, V6};
 
-use crate::{
-    fragment::reorder::{Held, HeldKey},
-    kernel::{net::Net, route::Route},
-    nat::mapping::Request,
+use crate::model::{
+    held::{Held, HeldKey},
+    work::Work,
 };
-
-/// Where a tuple's entry is in the flow tables, and which end of it the tuple's source is.
-pub struct Place<I: Ip> {
-    /// Key of the entry.
-    pub key: Key<I::Addr>,
-    /// The source's end.
-    pub end: End,
-}
-
-impl<I: Ip> Place<I> {
-    /// Sets the place to that of a tuple.
-    #[inline(always)]
-    pub fn set(&mut self, tuple: &Tuple<I::Addr>) {
-        (self.key, self.end) = tuple.key();
-    }
-
-    /// Whether there is an entry.
-    #[inline(always)]
-    pub fn is_known(&self) -> bool
-    where
-        I: Net,
-    {
-        I::flows().get_ptr(&self.key).is_some()
-    }
-}
-
-/// Room for what is too large for the stack, one per CPU and family. The slow path alone uses it.
-///
-/// Global functions change it too. A reference into it that was passed as
-/// an argument must not be read after such a call has changed what it refers to: ask for the work
-/// again.
-pub struct Work<I: Ip> {
-    /// The packet.
-    pub head: Head<I>,
-    /// The packet that it quotes.
-    pub inner: Head<I>,
-    /// Where its flow's entry is.
-    pub place: Place<I>,
-    /// What is known of its flow's direction.
-    pub half: Half<I::Addr>,
-    /// What is known of its flow's state.
-    pub state: u32,
-    /// Tick at which its entry was made.
-    pub since: u32,
-    /// The translation that is wanted for it.
-    pub request: Request<I>,
-    /// The tuple that it leaves with, if it is translated.
-    pub partner: Tuple<I::Addr>,
-    /// Where the entry of that is.
-    pub partner_place: Place<I>,
-    /// The way that the routing table has for it.
-    pub route: Route<I::Addr>,
-    /// The next hop of that.
-    pub next_hop: bpf_redir_neigh,
-}
 
 /// Constants of the node. Not static: user space overrides the symbol before the programs are
 /// loaded.

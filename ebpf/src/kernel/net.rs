@@ -11,12 +11,15 @@ use underpass_abi::{
 };
 use underpass_ebpf::ip::{Ip, V4, V6};
 
-use crate::kernel::{
-    maps::{
-        FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, SCRATCH4, SCRATCH6, SLOTS4, SLOTS6, WORK4, WORK6,
-        Work,
+use crate::{
+    kernel::{
+        maps::{
+            FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, SCRATCH4, SCRATCH6, SLOTS4, SLOTS6, WORK4,
+            WORK6,
+        },
+        memory::zeroed,
     },
-    memory::zeroed,
+    model::work::Work,
 };
 
 /// What a family has of its own in the kernel: tables and the addresses of helpers' arguments.

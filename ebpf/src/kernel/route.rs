@@ -13,12 +13,15 @@ use underpass_abi::{
 
 use underpass_ebpf::ip::Head;
 
-use crate::kernel::{
-    global::{global, number},
-    maps::{Work, constant, device},
-    memory::{self, zeroed},
-    net::Net,
-    skb::size,
+use crate::{
+    kernel::{
+        global::{global, number},
+        maps::{constant, device},
+        memory::{self, zeroed},
+        net::Net,
+        skb::size,
+    },
+    model::work::Work,
 };
 
 /// `BPF_FIB_LOOKUP_DIRECT`: no rules, the table of the device's VRF or the main table.
@@ -74,19 +77,6 @@ fn ask<I: Net>(head: &Head<I>, in_ifindex: u32) -> bpf_fib_lookup {
     I::set_class(&mut params, &head.header);
     I::set_fib(&mut params, tuple.src, tuple.dst);
     params
-}
-
-/// Where the kernel forwards a packet to.
-#[derive(Clone, Copy)]
-pub struct Route<A> {
-    /// Address that the kernel would give to a packet of its own on this route; nothing before
-    /// 6.7, nor where only the [`Way`](Asked::Way) was asked for.
-    pub source: Option<A>,
-    /// MTU of the route in bytes, path MTU discovery included; of the device before 5.12, which
-    /// does not tell.
-    pub mtu: u32,
-    /// Ethernet destination and source; zero while the neighbour is not resolved.
-    pub eth: [[u8; 6]; 2],
 }
 
 number!(

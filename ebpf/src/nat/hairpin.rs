@@ -12,43 +12,34 @@ use underpass_abi::{
     addr::{Addr, Family as _},
     counter::Counter,
     endpoint::LOOPBACK,
-    flow::{Tuple, action, rewrite, state},
+    flow::{Tuple, action, state},
 };
 use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
     filter::quota::{charge, refund},
-    flow::entry::look_up,
+    flow::tracking::look_up,
     kernel::{
         global::global,
-        maps::{Work, count, endpoint},
+        host_ports::serving,
+        maps::{count, endpoint},
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
     },
+    model::{
+        direction::TWICE,
+        request::{Opener, Payer, Request},
+        state::may_open,
+        work::Work,
+    },
     nat::{
         host_port::{self, Served},
-        mapping::{Allocation, Opener, Payer, Request, note},
-        masquerade::may_open,
+        mapping::{Allocation, note},
         port_allocation::allocate,
         translate,
     },
 };
-
-/// [`Half::rewrite`](underpass_abi::flow::Half::rewrite) of both directions.
-pub const TWICE: u8 = rewrite::SRC | rewrite::DST;
-
-/// Whether a direction of a host port's flow is that of the container's answers.
-#[inline(always)]
-pub const fn is_answer(rewrites: u8, flow_state: u32) -> bool {
-    rewrites & rewrite::SRC != 0 && (rewrites & rewrite::DST == 0 || flow_state & state::OUTER != 0)
-}
-
-/// Whether a direction that is translated is in the entry of the inner tuple.
-#[inline(always)]
-pub const fn is_inner(rewrites: u8, flow_state: u32) -> bool {
-    rewrites & rewrite::SRC != 0 && (rewrites & rewrite::DST == 0 || flow_state & state::OUTER == 0)
-}
 
 /// Whether the packet in [`Work::head`], of the flow that was found, goes straight to a container
 /// with the tuple that a flow of the same client to a host port has behind the translation.
@@ -155,7 +146,7 @@ fn prepare_direct<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32)
 /// Fills the request for a packet to a host port.
 #[inline(always)]
 fn prepare<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> bool {
-    let Some(target) = host_port::serving::<I>(&head.tuple) else {
+    let Some(target) = serving::<I>(&head.tuple) else {
         return false;
     };
     let Some(pod) = endpoint(target.addr) else {

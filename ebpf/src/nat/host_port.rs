@@ -8,8 +8,7 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
-    flow::{Half, Tuple, action, protocol, rewrite, state},
-    port::{HostPort, PortTarget},
+    flow::{Tuple, action, protocol},
     quota::WORLD,
 };
 use underpass_ebpf::{
@@ -19,21 +18,25 @@ use underpass_ebpf::{
 
 use crate::{
     filter::quota::{charge, refund},
-    flow::entry::look_up,
+    flow::tracking::look_up,
     kernel::{
         global::{global, number},
-        maps::{Work, count, endpoint, is_service_address, port},
-        memory,
+        host_ports::serving,
+        maps::{count, endpoint, is_service_address},
         net::Net,
         route,
         skb::Skb,
+        socket::{Socket, host_uses},
         verdict::{Step, Verdict},
     },
+    model::{
+        request::{Opener, Payer},
+        state::may_open,
+        work::Work,
+    },
     nat::{
-        hairpin,
-        mapping::{Allocation, Opener, Payer, commit},
-        masquerade::may_open,
-        port_allocation::{Socket, host_uses, insert},
+        mapping::{Allocation, commit},
+        port_allocation::insert,
     },
 };
 
@@ -185,51 +188,6 @@ global!(
         }
     }
 );
-
-/// What [`Half::rewrite`] says of packets to a pod, from a host port that another pod serves.
-pub const FROM_PORT: u8 = rewrite::EARLY | rewrite::SRC;
-
-/// Who serves the destination of a packet: the entry of the address itself counts before that of
-/// every address.
-#[inline(always)]
-pub fn serving<I: Net>(tuple: &Tuple<I::Addr>) -> Option<&'static PortTarget> {
-    let mut key = HostPort {
-        addr: tuple.dst.wide(),
-        port: tuple.dport,
-        protocol: tuple.protocol,
-        family: I::FAMILY,
-        reserved: 0,
-    };
-    port(&key).or_else(|| {
-        memory::clear(&mut key.addr);
-        port(&key)
-    })
-}
-
-/// Whether any host port has this port number: masquerade must not use it.
-#[inline(always)]
-pub fn is_mapped<I: Net>(outer: &Tuple<I::Addr>) -> bool {
-    serving::<I>(&outer.reversed()).is_some()
-}
-
-/// Whether a flow to a host port still goes where the port leads, as told by its half for packets
-/// with `tuple`.
-#[inline(always)]
-pub fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_state: u32) -> bool {
-    if flow_state & state::PORT == 0 || half.rewrite & rewrite::ASIDE != 0 {
-        return true;
-    }
-    if half.rewrite & rewrite::DST != 0 && !hairpin::is_answer(half.rewrite, flow_state) {
-        return serving::<I>(tuple)
-            .is_some_and(|target| target.addr == half.dst.wide() && target.port == half.dport);
-    }
-    if half.rewrite & rewrite::SRC != 0 {
-        let asked = Tuple::new(tuple.protocol, half.dst, half.dport, half.src, half.sport);
-        return serving::<I>(&asked)
-            .is_some_and(|target| target.addr == tuple.src.wide() && target.port == tuple.sport);
-    }
-    true
-}
 
 /// Whether the destination is an address of this host now, and not one of a Service, nor one that
 /// only the host itself may use.

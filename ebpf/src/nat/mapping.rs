@@ -4,23 +4,28 @@
 use underpass_abi::{
     addr::{Addr, Family as _},
     endpoint::device as flags,
-    flow::{End, Flow, Half, Tuple, action, rewrite, state},
+    flow::{End, Flow, Half, action, rewrite, state},
 };
 use underpass_ebpf::ip::Ip;
 
 use crate::{
     flow::{
-        entry::{self, Noted, find, half, is_alive, leaves_as, outgoing, prolong, set_outgoing},
+        entry::{find, is_alive, prolong, remove_one},
         learn::{enter, leave_to_pod, leave_to_wire},
-        table::{At, Share, Stored, remove_one, store},
+        table::{At, Share, Stored, store},
+        tracking::{self, Noted},
     },
     kernel::{
         global::{global, number},
-        maps::{Place, Work, device, endpoint, tick},
+        maps::{device, endpoint, tick},
         memory,
         net::Net,
     },
-    nat::hairpin,
+    model::{
+        direction::{half_of, is_inner, leaves_as, outgoing, set_outgoing},
+        request::{Opener, Payer, Request, both, early, opened, opener, surplus},
+        work::{Place, Work},
+    },
 };
 
 number!(
@@ -35,54 +40,6 @@ number!(
     }
 );
 
-/// A flow to be masqueraded, and who it belongs to.
-pub struct Request<I: Ip> {
-    /// The tuple as the owner sends it.
-    pub inner: Tuple<I::Addr>,
-    /// The tuple as the world shall see it; its port is filled in.
-    pub outer: Tuple<I::Addr>,
-    /// Host veth of the pod; 0 if the flow is the host's own.
-    pub owner: u32,
-    /// Host veth of the other end; 0 if that is the world, or the host.
-    pub client: u32,
-    /// The uplink; 0 while it is not known.
-    pub uplink: u32,
-    /// Who sent the first packet.
-    pub opener: Opener,
-    /// Action for the owner's packets: `WIRE` or `STACK`.
-    pub out: u8,
-    /// Action for replies: `PEER` or `STACK`.
-    pub back: u8,
-    /// Who paid for it.
-    pub payer: Payer,
-}
-
-/// Whose quota of half-open flows a translated flow was taken from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Payer {
-    /// Nobody's: it is the host's, or the world's.
-    Nobody,
-    /// The owner's.
-    Owner,
-    /// The client's.
-    Client,
-    /// There was nothing left of what the world may open: it is the first to go.
-    Surplus,
-}
-
-/// Who sends the first packet of a translated flow.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Opener {
-    /// The owner of the inner tuple.
-    Owner,
-    /// The other end, to a host port.
-    Other,
-    /// The owner, which is itself the client of a host port: both its ends are translated.
-    Client,
-    /// The owner, straight to a container, with a tuple that is taken by a flow to a host port.
-    Aside,
-}
-
 /// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken,
 /// should the host itself use it.
 #[inline(always)]
@@ -93,10 +50,10 @@ pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: 
         flow.state |= end.other().charged();
     }
     prolong(flow, request.outer.protocol, tick());
-    let own = half(flow, end);
+    let own = half_of(flow, end);
     set_outgoing::<I>(own, &request.outer);
     own.action = action::TAKEN;
-    let back = half(flow, end.other());
+    let back = half_of(flow, end.other());
     set_outgoing::<I>(back, &request.inner.reversed());
     back.rewrite = rewrite::DST | both(request) | early(request);
     back.action = request.back;
@@ -120,41 +77,6 @@ pub fn share<I: Ip>(request: &Request<I>) -> Share {
     } else {
         Share::Pods
     }
-}
-
-/// The state of a new flow's entry, of which the owner has `end`.
-#[inline(always)]
-fn opened<I: Ip>(request: &Request<I>, end: End) -> u32 {
-    match request.opener {
-        Opener::Owner | Opener::Aside => end.heard(),
-        Opener::Other => state::PORT,
-        Opener::Client => end.heard() | state::PORT,
-    }
-}
-
-#[inline(always)]
-fn surplus<I: Ip>(request: &Request<I>) -> u32 {
-    if request.payer == Payer::Surplus {
-        state::SURPLUS
-    } else {
-        0
-    }
-}
-
-/// What is replaced in both directions.
-#[inline(always)]
-fn both<I: Ip>(request: &Request<I>) -> u8 {
-    match request.opener {
-        Opener::Client | Opener::Aside => hairpin::TWICE,
-        Opener::Owner | Opener::Other => 0,
-    }
-}
-
-/// Packets between two pods of this node are translated at the pods: no uplink does it for them.
-#[inline(always)]
-fn early<I: Ip>(request: &Request<I>) -> u8 {
-    let is_of_pods = request.client != 0 && (request.owner != 0 || request.opener == Opener::Other);
-    if is_of_pods { rewrite::EARLY } else { 0 }
 }
 
 #[inline(always)]
@@ -194,7 +116,7 @@ global!(
         if is_shared && let Some(flow) = find::<I>(key) {
             // The host's flow has the tuple that is the outer one of a pod's flow, or the flow straight
             // to a container has that of one to a host port: both are in one entry.
-            fill_inner::<I>(half(flow, end), request);
+            fill_inner::<I>(half_of(flow, end), request);
             return Allocation::Granted;
         }
         let Some(flow) = I::scratch() else {
@@ -206,7 +128,7 @@ global!(
             flow.state |= end.charged();
         }
         prolong(flow, request.inner.protocol, tick());
-        fill_inner::<I>(half(flow, end), request);
+        fill_inner::<I>(half_of(flow, end), request);
         // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
         if find::<I>(key).is_some_and(|known| !is_alive(known, tick())) {
             remove_one::<I>(key);
@@ -215,7 +137,7 @@ global!(
         if stored == Stored::Done {
             return Allocation::Granted;
         }
-        let winner = find::<I>(key).map(|flow| half(flow, end));
+        let winner = find::<I>(key).map(|flow| half_of(flow, end));
         if let Some(winner) = &winner
             && request.opener == Opener::Other
             && winner.rewrite & rewrite::SRC != 0
@@ -258,7 +180,7 @@ global!(
         };
         request.opener = opener(survivor.rewrite, *known);
         request.payer = Payer::Nobody;
-        if hairpin::is_inner(survivor.rewrite, *known) {
+        if is_inner(survivor.rewrite, *known) {
             request.inner = head.tuple;
             request.outer = *partner;
             request.owner = survivor.in_ifindex;
@@ -283,7 +205,7 @@ global!(
                 _ => action::STACK,
             };
             memory::clear(flow);
-            fill_inner::<I>(half(flow, end.other()), request);
+            fill_inner::<I>(half_of(flow, end.other()), request);
         }
         let is_swapped = place.end != *end;
         let shared = if is_swapped {
@@ -292,7 +214,7 @@ global!(
             *known & SHARED
         };
         flow.state = flow.state & !SHARED | shared;
-        let restored = half(flow, end.other());
+        let restored = half_of(flow, end.other());
         restored.passed = survivor.passed;
         if survivor.action == action::WIRE {
             restored.uplink = survivor.out_ifindex;
@@ -311,7 +233,7 @@ global!(
 /// removed. Whether there still is a flow.
 #[inline(always)]
 pub fn note<I: Net>() -> bool {
-    match entry::note::<I>() {
+    match tracking::note::<I>() {
         Noted::Incomplete => {
             restore::<I>();
             true
@@ -343,16 +265,4 @@ const fn swapped(flow_state: u32) -> u32 {
 #[inline(always)]
 fn owner_of(addr: Addr) -> u32 {
     endpoint(addr).map_or(0, |endpoint| endpoint.ifindex)
-}
-
-#[inline(always)]
-const fn opener(rewrites: u8, flow_state: u32) -> Opener {
-    let is_twice = rewrites & hairpin::TWICE == hairpin::TWICE;
-    match (flow_state & state::PORT != 0, is_twice) {
-        (_, true) if rewrites & rewrite::ASIDE != 0 => Opener::Aside,
-        (false, true) => Opener::Aside,
-        (false, false) => Opener::Owner,
-        (true, true) => Opener::Client,
-        (true, false) => Opener::Other,
-    }
 }

@@ -8,21 +8,22 @@ use underpass_abi::{
     flow::{Tuple, action},
     node::feature,
 };
-use underpass_ebpf::{ip::Head, l4::tcp};
+use underpass_ebpf::ip::Head;
 
 use crate::{
     filter::quota::{charge, refund},
     kernel::{
-        maps::{Work, constant, count, device, keeps_source, trace_level},
+        maps::{constant, count, device, keeps_source, trace_level},
         net::Net,
         route::{Asked, find_route},
         skb::Skb,
         verdict::{Step, Verdict},
     },
-    nat::{
-        mapping::{Allocation, Opener, Payer},
-        port_allocation::allocate,
+    model::{
+        request::{Opener, Payer},
+        work::Work,
     },
+    nat::{mapping::Allocation, port_allocation::allocate},
     trace,
 };
 
@@ -118,13 +119,6 @@ pub fn asks<I: Net>(pod: &Device, is_wanted: bool) -> Asked {
     } else {
         Asked::Way
     }
-}
-
-/// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it
-/// can't be given an address.
-#[inline(always)]
-pub fn may_open<I: Net>(head: &Head<I>) -> bool {
-    head.tcp_flags & (tcp::SYN | tcp::ACK) != tcp::SYN | tcp::ACK && head.tcp_flags & tcp::RST == 0
 }
 
 /// Whether the pod's packets to this destination must leave with an address of the uplink.

@@ -4,12 +4,7 @@
 //! The outer entry is inserted with `BPF_NOEXIST`: that insertion is the lock. The source port is
 //! kept where it is free, because applications notice when it is not.
 
-use aya_ebpf::{
-    bindings::__sk_buff,
-    helpers::generated::{
-        bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp,
-    },
-};
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_get_prandom_u32};
 use underpass_abi::{
     counter::Counter,
     flow::{Flow, protocol},
@@ -17,18 +12,22 @@ use underpass_abi::{
 
 use crate::{
     flow::{
-        entry::{find, has_target, is_alive, is_shared},
-        table::{At, Stored, remove_all, store},
+        entry::{find, has_target, is_alive, remove_all},
+        table::{At, Stored, store},
     },
     kernel::{
-        global::{global, number},
-        maps::{Work, constant, count, tick},
+        global::global,
+        host_ports::is_mapped,
+        maps::{constant, count, tick},
         net::Net,
+        socket::{Socket, host_uses},
     },
-    nat::{
-        host_port,
-        mapping::{Allocation, Opener, Request, commit, share, write_outer},
+    model::{
+        request::{Opener, Request},
+        state::is_shared,
+        work::Work,
     },
+    nat::mapping::{Allocation, commit, share, write_outer},
 };
 
 /// How many ports of one round are looked up. With 60,000 ports taken all rounds together fail once
@@ -40,10 +39,6 @@ const PREFERRED: u32 = 16;
 const ROUNDS: u32 = 3;
 /// First port of the range that all others are tried from.
 const UNPRIVILEGED: u32 = 1024;
-const BPF_F_CURRENT_NETNS: u64 = u64::MAX;
-/// State of a connected socket, of UDP as well.
-const BPF_TCP_ESTABLISHED: u32 = 1;
-
 global!(
     /// Finds a free outer tuple for [`Work::request`], whose inner tuple is that of the packet, takes
     /// it, and stores both entries: [`Allocation::Granted`], and the outer tuple is in [`Work::partner`].
@@ -89,7 +84,7 @@ global!(
 fn may_keep<I: Net>(request: &Request<I>) -> bool {
     let is_low = u32::from(u16::from_be(request.inner.sport))
         < constant!(port_first) + constant!(port_count);
-    (is_low || request.opener != Opener::Client) && !host_port::is_mapped::<I>(&request.outer)
+    (is_low || request.opener != Opener::Client) && !is_mapped::<I>(&request.outer)
 }
 
 #[inline(always)]
@@ -125,7 +120,7 @@ global!(
             return false;
         };
         request.outer.sport = candidate(request.inner.protocol, attempt);
-        if host_port::is_mapped::<I>(&request.outer) {
+        if is_mapped::<I>(&request.outer) {
             return false;
         }
         partner_place.set(&request.outer);
@@ -185,77 +180,6 @@ global!(
             Stored::Done => Allocation::Granted,
             Stored::Taken => Allocation::NoPort,
             Stored::NoRoom => Allocation::NoRoom,
-        }
-    }
-);
-
-number!(
-    /// What socket of the host would get the replies to a tuple.
-    pub enum Socket {
-        /// A connection, or a listener that one may yet be made to.
-        Used,
-        /// One of UDP that is connected to nobody. It keeps its port for itself, but where the port is
-        /// mapped it steps back, as it does where netfilter translates.
-        Served,
-        /// None.
-        None,
-    }
-);
-
-global!(
-    /// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`], a
-    /// connection or a listener that one may yet be made to: [`FREE`], [`USED`] or [`SERVED`].
-    pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> Socket {
-        let Some(Work {
-            request: Request { outer, .. },
-            ..
-        }) = I::work()
-        else {
-            return Socket::Used;
-        };
-        if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
-            return Socket::None;
-        }
-        let mut tuple = I::socket_tuple(&outer.reversed());
-        if outer.protocol == protocol::TCP {
-            // SAFETY: the context is valid, the tuple has the size that is passed.
-            let socket = unsafe {
-                bpf_skc_lookup_tcp(
-                    ctx.cast(),
-                    &raw mut tuple,
-                    I::SOCKET_TUPLE,
-                    BPF_F_CURRENT_NETNS,
-                    0,
-                )
-            };
-            if socket.is_null() {
-                return Socket::None;
-            }
-            // SAFETY: a reference that the lookup took, released once.
-            unsafe { bpf_sk_release(socket.cast()) };
-            return Socket::Used;
-        }
-        // SAFETY: as above.
-        let socket = unsafe {
-            bpf_sk_lookup_udp(
-                ctx.cast(),
-                &raw mut tuple,
-                I::SOCKET_TUPLE,
-                BPF_F_CURRENT_NETNS,
-                0,
-            )
-        };
-        if socket.is_null() {
-            return Socket::None;
-        }
-        // SAFETY: a socket, until it is released.
-        let is_connected = unsafe { (*socket).state } == BPF_TCP_ESTABLISHED;
-        // SAFETY: as above.
-        unsafe { bpf_sk_release(socket.cast()) };
-        if is_connected {
-            Socket::Used
-        } else {
-            Socket::Served
         }
     }
 );

@@ -8,15 +8,14 @@ use underpass_ebpf::{
 };
 
 use crate::{
-    flow::entry::outgoing,
     fragment,
     kernel::{
         global::{global, number},
-        maps::Work,
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
     },
+    model::{direction::outgoing, work::Work},
 };
 
 number!(
