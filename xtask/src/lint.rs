@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: format, lints for both targets, dependencies, public texts.
+//! `cargo xtask lint`: format, lints for both targets, dependencies, floors of the programs, public texts.
 
 use std::io::{IsTerminal as _, stdout};
 
@@ -9,6 +9,7 @@ use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
 use crate::{process, report};
 
+mod floors;
 mod text;
 
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
@@ -64,6 +65,12 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     )?;
 
     dependencies(workspace)?;
+
+    report::step(
+        "checking",
+        "that no floor of the programs knows one above it",
+    );
+    floors::check(&workspace.root)?;
 
     report::step("checking", "texts and sizes of files");
     text::check(&workspace.root)?;
