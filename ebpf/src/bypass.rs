@@ -25,6 +25,7 @@ use crate::{
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
     model::direction::{half_of, outgoing},
 };
@@ -67,7 +68,13 @@ const L4: u32 = 14;
 /// Sends the packet on its flow's bypass, unless it has none, or the packet is one for the stack.
 #[inline(always)]
 pub fn take<I: Net>(ctx: *mut __sk_buff, side: Side) -> Step<()> {
-    if send::<I>(ctx, side, Trust::Stamp)? == Unsent::Stale && revalidate::<I>(ctx) {
+    if send::<I>(ctx, side, Trust::Stamp)? == Unsent::Stack {
+        return Ok(());
+    }
+    // SAFETY: nobody has looked at the area yet, nor does while this view lives.
+    let is_settled =
+        unsafe { WorkArea::<I>::open() }.is_some_and(|mut work| revalidate(&mut work, ctx));
+    if is_settled {
         send::<I>(ctx, side, Trust::Settled)?;
     }
     Ok(())
@@ -138,10 +145,11 @@ global!(
             }
         } else {
             count(Counter::BypassWire);
-            match I::work() {
+            // SAFETY: who called has no view of the area.
+            match unsafe { WorkArea::<I>::open() } {
                 // Once a tick the kernel's own neighbour code sends the packet, so that it goes on
                 // probing the next hop.
-                Some(work) if trust == Trust::Settled => {
+                Some(mut work) if trust == Trust::Settled => {
                     skb.redirect_neighbour(out_ifindex, &mut work.next_hop)
                 }
                 _ => skb.redirect(out_ifindex),

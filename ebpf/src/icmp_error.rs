@@ -20,6 +20,7 @@ use crate::{
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
     model::{
         direction::{FROM_PORT, TWICE, half_of, outgoing},
@@ -31,23 +32,24 @@ use crate::{
 global!(
     /// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be
     /// quoted: if it is about what a masqueraded flow sent, it is the pod's.
-    pub fn error_from_wire<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<Verdict> {
-        incoming::<I>(&mut Skb::new(ctx), is_quoted)
+    pub fn error_from_wire<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_quoted: bool,
+    ) -> Step<Verdict> {
+        incoming(work, &mut Skb::new(ctx), is_quoted)
     }
 );
 
 #[inline(always)]
-fn incoming<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    let Some(Work {
+fn incoming<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+    let Work {
         head,
         inner,
         partner: quote,
         partner_place,
         ..
-    }) = I::work()
-    else {
-        return Ok(Verdict::STACK);
-    };
+    } = &mut **work;
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(Verdict::STACK);
     };
@@ -80,23 +82,24 @@ fn is_recent(half_stamp: u64) -> bool {
 global!(
     /// An error that the stack delivers to a pod, about what the pod sent to a host port of another: it
     /// quotes what that one got.
-    pub fn error_to_pod<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<Verdict> {
-        delivered::<I>(&mut Skb::new(ctx), is_quoted)
+    pub fn error_to_pod<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_quoted: bool,
+    ) -> Step<Verdict> {
+        delivered(work, &mut Skb::new(ctx), is_quoted)
     }
 );
 
 #[inline(always)]
-fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    let Some(Work {
+fn delivered<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+    let Work {
         head,
         inner,
         partner: quote,
         partner_place,
         ..
-    }) = I::work()
-    else {
-        return Ok(Verdict::STACK);
-    };
+    } = &mut **work;
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return Ok(Verdict::STACK);
     };
@@ -112,23 +115,24 @@ fn delivered<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
 global!(
     /// An error to the world, as for [`error_from_wire`], from a pod or from this host: what it quotes must
     /// have the tuple that the world knows.
-    pub fn error_to_wire<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<Verdict> {
-        sent_out::<I>(&mut Skb::new(ctx), is_quoted)
+    pub fn error_to_wire<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_quoted: bool,
+    ) -> Step<Verdict> {
+        sent_out(work, &mut Skb::new(ctx), is_quoted)
     }
 );
 
 #[inline(always)]
-fn sent_out<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    let Some(Work {
+fn sent_out<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+    let Work {
         head,
         inner,
         partner: quote,
         partner_place,
         ..
-    }) = I::work()
-    else {
-        return Ok(Verdict::STACK);
-    };
+    } = &mut **work;
     let sender = endpoint(head.tuple.src.wide());
     let mut must_translate = false;
     if let Some(sender) = sender
@@ -162,29 +166,30 @@ fn sent_out<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
 global!(
     /// An error from a pod, as for [`error_from_wire`]: if it quotes what came from a process of this host, or
     /// from the pod itself, to a host port, it goes back there.
-    pub fn error_from_pod<I: Net>(ctx: *mut __sk_buff, is_quoted: bool) -> Step<()> {
-        backward::<I>(&mut Skb::new(ctx), is_quoted)
+    pub fn error_from_pod<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_quoted: bool,
+    ) -> Step<()> {
+        backward(work, &mut Skb::new(ctx), is_quoted)
     }
 );
 
 #[inline(always)]
-fn backward<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<()> {
+fn backward<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<()> {
     let is_finishing = skb.ifindex() == LOOPBACK;
     let unknown = if is_finishing {
         Err(Verdict::dropped(Counter::DropNoFlow))
     } else {
         Ok(())
     };
-    let Some(Work {
+    let Work {
         head,
         inner,
         partner: quote,
         partner_place,
         ..
-    }) = I::work()
-    else {
-        return unknown;
-    };
+    } = &mut **work;
     let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
         return unknown;
     };
@@ -197,7 +202,7 @@ fn backward<I: Net>(skb: &mut Skb, is_quoted: bool) -> Step<()> {
             return unknown;
         }
         if half.action == action::HOST {
-            return Err(hairpin::return_to_host::<I>(skb)?);
+            return Err(hairpin::return_to_host(work, skb)?);
         }
         if half.out_ifindex != skb.ifindex() {
             return unknown;

@@ -11,6 +11,7 @@ pub mod route;
 pub mod skb;
 pub mod socket;
 pub mod verdict;
+pub mod work_area;
 pub mod xdp;
 
 /// Length of an Ethernet header, in bytes.

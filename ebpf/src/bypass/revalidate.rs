@@ -24,6 +24,7 @@ use crate::{
         memory,
         net::Net,
         route::{Asked, find_route},
+        work_area::WorkArea,
     },
     model::{
         direction::{half_of, outgoing},
@@ -37,46 +38,35 @@ global!(
     /// Checks the direction that the packet belongs to, and brings it up to date: whether it is as
     /// its half says. A flow whose ends are
     /// gone is removed; one of which a direction has no way any more goes back to the stack, with both.
-    pub fn revalidate<I: Net>(ctx: *mut __sk_buff) -> bool {
-        let Some(Work {
-            place: Place { key, end },
-            half: copy,
-            state,
-            since,
-            partner_place,
-            ..
-        }) = I::work()
-        else {
-            return false;
-        };
-        if !parse_packet::<I>(ctx, ETHERNET) || !look_up::<I>() {
+    pub fn revalidate<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
+        if !parse_packet(work, ctx, ETHERNET) || !look_up(work) {
             return false;
         }
         if policy() & policy::XFRM != 0 {
-            suspend::<I>();
+            suspend(work);
             return false;
         }
-        if *state & state::STICKY == 0 {
-            if must_stick::<I>() {
-                stick::<I>();
-            } else if is_due(copy, key.0.protocol, *since) {
+        if work.state & state::STICKY == 0 {
+            if must_stick(work) {
+                stick(work);
+            } else if is_due(&work.half, work.place.key.0.protocol, work.since) {
                 count(Counter::Fed);
-                if let Some(flow) = find::<I>(key) {
-                    half_of(flow, *end).stamp = ASKED;
+                if let Some(flow) = find::<I>(&work.place.key) {
+                    half_of(flow, work.place.end).stamp = ASKED;
                 }
                 return false;
             }
         }
-        note::<I>();
+        note(work);
         count(Counter::Revalidated);
-        if copy.rewrite != 0 && find::<I>(&partner_place.key).is_none() {
-            restore::<I>();
+        if work.half.rewrite != 0 && find::<I>(&work.partner_place.key).is_none() {
+            restore(work);
         }
-        match follow::<I>(ctx) {
+        match follow(work, ctx) {
             Way::Settled => true,
             Way::Stale => false,
             Way::Lost => {
-                suspend::<I>();
+                suspend(work);
                 false
             }
         }
@@ -108,16 +98,13 @@ const ASKED: u64 = u64::MAX;
 /// timers. Not if the stack was asked and gave no answer: a rule may have come that drops the
 /// connection.
 #[inline(always)]
-fn must_stick<I: Net>() -> bool {
-    let Some(Work {
+fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
+    let Work {
         place: Place { key, end },
         half: copy,
         partner_place,
         ..
-    }) = I::work()
-    else {
-        return false;
-    };
+    } = &mut **work;
     if key.0.protocol != protocol::TCP || copy.stamp == ASKED {
         return false;
     }
@@ -152,21 +139,12 @@ number!(
 
 global!(
     /// Brings the way of the direction at [`Work::place`] up to date.
-    fn follow<I: Net>(ctx: *mut __sk_buff) -> Way {
-        let Some(Work {
-            place: Place { key, end },
-            partner_place,
-            route,
-            ..
-        }) = I::work()
-        else {
-            return Way::Stale;
-        };
-        let Some(flow) = find::<I>(key) else {
+    fn follow<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Way {
+        let Some(flow) = find::<I>(&work.place.key) else {
             return Way::Stale;
         };
         let is_sticky = flow.state & state::STICKY != 0;
-        let half = half_of(flow, *end);
+        let half = half_of(flow, work.place.end);
         if half.in_ifindex != 0
             && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0)
         {
@@ -193,7 +171,7 @@ global!(
         if half.action != action::WIRE {
             return Way::Lost;
         }
-        let Some(uplink) = find_route::<I>(ctx, half.in_ifindex, Asked::Way) else {
+        let Some(uplink) = find_route(work, ctx, half.in_ifindex, Asked::Way) else {
             // For the moment, perhaps: the stack says so to the sender.
             return Way::Stale;
         };
@@ -208,20 +186,21 @@ global!(
             half.out_ifindex = uplink;
             // The answers are expected where the questions leave.
             if half.rewrite & rewrite::SRC != 0 {
-                partner_place.set(&outgoing::<I>(half, key.0.protocol));
-                if let Some(partner) = find::<I>(&partner_place.key) {
-                    half_of(partner, partner_place.end.other()).uplink = uplink;
+                let partner = outgoing::<I>(half, work.place.key.0.protocol);
+                work.partner_place.set(&partner);
+                if let Some(partner) = find::<I>(&work.partner_place.key) {
+                    half_of(partner, work.partner_place.end.other()).uplink = uplink;
                 }
             } else {
-                half_of(flow, end.other()).uplink = uplink;
+                half_of(flow, work.place.end.other()).uplink = uplink;
             }
         }
-        let Some(flow) = find::<I>(key) else {
+        let Some(flow) = find::<I>(&work.place.key) else {
             return Way::Stale;
         };
-        let half = half_of(flow, *end);
-        half.mtu = route.mtu;
-        memory::copy(&mut half.eth, &route.eth);
+        let half = half_of(flow, work.place.end);
+        half.mtu = work.route.mtu;
+        memory::copy(&mut half.eth, &work.route.eth);
         // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
         half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
         Way::Settled

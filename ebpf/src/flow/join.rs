@@ -12,6 +12,7 @@ use crate::{
         global::global,
         maps::{count, device, policy},
         net::Net,
+        work_area::WorkArea,
     },
     model::{
         direction::{half_of, outgoing},
@@ -23,15 +24,12 @@ use crate::{
 global!(
     /// Opens the bypass for the flow whose entry is at [`Work::place`], if both its directions have
     /// passed and connection tracking has seen what it must. This is the only place that does.
-    pub fn join<I: Net>() {
-        let Some(Work {
+    pub fn join<I: Net>(work: &mut WorkArea<I>) {
+        let Work {
             place,
             partner_place,
             ..
-        }) = I::work()
-        else {
-            return;
-        };
+        } = &mut **work;
         let protocol = place.key.0.protocol;
         let Some(flow) = find::<I>(&place.key) else {
             return;
@@ -95,8 +93,8 @@ fn opened(flow_state: u32, is_answered: bool, protocol: u8) -> u32 {
 global!(
     /// One direction of the flow at [`Work::place`] has no bypass any more: both go back to the stack,
     /// until both have passed again. What connection tracking would not know again stays.
-    pub fn suspend<I: Net>() {
-        let Some(flow) = entry::<I>() else {
+    pub fn suspend<I: Net>(work: &mut WorkArea<I>) {
+        let Some(flow) = entry(work) else {
             return;
         };
         let must_stay = flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0;
@@ -106,14 +104,14 @@ global!(
         if flow.state & state::BYPASS != 0 {
             count(Counter::Suspended);
         }
-        for_each_entry::<I>(unlearn);
+        for_each_entry(work, unlearn);
     }
 );
 
 global!(
     /// Connection tracking may not know the flow at [`Work::place`] any more: it ends on the bypass.
-    pub fn stick<I: Net>() {
-        for_each_entry::<I>(|entry| entry.state |= state::STICKY);
+    pub fn stick<I: Net>(work: &mut WorkArea<I>) {
+        for_each_entry(work, |entry| entry.state |= state::STICKY);
     }
 );
 
@@ -123,43 +121,40 @@ global!(
     ///
     /// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
     /// stack from now on.
-    pub fn forget<I: Net>() {
-        let (Some(flow), Some(Work { place, .. })) = (entry::<I>(), I::work()) else {
+    pub fn forget<I: Net>(work: &mut WorkArea<I>) {
+        let Some(flow) = entry(work) else {
             return;
         };
         if flow.state & state::BYPASS != 0 {
             count(Counter::Forgotten);
         }
-        for_each_entry::<I>(unlearn);
+        for_each_entry(work, unlearn);
         let is_plain = flow.state & state::OUTER == 0
             && flow.halves[0].rewrite | flow.halves[1].rewrite == 0
             && flow.halves[0].action != action::OTHERS;
         if is_plain {
-            remove_one::<I>(&place.key);
+            remove_one::<I>(&work.place.key);
         }
     }
 );
 
 /// The entry at [`Work::place`].
 #[inline(always)]
-fn entry<I: Net>() -> Option<&'static mut Flow<I::Addr>> {
-    find::<I>(&I::work()?.place.key)
+fn entry<I: Net>(work: &WorkArea<I>) -> Option<&'static mut Flow<I::Addr>> {
+    find::<I>(&work.place.key)
 }
 
 /// Changes the entry at [`Work::place`], and the other one of each direction that it translates.
 #[inline(always)]
-fn for_each_entry<I: Net>(change: impl Fn(&mut Flow<I::Addr>)) {
-    let (
-        Some(flow),
-        Some(Work {
-            place,
-            partner_place,
-            ..
-        }),
-    ) = (entry::<I>(), I::work())
-    else {
+fn for_each_entry<I: Net>(work: &mut WorkArea<I>, change: impl Fn(&mut Flow<I::Addr>)) {
+    let Some(flow) = entry(work) else {
         return;
     };
+    let Work {
+        place,
+        partner_place,
+        ..
+    } = &mut **work;
     change(flow);
     for half in &flow.halves {
         if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 {

@@ -35,6 +35,7 @@ use crate::{
         net::Net,
         route::{Asked, find_route},
         skb::Skb,
+        work_area::WorkArea,
     },
     model::{
         direction::{TWICE, half_of, leaves_as, outgoing, set_outgoing},
@@ -60,21 +61,17 @@ pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
 global!(
     /// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
     /// `from_ifindex` to the pod behind `to_ifindex`.
-    pub fn learn_to_pod<I: Net>(ctx: *mut __sk_buff, from_ifindex: u32, to_ifindex: u32) {
-        let Some(Work {
-            head,
-            place: Place { key, end },
-            partner_place,
-            ..
-        }) = I::work()
-        else {
-            return;
-        };
+    pub fn learn_to_pod<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        from_ifindex: u32,
+        to_ifindex: u32,
+    ) {
         let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else {
             return;
         };
-        let tuple = &head.tuple;
-        let end = *end;
+        let tuple = work.head.tuple;
+        let end = work.place.end;
         let from_pod = from.flags & flags::POD != 0;
         // A forged source, or an address that moved since, is nothing to remember.
         let source = endpoint(tuple.src.wide());
@@ -94,10 +91,10 @@ global!(
             && (from_pod || from.flags & flags::LAYER3 == 0)
             && policy() & policy::XFRM == 0;
         if is_wanted && !bypass {
-            suspend::<I>();
+            suspend(work);
         }
         // Who begins with options or extension headers goes on with them: such packets have no bypass.
-        let bypass = bypass && head.plain;
+        let bypass = bypass && work.head.plain;
         // What comes from the world to a masqueraded pod is noted even without bypass: its replies must
         // keep their source.
         let is_needed = !from_pod && to.flags & flags::MASQUERADE != 0;
@@ -112,7 +109,7 @@ global!(
                 must_be: is_needed,
             }
         };
-        let Some(flow) = open::<I>(end, payer) else {
+        let Some(flow) = open(work, end, payer) else {
             return;
         };
         let uplink = if from_pod { 0 } else { from_ifindex };
@@ -137,12 +134,13 @@ global!(
             pass(back, uplink);
         } else if opposite != 0 {
             // It was translated before the stack had it: what the bypass goes by is in the other entry.
-            partner_place.set(&outgoing::<I>(half_of(flow, end.other()), tuple.protocol));
-            let Some(outer) = find::<I>(&partner_place.key) else {
+            work.partner_place
+                .set(&outgoing::<I>(half_of(flow, end.other()), tuple.protocol));
+            let Some(outer) = find::<I>(&work.partner_place.key) else {
                 return;
             };
-            let into = half_of(outer, partner_place.end.other());
-            if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, tuple) {
+            let into = half_of(outer, work.partner_place.end.other());
+            if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, &tuple) {
                 return;
             }
             leave_to_pod(into, to_ifindex, to);
@@ -150,7 +148,7 @@ global!(
             pass(into, uplink);
         } else {
             let forward = half_of(flow, end);
-            set_outgoing::<I>(forward, tuple);
+            set_outgoing::<I>(forward, &tuple);
             enter::<I>(forward, if from_pod { from_ifindex } else { 0 }, from);
             leave_to_pod(forward, to_ifindex, to);
             forward.action = if bypass { action::PEER } else { action::STACK };
@@ -164,40 +162,39 @@ global!(
                 back.action = action::STACK;
             }
         }
-        show_opening::<I>();
-        join::<I>();
-        trace::learned(&key.0, Skb::new(ctx).ifindex());
+        show_opening(work);
+        join(work);
+        trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
     }
 );
 
 global!(
     /// Learns the way of the packet in [`Work::head`], of a flow that is not known yet, from the pod
     /// behind `pod_ifindex` out of an uplink.
-    pub fn learn_to_wire<I: Net>(ctx: *mut __sk_buff, pod_ifindex: u32, uplink: u32) {
-        let Some(Work { place, .. }) = I::work() else {
-            return;
-        };
-        let (end, tuple) = (place.end, &place.key.0);
-        if open::<I>(end, Payer::Opener(pod_ifindex)).is_none() {
+    pub fn learn_to_wire<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        pod_ifindex: u32,
+        uplink: u32,
+    ) {
+        let end = work.place.end;
+        if open(work, end, Payer::Opener(pod_ifindex)).is_none() {
             return;
         }
-        trace::learned(tuple, Skb::new(ctx).ifindex());
-        leave_by_wire::<I>(pod_ifindex, uplink);
+        trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
+        leave_by_wire(work, pod_ifindex, uplink);
     }
 );
 
 global!(
     /// The flow of the packet in [`Work::head`], which came out of this uplink unchanged, has a way to
     /// the world.
-    pub fn leave_by_wire<I: Net>(pod_ifindex: u32, uplink: u32) {
-        let Some(Work {
+    pub fn leave_by_wire<I: Net>(work: &mut WorkArea<I>, pod_ifindex: u32, uplink: u32) {
+        let Work {
             head,
             place: Place { key, end },
             ..
-        }) = I::work()
-        else {
-            return;
-        };
+        } = &mut **work;
         let Some(flow) = find::<I>(key) else {
             return;
         };
@@ -215,17 +212,15 @@ global!(
         leave_to_wire(out, uplink);
         out.action = action::WIRE;
         pass(out, 0);
-        show_opening::<I>();
-        join::<I>();
+        show_opening(work);
+        join(work);
     }
 );
 
 /// Notes that a packet which opens TCP, in [`Work::head`], came out of the stack.
 #[inline(always)]
-fn show_opening<I: Net>() {
-    let Some(Work { head, place, .. }) = I::work() else {
-        return;
-    };
+fn show_opening<I: Net>(work: &mut WorkArea<I>) {
+    let Work { head, place, .. } = &mut **work;
     let shown = match head.tcp_flags & (tcp::SYN | tcp::ACK) {
         tcp::SYN => state::SYN,
         SYN_ACK => state::SYN_ACK,
@@ -254,14 +249,14 @@ fn pass<A>(half: &mut Half<A>, uplink: u32) {
 /// then there is more to the decision (marks, policy, several next hops) than we could repeat.
 #[inline(always)]
 pub fn agrees<I: Net>(
+    work: &mut WorkArea<I>,
     skb: &Skb,
-    head: &Head<I>,
     pod_ifindex: u32,
     pod: &Device,
     asked: Asked,
 ) -> bool {
     if pod.flags & flags::BYPASS == 0
-        || head.kind != Kind::Flow
+        || work.head.kind != Kind::Flow
         || !is_ethernet_uplink(skb.ifindex())
         || policy() & policy::XFRM != 0
     {
@@ -270,8 +265,8 @@ pub fn agrees<I: Net>(
     let Ok(destination) = skb.load::<[u16; 3]>(0) else {
         return false;
     };
-    find_route::<I>(skb.raw(), pod_ifindex, asked).is_some_and(|way| way.get() == skb.ifindex())
-        && I::work().is_some_and(|work| same_mac(destination, work.route.eth[0]))
+    find_route(work, skb.raw(), pod_ifindex, asked).is_some_and(|way| way.get() == skb.ifindex())
+        && same_mac(destination, work.route.eth[0])
 }
 
 #[inline(always)]
@@ -348,19 +343,18 @@ enum Payer {
 /// The flow at [`Work::place`] as it is known, or an empty one, heard from `end`. Of a pod that is
 /// over its quota no new flow is remembered; one from the world that must be is the first to go.
 #[inline(always)]
-fn open<I: Net>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
-    let Work {
-        head,
-        place: Place { key, .. },
-        ..
-    } = I::work()?;
-    if let Some(flow) = find::<I>(key) {
+fn open<I: Net>(
+    work: &mut WorkArea<I>,
+    end: End,
+    payer: Payer,
+) -> Option<&'static mut Flow<I::Addr>> {
+    if let Some(flow) = find::<I>(&work.place.key) {
         if flow.halves[0].rewrite | flow.halves[1].rewrite != 0 {
             // Whoever translates takes note.
             return Some(flow);
         }
-        note::<I>();
-        return find::<I>(key);
+        note(work);
+        return find::<I>(&work.place.key);
     }
     let (account, may_be_surplus) = match payer {
         Payer::Opener(pod) => (pod, false),
@@ -371,7 +365,9 @@ fn open<I: Net>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
         count(Counter::OverQuota);
         return None;
     }
-    let flow = I::scratch()?;
+    let Work {
+        draft: flow, head, ..
+    } = &mut **work;
     memory::clear(flow);
     flow.state = end.heard();
     match payer {
@@ -383,32 +379,35 @@ fn open<I: Net>(end: End, payer: Payer) -> Option<&'static mut Flow<I::Addr>> {
         Payer::Reached { .. } => {}
     }
     prolong(flow, head.tuple.protocol, tick());
-    if store::<I>(At::Place, Share::Pods) != Stored::Done {
+    if store(work, At::Place, Share::Pods) != Stored::Done {
         if !is_full {
             refund(account);
         }
         return None;
     }
-    find::<I>(key)
+    find::<I>(&work.place.key)
 }
 
 global!(
     /// Notes a flow of the host's own stack, in [`Work::head`], that leaves with the address that pods'
     /// flows are given: its port is another container's. Netfilter asks nobody when it translates, so
     /// who masquerades beside it has to look.
-    pub fn note_others<I: Net>(ctx: *mut __sk_buff) {
-        let (Some(flow), Some(Work { head, place, .. })) = (I::scratch(), I::work()) else {
-            return;
-        };
+    pub fn note_others<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) {
+        let Work {
+            draft: flow,
+            head,
+            place,
+            ..
+        } = &mut **work;
         memory::clear(flow);
         flow.state = place.end.heard();
         flow.halves[0].action = action::OTHERS;
         flow.halves[1].action = action::OTHERS;
         prolong(flow, head.tuple.protocol, tick());
-        if store::<I>(At::Place, Share::Pods) != Stored::Done {
+        if store(work, At::Place, Share::Pods) != Stored::Done {
             return;
         }
         count(Counter::OthersPort);
-        trace::learned(&head.tuple, Skb::new(ctx).ifindex());
+        trace::learned(&work.head.tuple, Skb::new(ctx).ifindex());
     }
 );

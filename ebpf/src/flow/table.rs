@@ -13,15 +13,18 @@ use underpass_abi::{
     node::slots,
 };
 
+use underpass_ebpf::ip::Ip;
+
 use crate::{
     flow::entry::{find, has_key, has_target, is_alive, remove_one, remove_partners},
     kernel::{
-        global::{Number, global, number},
+        global::{Number, Outcome, global, number},
         maps::{constant, count, device, tick},
         memory,
         net::Net,
+        work_area::WorkArea,
     },
-    model::{direction::outgoing, state::is_shared},
+    model::{direction::outgoing, state::is_shared, work::Work},
 };
 
 number!(
@@ -33,6 +36,16 @@ number!(
         PartnerPlace,
     }
 );
+
+impl At {
+    #[inline(always)]
+    fn key<I: Ip>(self, work: &Work<I>) -> &Key<I::Addr> {
+        match self {
+            Self::Place => &work.place.key,
+            Self::PartnerPlace => &work.partner_place.key,
+        }
+    }
+}
 
 number!(
     /// Whose slots a new flow may take.
@@ -59,6 +72,10 @@ number!(
 /// The number of a slot.
 #[derive(Clone, Copy)]
 struct Slot(u32);
+
+impl Outcome for Option<Slot> {
+    const FALLBACK: Self = None;
+}
 
 impl Number for Option<Slot> {
     type Raw = u32;
@@ -91,21 +108,12 @@ const HOST_SHARE: u32 = 16;
 
 global!(
     /// Stores the flow that was built in the scratch room, if its key is free.
-    pub fn store<I: Net>(at: At, share: Share) -> Stored {
-        let (Some(flow), Some(work)) = (I::scratch(), I::work()) else {
-            return Stored::NoRoom;
-        };
-        let key = match at {
-            At::Place => &work.place.key,
-            At::PartnerPlace => &work.partner_place.key,
-        };
-        if I::flows().get_ptr(key).is_some() {
+    pub fn store<I: Net>(work: &mut WorkArea<I>, at: At, share: Share) -> Stored {
+        if I::flows().get_ptr(at.key(work)).is_some() {
             return Stored::Taken;
         }
-        flow.tag = key.tag();
-        flow.since = tick();
         for attempt in 0..TRIES {
-            let Some(found) = seek::<I>(share) else {
+            let Some(found) = seek(work, share) else {
                 break;
             };
             let Some(slot) = I::slots().get_ptr_mut(found.0) else {
@@ -113,13 +121,18 @@ global!(
             };
             // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
             let slot = unsafe { &mut *slot };
+            let key = at.key(work);
             // Written at once after the look, so that of two CPUs that found the same slot the slower
             // one has it before the faster one looks again.
             memory::copy(slot, key);
             slot.0.reserved2 = now();
             if attempt == 0 {
-                flow.slot = found.0;
-                let inserted = I::flows().insert(key, &*flow, u64::from(BPF_NOEXIST));
+                let tag = key.tag();
+                work.draft.tag = tag;
+                work.draft.since = tick();
+                work.draft.slot = found.0;
+                let key = at.key(work);
+                let inserted = I::flows().insert(key, &work.draft, u64::from(BPF_NOEXIST));
                 if inserted.is_err() {
                     // Another CPU was faster with the same flow, or there is no memory.
                     slot.0.protocol = 0;
@@ -132,7 +145,7 @@ global!(
             } else if let Some(stored) = find::<I>(key) {
                 stored.slot = found.0;
             }
-            if has_key::<I>(slot, key) {
+            if has_key::<I>(slot, at.key(work)) {
                 return Stored::Done;
             }
             if attempt == TRIES - 1 {
@@ -142,14 +155,14 @@ global!(
         }
         count(Counter::TableFull);
         // Without a second slot the entry has to go again.
-        remove_one::<I>(key);
+        remove_one::<I>(at.key(work));
         Stored::NoRoom
     }
 );
 
 global!(
     /// Finds a slot that is free.
-    fn seek<I: Net>(share: Share) -> Option<Slot> {
+    fn seek<I: Net>(work: &mut WorkArea<I>, share: Share) -> Option<Slot> {
         let all = slots(constant!(flows));
         let kept = all / HOST_SHARE;
         let (first, number) = match share {
@@ -157,7 +170,7 @@ global!(
             Share::Node => (0, kept),
         };
         for attempt in 0..LOOKS {
-            let slot = look::<I>(attempt, first, number);
+            let slot = look(work, attempt, first, number);
             if slot.is_some() {
                 return slot;
             }
@@ -169,11 +182,11 @@ global!(
 global!(
     /// Looks at one of `number` slots from `first` on, at random, and empties it if its flow is gone or
     /// may be taken away. It is returned if it is free then.
-    fn look<I: Net>(attempt: u32, first: u32, number: u32) -> Option<Slot> {
+    fn look<I: Net>(work: &mut WorkArea<I>, attempt: u32, first: u32, number: u32) -> Option<Slot> {
         // SAFETY: the helper has no arguments.
         let random = u64::from(unsafe { bpf_get_prandom_u32() });
         let slot = first + ((random * u64::from(number)) >> 32) as u32;
-        let (key, work) = (I::slots().get_ptr(slot)?, I::work()?);
+        let key = I::slots().get_ptr(slot)?;
         // SAFETY: any bytes are a key.
         let mut key = unsafe { *key };
         let written = key.0.reserved2;

@@ -16,6 +16,7 @@ use crate::{
         maps::{count, tick},
         memory,
         net::Net,
+        work_area::WorkArea,
     },
     model::{
         direction::{half_of, is_answer, is_answer_to, outgoing},
@@ -42,8 +43,8 @@ global!(
     /// gone, or whose host port leads elsewhere.
     ///
     /// The two entries of a translated flow live as long as the livelier of them.
-    pub fn look_up<I: Net>() -> bool {
-        let Some(Work {
+    pub fn look_up<I: Net>(work: &mut WorkArea<I>) -> bool {
+        let Work {
             head,
             place: Place { key, end },
             half: copy,
@@ -51,10 +52,7 @@ global!(
             since,
             partner_place,
             ..
-        }) = I::work()
-        else {
-            return false;
-        };
+        } = &mut **work;
         let Some(flow) = find::<I>(key) else {
             return false;
         };
@@ -65,7 +63,7 @@ global!(
             return false;
         }
         if !is_owned::<I>(copy, head.tuple.src) || !is_current::<I>(&head.tuple, copy, *state) {
-            withdraw::<I>();
+            withdraw(work);
             return false;
         }
         let tick = tick();
@@ -87,7 +85,7 @@ global!(
         }
         count(Counter::Expired);
         if is_shared(flow) {
-            withdraw::<I>();
+            withdraw(work);
         } else {
             remove_all::<I>(key, flow);
         }
@@ -97,17 +95,14 @@ global!(
 
 global!(
     /// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.
-    pub fn note<I: Net>() -> Noted {
-        let Some(Work {
+    pub fn note<I: Net>(work: &mut WorkArea<I>) -> Noted {
+        let Work {
             head,
             place: Place { key, end },
             partner,
             partner_place,
             ..
-        }) = I::work()
-        else {
-            return Noted::Incomplete;
-        };
+        } = &mut **work;
         let Some(flow) = find::<I>(key) else {
             return Noted::Incomplete;
         };
@@ -164,16 +159,13 @@ global!(
 global!(
     /// Removes the flow whose direction at [`Work::place`] is in [`Work::half`]: its entry and, if it is
     /// translated, the other one. Of an entry that is shared only its own half goes.
-    pub fn withdraw<I: Net>() {
-        let Some(Work {
+    pub fn withdraw<I: Net>(work: &mut WorkArea<I>) {
+        let Work {
             place: Place { key, end },
             half: copy,
             partner_place,
             ..
-        }) = I::work()
-        else {
-            return;
-        };
+        } = &mut **work;
         if copy.rewrite != 0 {
             partner_place.set(&outgoing::<I>(copy, key.0.protocol));
             let back = partner_place.end.other();

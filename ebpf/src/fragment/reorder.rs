@@ -23,11 +23,9 @@ use crate::{
         route,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
-    model::{
-        held::{Held, HeldKey},
-        work::Work,
-    },
+    model::held::{Held, HeldKey},
 };
 
 /// How many are kept of a datagram. One of 64 KiB has so many at an MTU of 1500.
@@ -61,11 +59,12 @@ impl Number for Way {
 global!(
     /// Keeps the bytes of the packet in [`Work::head`]. Not if it is too long, or too many of its
     /// datagram wait, or the first was dropped.
-    pub fn keep<I: Net>(ctx: *mut __sk_buff) -> bool {
-        let (Some(mut key), Some(room)) = (key::<I>(ctx), HELD_ROOM.get_ptr_mut(0)) else {
+    pub fn keep<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
+        let Some(room) = HELD_ROOM.get_ptr_mut(0) else {
             return false;
         };
-        if I::work().is_none_or(|work| fragment::is_refused(&work.head)) {
+        let mut key = key(work, ctx);
+        if fragment::is_refused(&work.head) {
             return false;
         }
         // SAFETY: the slot belongs to this CPU, and is used here only; all bytes are valid.
@@ -94,16 +93,14 @@ global!(
 /// this host: it may be for a host port, or be the answer to a masqueraded flow. The stack gets it as
 /// well; it may as well be for the host.
 #[inline(always)]
-pub fn copy<I: Net>(ctx: *mut __sk_buff) {
-    let Some(Work { head, .. }) = I::work() else {
-        return;
-    };
+pub fn copy<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) {
+    let head = &work.head;
     let ifindex = Skb::new(ctx).ifindex();
     let is_waiting = head.kind == Kind::Later
         && device(ifindex).is_some_and(is_way_back)
         && endpoint(head.tuple.dst.wide()).is_none();
-    if is_waiting && route::is_local::<I>(ctx, ifindex) {
-        keep::<I>(ctx);
+    if is_waiting && route::is_local(work, ctx, ifindex) {
+        keep(work, ctx);
     }
 }
 
@@ -116,25 +113,24 @@ fn is_way_back(device: &Device) -> bool {
 
 /// As [`release`], of a packet that may be no first fragment: nearly none is.
 #[inline(always)]
-pub fn lead<I: Net>(ctx: *mut __sk_buff, way: Way) -> Step<()> {
-    match I::work() {
-        Some(work) if work.head.piece == Piece::First => release::<I>(ctx, way),
-        _ => Ok(()),
+pub fn lead<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, way: Way) -> Step<()> {
+    if work.head.piece == Piece::First {
+        release(work, ctx, way)
+    } else {
+        Ok(())
     }
 }
 
 global!(
     /// Sends the first fragment in [`Work::head`] and all that wait for it through this hook again, in
     /// that order, if any wait.
-    pub fn release<I: Net>(ctx: *mut __sk_buff, way: Way) -> Step<()> {
+    pub fn release<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, way: Way) -> Step<()> {
         let mut skb = Skb::new(ctx);
         if skb.is_again() {
             skb.unmark();
             return Ok(());
         }
-        let Some(mut key) = key::<I>(ctx) else {
-            return Ok(());
-        };
+        let mut key = key(work, ctx);
         if HELD.get_ptr(&key).is_none() {
             return Ok(());
         }
@@ -167,21 +163,21 @@ global!(
 );
 
 #[inline(always)]
-fn key<I: Net>(ctx: *mut __sk_buff) -> Option<HeldKey> {
+fn key<I: Net>(work: &WorkArea<I>, ctx: *mut __sk_buff) -> HeldKey {
     let FragmentKey {
         src,
         dst,
         identification,
         protocol,
-    } = I::work()?.head.fragment_key();
-    Some(HeldKey {
+    } = work.head.fragment_key();
+    HeldKey {
         src: src.wide(),
         dst: dst.wide(),
         identification,
         protocol,
         ifindex: Skb::new(ctx).ifindex(),
         turn: 0,
-    })
+    }
 }
 
 #[inline(always)]

@@ -21,6 +21,7 @@ use crate::{
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
     model::direction::is_answer,
     nat::{
@@ -35,33 +36,39 @@ use crate::{
 #[inline(always)]
 pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
     bypass::take::<I>(ctx, Side::Pod)?;
-    check::<I>(ctx)?;
-    if I::work().is_some_and(|work| work.head.kind == Kind::Error) {
-        error_from_pod::<I>(ctx, parse_quote::<I>(ctx))?;
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
+    };
+    let work = &mut work;
+    check(work, ctx)?;
+    if work.head.kind == Kind::Error {
+        let is_quoted = parse_quote(work, ctx);
+        error_from_pod(work, ctx, is_quoted)?;
     }
-    let served = hairpin::serve::<I>(ctx, Skb::new(ctx).ifindex(), serve_pod::<I>);
-    reorder::copy::<I>(ctx);
+    let served = hairpin::serve(work, ctx, Skb::new(ctx).ifindex(), serve_pod);
+    reorder::copy(work, ctx);
     served?;
-    enter_stack::<I>(ctx)
+    enter_stack(work, ctx)
 }
 
 global!(
-    /// Gives the packet in [`Work::head`](crate::kernel::Work::head) the container that serves the
+    /// Gives the packet in [`Work::head`](crate::model::work::Work::head) the container that serves the
     /// host port that it is for, if it is for one. One that goes back to where it came from, or to a
     /// process of the host, is sent.
-    fn serve_pod<I: Net>(ctx: *mut __sk_buff) -> Step<Served> {
-        let served = if look_up::<I>() {
+    fn serve_pod<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Served> {
+        let served = if look_up(work) {
             Served::Known
         } else {
-            open_host_port::<I>(ctx, Skb::new(ctx).ifindex())?
+            open_host_port(work, ctx, Skb::new(ctx).ifindex())?
         };
         if served != Served::Known {
             return Ok(served);
         }
-        if I::work().is_some_and(|work| hairpin::is_in_the_way(work)) {
+        if hairpin::is_in_the_way(work) {
             return Ok(Served::Crowded);
         }
-        turn_back::<I>(ctx)?;
+        turn_back(work, ctx)?;
         Ok(Served::Known)
     }
 );
@@ -96,15 +103,15 @@ pub fn other(ctx: *mut __sk_buff) -> Step<Verdict> {
 }
 
 global!(
-    /// Parses a packet that no bypass took into [`Work::head`](crate::kernel::Work::head), and
+    /// Parses a packet that no bypass took into [`Work::head`](crate::model::work::Work::head), and
     /// drops what the pod may not send.
-    fn check<I: Net>(ctx: *mut __sk_buff) -> Step<()> {
+    fn check<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
         let mut skb = Skb::new(ctx);
-        let (Some(work), Some(pod)) = (I::work(), device(skb.ifindex())) else {
+        let Some(pod) = device(skb.ifindex()) else {
             return Err(Verdict::STACK);
         };
         let is_foreign = pod.flags & flags::FOREIGN != 0;
-        if !parse_packet::<I>(ctx, ETHERNET) {
+        if !parse_packet(work, ctx, ETHERNET) {
             return Err(if is_foreign {
                 Verdict::STACK
             } else {
@@ -115,7 +122,7 @@ global!(
             // To the bridge's MAC. The bridge would say so a little later.
             skb.take_for_host();
         }
-        reorder::lead::<I>(ctx, Way::IN)?;
+        reorder::lead(work, ctx, Way::IN)?;
         let is_translated = is_foreign && skb.is_bypassed();
         skb.unmark();
         if is_translated {
@@ -128,25 +135,21 @@ global!(
 );
 
 global!(
-    /// Hands the packet in [`Work::head`](crate::kernel::Work::head) to the stack, with its
+    /// Hands the packet in [`Work::head`](crate::model::work::Work::head) to the stack, with its
     /// fingerprint. One to a host port that another pod of this node serves is translated before the
     /// stack routes it.
-    fn enter_stack<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
+    fn enter_stack<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Verdict> {
         let mut skb = Skb::new(ctx);
-        if look_up::<I>()
-            && I::work().is_some_and(|work| is_early(&skb, work.half.rewrite, work.state))
-        {
-            mapping::note::<I>();
-            translate::as_known::<I>(&skb)?;
+        if look_up(work) && is_early(&skb, work.half.rewrite, work.state) {
+            mapping::note(work);
+            translate::as_known(work, &skb)?;
             if device(skb.ifindex()).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
                 skb.mark_bypassed();
             }
         }
-        if let Some(work) = I::work() {
-            // Of a datagram to the host, so that the later ones are not kept.
-            fragment::remember(&work.head);
-            learn::sign(&mut skb, &work.head);
-        }
+        // Of a datagram to the host, so that the later ones are not kept.
+        fragment::remember(&work.head);
+        learn::sign(&mut skb, &work.head);
         Ok(Verdict::STACK)
     }
 );

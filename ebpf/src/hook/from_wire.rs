@@ -27,8 +27,8 @@ use crate::{
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
-    model::work::Work,
     nat::{
         hairpin,
         host_port::{Served, open_host_port},
@@ -43,55 +43,60 @@ pub fn ip<I: Net, const L3: u32>(ctx: *mut __sk_buff) -> Step<Verdict> {
     if L3 == ETHERNET {
         bypass::take::<I>(ctx, Side::Wire)?;
     }
-    hairpin::serve::<I>(ctx, 0, |ctx| translate_back::<I>(ctx, L3))?;
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
+    };
+    let work = &mut work;
+    hairpin::serve(work, ctx, 0, |work, ctx| translate_back(work, ctx, L3))?;
     Ok(Verdict::STACK)
 }
 
 global!(
     /// Translates a packet whose network header is at `l3`, and that no bypass took, if its flow is.
-    fn translate_back<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Served> {
+    fn translate_back<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        l3: u32,
+    ) -> Step<Served> {
         let mut skb = Skb::new(ctx);
-        let Some(Work { head, half, .. }) = I::work() else {
-            return Err(Verdict::STACK);
-        };
-        if !parse_packet::<I>(ctx, l3) || !skb.is_for_host() {
+        if !parse_packet(work, ctx, l3) || !skb.is_for_host() {
             return Err(Verdict::STACK);
         }
-        if head.kind == Kind::Error {
-            return Err(error_from_wire::<I>(ctx, parse_quote::<I>(ctx))?);
+        if work.head.kind == Kind::Error {
+            let is_quoted = parse_quote(work, ctx);
+            return Err(error_from_wire(work, ctx, is_quoted)?);
         }
-        if head.kind != Kind::Flow {
-            reorder::copy::<I>(ctx);
+        if work.head.kind != Kind::Flow {
+            reorder::copy(work, ctx);
             return Err(Verdict::STACK);
         }
-        let served = if look_up::<I>() {
+        let served = if look_up(work) {
             Served::Known
         } else {
-            open_host_port::<I>(ctx, 0)?
+            open_host_port(work, ctx, 0)?
         };
         let is_known = served == Served::Known;
-        if served == Served::Crowded
-            || is_known && I::work().is_some_and(|work| hairpin::is_in_the_way(work))
-        {
+        if served == Served::Crowded || is_known && hairpin::is_in_the_way(work) {
             return Ok(Served::Crowded);
         }
         // Nobody in the world has a tuple of the host with itself.
-        if is_known && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
-            reorder::lead::<I>(ctx, Way::IN)?;
-            mapping::note::<I>();
-            translate::as_known::<I>(&skb)?;
+        if is_known && work.half.rewrite & rewrite::DST != 0 && work.half.action != action::HOST {
+            reorder::lead(work, ctx, Way::IN)?;
+            mapping::note(work);
+            translate::as_known(work, &skb)?;
         } else {
-            if is_known && half.action == action::OTHERS {
-                note::<I>();
+            if is_known && work.half.action == action::OTHERS {
+                note(work);
             }
             // So that the later ones are not kept.
-            fragment::remember(head);
+            fragment::remember(&work.head);
         }
-        if endpoint(head.tuple.dst.wide()).is_some() {
+        if endpoint(work.head.tuple.dst.wide()).is_some() {
             if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
                 skb.mark_arrival();
             }
-            learn::sign(&mut skb, head);
+            learn::sign(&mut skb, &work.head);
         }
         Err(Verdict::STACK)
     }

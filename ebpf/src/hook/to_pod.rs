@@ -17,11 +17,9 @@ use crate::{
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
-    model::{
-        direction::{FROM_PORT, is_answer},
-        work::Work,
-    },
+    model::direction::{FROM_PORT, is_answer},
     nat::{mapping, translate},
     parse::{parse_packet, parse_quote},
 };
@@ -29,13 +27,19 @@ use crate::{
 /// IPv4 and IPv6.
 #[inline(always)]
 pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
-    deliver::<I>(ctx)?;
-    error_to_pod::<I>(ctx, parse_quote::<I>(ctx))
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
+    };
+    let work = &mut work;
+    deliver(work, ctx)?;
+    let is_quoted = parse_quote(work, ctx);
+    error_to_pod(work, ctx, is_quoted)
 }
 
 global!(
     /// Deals with everything else than ICMP errors, which are left to the next stage.
-    fn deliver<I: Net>(ctx: *mut __sk_buff) -> Step<()> {
+    fn deliver<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
         let mut skb = Skb::new(ctx);
         if skb.is_bypassed() {
             // From a process of the host to a host port: `from_host` has dealt with it. Or from the
@@ -43,21 +47,18 @@ global!(
             skb.unmark();
             return Err(Verdict::STACK);
         }
-        let Some(Work { head, .. }) = I::work() else {
-            return Err(Verdict::STACK);
-        };
-        if !parse_packet::<I>(ctx, ETHERNET) {
+        if !parse_packet(work, ctx, ETHERNET) {
             return Err(Verdict::STACK);
         }
-        if head.kind == Kind::Flow {
-            if learn::is_unchanged::<I>(&skb, head) {
-                learn_to_pod::<I>(ctx, skb.arrival(), skb.ifindex());
+        if work.head.kind == Kind::Flow {
+            if learn::is_unchanged::<I>(&skb, &work.head) {
+                learn_to_pod(work, ctx, skb.arrival(), skb.ifindex());
             } else {
-                forget::<I>();
+                forget(work);
             }
-            return Err(arrive::<I>(ctx)?);
+            return Err(arrive(work, ctx)?);
         }
-        if head.kind == Kind::Error {
+        if work.head.kind == Kind::Error {
             return Ok(());
         }
         Err(Verdict::STACK)
@@ -67,15 +68,15 @@ global!(
 global!(
     /// Gives what comes back from a host port the address and port that the pod asked for: here, since
     /// the stack takes no packet with an address of its own as the source.
-    fn arrive<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
-        if look_up::<I>()
-            && I::work().is_some_and(|work| {
+    fn arrive<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Verdict> {
+        if look_up(work)
+            && ({
                 work.half.rewrite & FROM_PORT == FROM_PORT
                     && is_answer(work.half.rewrite, work.state)
             })
         {
-            mapping::note::<I>();
-            translate::as_known::<I>(&Skb::new(ctx))?;
+            mapping::note(work);
+            translate::as_known(work, &Skb::new(ctx))?;
         }
         Ok(Verdict::STACK)
     }

@@ -6,7 +6,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{Half, action, protocol, rewrite, state},
+    flow::{action, protocol, rewrite, state},
 };
 use underpass_ebpf::{ip::Head, l4::Kind};
 
@@ -26,11 +26,9 @@ use crate::{
         route::Asked,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
-    model::{
-        state::{begins, begins_anew, may_open},
-        work::Work,
-    },
+    model::state::{begins, begins_anew, may_open},
     nat::{
         mapping,
         masquerade::{self, Way},
@@ -52,75 +50,74 @@ number!(
 /// IPv4 and IPv6; the network header is at `l3`.
 #[inline(always)]
 pub fn ip<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Verdict> {
-    match send_known::<I>(ctx, l3)? {
-        Left::Error => error_to_wire::<I>(ctx, parse_quote::<I>(ctx)),
-        Left::Unknown => open::<I>(ctx),
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
+    };
+    let work = &mut work;
+    match send_known(work, ctx, l3)? {
+        Left::Error => {
+            let is_quoted = parse_quote(work, ctx);
+            error_to_wire(work, ctx, is_quoted)
+        }
+        Left::Unknown => open(work, ctx),
     }
 }
 
 global!(
     /// Translates a packet of a flow that is known as the flow says, and learns it if it came through
     /// the stack unchanged.
-    fn send_known<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Left> {
+    fn send_known<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, l3: u32) -> Step<Left> {
         let mut skb = Skb::new(ctx);
         if skb.is_bypassed() {
             skb.unmark();
             return Err(Verdict::STACK);
         }
-        let Some(Work { head, half, .. }) = I::work() else {
-            return Err(Verdict::STACK);
-        };
-        if !parse_packet::<I>(ctx, l3) {
+        if !parse_packet(work, ctx, l3) {
             return Err(Verdict::STACK);
         }
-        if head.kind == Kind::Error {
+        if work.head.kind == Kind::Error {
             return Ok(Left::Error);
         }
-        reorder::lead::<I>(ctx, reorder::Way::OUT)?;
-        if head.kind != Kind::Flow || !look_up::<I>() {
+        reorder::lead(work, ctx, reorder::Way::OUT)?;
+        if work.head.kind != Kind::Flow || !look_up(work) {
             return Ok(Left::Unknown);
         }
-        let owner = endpoint(head.tuple.src.wide()).map(|owner| owner.ifindex);
+        let owner = endpoint(work.head.tuple.src.wide()).map(|owner| owner.ifindex);
         match owner.and_then(|owner| Some((owner, device(owner)?))) {
-            Some((owner, pod)) => known_of_pod(&skb, head, half, owner, pod),
-            None => known_of_host::<I>(&skb, half),
+            Some((owner, pod)) => known_of_pod(work, &skb, owner, pod),
+            None => known_of_host(work, &skb),
         }
     }
 );
 
 #[inline(always)]
-fn known_of_pod<I: Net>(
-    skb: &Skb,
-    head: &Head<I>,
-    half: &Half<I::Addr>,
-    owner: u32,
-    pod: &Device,
-) -> Step<Left> {
-    if half.action == action::NONE {
+fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Device) -> Step<Left> {
+    if work.half.action == action::NONE {
         return Ok(Left::Unknown);
     }
     let from = skb.ingress_ifindex();
     if from != owner && pod.flags & flags::FOREIGN == 0 {
         // In its name, by another (without `antiSpoof`), who has no say in its flow.
-        if half.rewrite & rewrite::SRC != 0 {
-            translate::as_known::<I>(skb)?;
+        if work.half.rewrite & rewrite::SRC != 0 {
+            translate::as_known(work, skb)?;
         }
         return Err(Verdict::STACK);
     }
-    if !mapping::note::<I>() || is_given_up::<I>(skb, head, half) {
+    if !mapping::note(work) || is_given_up(work, skb) {
         return Ok(Left::Unknown);
     }
-    if !is_unchanged(skb, head) {
-        forget::<I>();
-    } else if pod.flags & flags::BYPASS != 0 && head.plain {
-        if learn::agrees(skb, head, from, pod, Asked::Way) {
-            leave_by_wire::<I>(from, skb.ifindex());
+    if !is_unchanged(skb, &work.head) {
+        forget(work);
+    } else if pod.flags & flags::BYPASS != 0 && work.head.plain {
+        if learn::agrees(work, skb, from, pod, Asked::Way) {
+            leave_by_wire(work, from, skb.ifindex());
         } else {
-            suspend::<I>();
+            suspend(work);
         }
     }
-    if half.rewrite & rewrite::SRC != 0 {
-        translate::as_known::<I>(skb)?;
+    if work.half.rewrite & rewrite::SRC != 0 {
+        translate::as_known(work, skb)?;
     }
     Err(Verdict::STACK)
 }
@@ -130,20 +127,18 @@ fn known_of_pod<I: Net>(
 /// one that has ended, and where the route has changed before anybody answered. The old one is
 /// removed then. (Connection tracking forgets both as well.)
 #[inline(always)]
-fn is_given_up<I: Net>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool {
-    let Some(Work { state, .. }) = I::work() else {
-        return false;
-    };
-    if half.rewrite != rewrite::SRC || *state & state::PORT != 0 {
+fn is_given_up<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> bool {
+    if work.half.rewrite != rewrite::SRC || work.state & state::PORT != 0 {
         return false;
     }
     // An opener that has an answer already must not lose it.
-    let begins = head.tuple.protocol != protocol::TCP || begins(head.tcp_flags);
-    let is_answered = *state & state::ANSWERED == state::ANSWERED;
-    let has_moved = half.out_ifindex != 0 && half.out_ifindex != skb.ifindex();
-    let is_over = begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
+    let begins = work.head.tuple.protocol != protocol::TCP || begins(work.head.tcp_flags);
+    let is_answered = work.state & state::ANSWERED == state::ANSWERED;
+    let has_moved = work.half.out_ifindex != 0 && work.half.out_ifindex != skb.ifindex();
+    let is_over =
+        begins_anew(work.state, work.head.tcp_flags) || begins && !is_answered && has_moved;
     if is_over {
-        withdraw::<I>();
+        withdraw(work);
     }
     is_over
 }
@@ -151,13 +146,13 @@ fn is_given_up<I: Net>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool 
 /// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this
 /// uplink, it must take another.
 #[inline(always)]
-fn known_of_host<I: Net>(skb: &Skb, half: &Half<I::Addr>) -> Step<Left> {
-    if half.rewrite & rewrite::SRC != 0 {
-        translate::as_known::<I>(skb)?;
-    } else if half.action == action::TAKEN {
+fn known_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Left> {
+    if work.half.rewrite & rewrite::SRC != 0 {
+        translate::as_known(work, skb)?;
+    } else if work.half.action == action::TAKEN {
         return Ok(Left::Unknown);
-    } else if half.action == action::OTHERS {
-        note::<I>();
+    } else if work.half.action == action::OTHERS {
+        note(work);
     }
     Err(Verdict::STACK)
 }
@@ -165,74 +160,72 @@ fn known_of_host<I: Net>(skb: &Skb, half: &Half<I::Addr>) -> Step<Left> {
 global!(
     /// Opens a flow that is not known yet, of a pod or of the host on a tuple that is taken, with the
     /// packet in [`Work::head`].
-    fn open<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
-        let Some(Work { head, .. }) = I::work() else {
-            return Ok(Verdict::STACK);
-        };
+    fn open<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Verdict> {
         let skb = Skb::new(ctx);
-        match endpoint(head.tuple.src.wide()) {
-            Some(owner) => open_of_pod(&skb, head, owner.ifindex),
-            None => open_of_host(&skb, head),
+        match endpoint(work.head.tuple.src.wide()) {
+            Some(owner) => open_of_pod(work, &skb, owner.ifindex),
+            None => open_of_host(work, &skb),
         }
     }
 );
 
 #[inline(always)]
-fn open_of_pod<I: Net>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> {
+fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Verdict> {
     let Some(pod) = device(owner) else {
         return Ok(Verdict::STACK);
     };
-    let is_masqueraded = masquerade::is_wanted::<I>(pod, head.tuple.dst);
+    let is_masqueraded = masquerade::is_wanted::<I>(pod, work.head.tuple.dst);
     let asked = masquerade::asks::<I>(pod, is_masqueraded);
-    let may_learn = head.kind == Kind::Flow
-        && head.plain
+    let may_learn = work.head.kind == Kind::Flow
+        && work.head.plain
         && skb.ingress_ifindex() == owner
-        && is_unchanged(skb, head)
-        && learn::agrees(skb, head, owner, pod, asked);
+        && is_unchanged(skb, &work.head)
+        && learn::agrees(work, skb, owner, pod, asked);
     if !is_masqueraded {
         if may_learn {
-            learn_to_wire::<I>(skb.raw(), owner, skb.ifindex());
+            learn_to_wire(work, skb.raw(), owner, skb.ifindex());
         }
         return Ok(Verdict::STACK);
     }
-    match head.kind {
+    let kind = work.head.kind;
+    match kind {
         Kind::Flow => {}
-        Kind::Later if keep::<I>(skb.raw()) => {
+        Kind::Later if keep(work, skb.raw()) => {
             return Err(Verdict::sent(TC_ACT_STOLEN.cast_unsigned()));
         }
         Kind::Later => return Err(Verdict::dropped(Counter::DropFragment)),
         _ => return Err(Verdict::dropped(Counter::DropUntranslated)),
     }
-    if !may_open(head) {
+    if !may_open(&work.head) {
         return Err(Verdict::dropped(Counter::DropNoFlow));
     }
     masquerade::assign(
+        work,
         skb,
-        head,
         owner,
         skb.ifindex(),
         if may_learn { Way::Routed } else { Way::Other },
     )?;
     // What the bypass learns overwrites the tuple to leave with.
-    translate::translate::<I>(skb)?;
+    translate::translate(work, skb)?;
     if may_learn {
-        leave_by_wire::<I>(owner, skb.ifindex());
+        leave_by_wire(work, owner, skb.ifindex());
     }
     Ok(Verdict::STACK)
 }
 
 #[inline(always)]
-fn open_of_host<I: Net>(skb: &Skb, head: &Head<I>) -> Step<Verdict> {
-    if head.kind != Kind::Flow {
+fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Verdict> {
+    if work.head.kind != Kind::Flow {
         return Ok(Verdict::STACK);
     }
-    if !look_up::<I>() {
-        if is_of_others(skb, head) {
-            note_others::<I>(skb.raw());
+    if !look_up(work) {
+        if is_of_others(skb, &work.head) {
+            note_others(work, skb.raw());
         }
-    } else if I::work().is_some_and(|work| work.half.action == action::TAKEN) {
-        masquerade::assign(skb, head, 0, skb.ifindex(), Way::Other)?;
-        translate::translate::<I>(skb)?;
+    } else if work.half.action == action::TAKEN {
+        masquerade::assign(work, skb, 0, skb.ifindex(), Way::Other)?;
+        translate::translate(work, skb)?;
     }
     Ok(Verdict::STACK)
 }

@@ -22,6 +22,24 @@ pub trait Number: Copy {
     fn decode(raw: Self::Raw) -> Self;
 }
 
+/// What a global function returns.
+pub trait Outcome: Number {
+    /// What is returned if this CPU has no work area, which never happens.
+    const FALLBACK: Self;
+}
+
+impl Outcome for bool {
+    const FALLBACK: Self = false;
+}
+
+impl Outcome for () {
+    const FALLBACK: Self = ();
+}
+
+impl Outcome for Option<NonZeroU32> {
+    const FALLBACK: Self = None;
+}
+
 impl Number for *mut __sk_buff {
     type Raw = Self;
 
@@ -112,6 +130,10 @@ macro_rules! number {
             $($(#[$other_attribute])* $other,)*
         }
 
+        impl $crate::kernel::global::Outcome for $name {
+            const FALLBACK: Self = Self::$first;
+        }
+
         impl $crate::kernel::global::Number for $name {
             type Raw = u32;
 
@@ -138,6 +160,71 @@ macro_rules! number {
 macro_rules! global {
     (
         $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$family:ident: $bound:ident>(
+            $work:ident: &mut $view:ident<$of:ident>
+            $(, $argument:ident: $type:ty)* $(,)?
+        ) -> $result:ty
+        $body:block
+    ) => {
+        $(#[$attribute])*
+        #[inline(always)]
+        $visibility fn $name<$family: $bound>(
+            _: &mut $view<$of>,
+            $($argument: $type),*
+        ) -> $result {
+            use underpass_ebpf::ip::{V4, V6};
+            use $crate::kernel::global::{Number, Outcome};
+
+            #[inline(always)]
+            fn body<$family: $bound>(
+                $work: &mut $view<$of>,
+                $($argument: $type),*
+            ) -> $result $body
+
+            let result = if <$family as $bound>::FAMILY == <V4 as $bound>::FAMILY {
+                #[unsafe(export_name = concat!(stringify!($name), "4"))]
+                #[inline(never)]
+                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
+                    // SAFETY: the caller has lent its view, and refers to nothing in the area.
+                    let Some(mut work) = (unsafe { $view::<V4>::open() }) else {
+                        return <$result as Outcome>::FALLBACK.encode();
+                    };
+                    body(&mut work, $(Number::decode($argument)),*).encode()
+                }
+                $name($(Number::encode($argument)),*)
+            } else {
+                #[unsafe(export_name = concat!(stringify!($name), "6"))]
+                #[inline(never)]
+                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
+                    // SAFETY: as above.
+                    let Some(mut work) = (unsafe { $view::<V6>::open() }) else {
+                        return <$result as Outcome>::FALLBACK.encode();
+                    };
+                    body(&mut work, $(Number::decode($argument)),*).encode()
+                }
+                $name($(Number::encode($argument)),*)
+            };
+            Number::decode(result)
+        }
+    };
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$family:ident: $bound:ident>(
+            $work:ident: &mut $view:ident<$of:ident>
+            $(, $argument:ident: $type:ty)* $(,)?
+        )
+        $body:block
+    ) => {
+        $crate::kernel::global::global!(
+            $(#[$attribute])*
+            $visibility fn $name<$family: $bound>(
+                $work: &mut $view<$of>
+                $(, $argument: $type)*
+            ) -> () $body
+        );
+    };
+    (
+        $(#[$attribute:meta])*
         $visibility:vis fn $name:ident<$family:ident: $bound:ident>($($argument:ident: $type:ty),* $(,)?) -> $result:ty
         $body:block
     ) => {
@@ -145,12 +232,12 @@ macro_rules! global {
         #[inline(always)]
         $visibility fn $name<$family: $bound>($($argument: $type),*) -> $result {
             use underpass_ebpf::ip::{V4, V6};
-            use $crate::kernel::{global::Number, net::Net};
+            use $crate::kernel::global::Number;
 
             #[inline(always)]
             fn body<$family: $bound>($($argument: $type),*) -> $result $body
 
-            let result = if <$family as Net>::FAMILY == <V4 as Net>::FAMILY {
+            let result = if <$family as $bound>::FAMILY == <V4 as $bound>::FAMILY {
                 #[unsafe(export_name = concat!(stringify!($name), "4"))]
                 #[inline(never)]
                 extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
@@ -167,16 +254,6 @@ macro_rules! global {
             };
             Number::decode(result)
         }
-    };
-    (
-        $(#[$attribute:meta])*
-        $visibility:vis fn $name:ident<$family:ident: $bound:ident>($($argument:ident: $type:ty),* $(,)?)
-        $body:block
-    ) => {
-        $crate::kernel::global::global!(
-            $(#[$attribute])*
-            $visibility fn $name<$family: $bound>($($argument: $type),*) -> () $body
-        );
     };
     (
         $(#[$attribute:meta])*

@@ -79,12 +79,6 @@ static SERVICE_ADDRESSES: HashMap<Addr, u32> =
 static HALF_OPEN: LruHashMap<u32, u64> = LruHashMap::with_max_entries(1 << 14, 0);
 #[map]
 static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTER_SLOTS, 0);
-// A flow is too large to be built on a program's stack of 512 bytes.
-#[map]
-pub(super) static SCRATCH4: PerCpuArray<Flow<Addr4>> = PerCpuArray::with_max_entries(1, 0);
-#[map]
-pub(super) static SCRATCH6: PerCpuArray<Flow<Addr6>> = PerCpuArray::with_max_entries(1, 0);
-
 #[map]
 pub(super) static WORK4: PerCpuArray<Work<V4>> = PerCpuArray::with_max_entries(1, 0);
 #[map]

@@ -13,10 +13,7 @@ use underpass_ebpf::ip::{Ip, V4, V6};
 
 use crate::{
     kernel::{
-        maps::{
-            FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, SCRATCH4, SCRATCH6, SLOTS4, SLOTS6, WORK4,
-            WORK6,
-        },
+        maps::{FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, SLOTS4, SLOTS6, WORK4, WORK6},
         memory::zeroed,
     },
     model::work::Work,
@@ -35,10 +32,8 @@ pub trait Net: Ip {
     fn slots() -> &'static Array<Key<Self::Addr>>;
     /// Datagrams in pieces.
     fn fragments() -> &'static LruHashMap<FragmentKey<Self::Addr>, FragmentPorts>;
-    /// Room to build a flow in, not cleared.
-    fn scratch() -> Option<&'static mut Flow<Self::Addr>>;
-    /// Room for the slow path; holds what the last packet left there.
-    fn work() -> Option<&'static mut Work<Self>>;
+    /// The work area of this CPU, see [`WorkArea`](crate::kernel::work_area::WorkArea).
+    fn work() -> Option<*mut Work<Self>>;
     /// The address of this family that an entry for both holds.
     fn narrow(addr: Addr) -> Self::Addr;
     /// The address of the loopback device that every host has.
@@ -89,15 +84,8 @@ impl Net for V4 {
     }
 
     #[inline(always)]
-    fn scratch() -> Option<&'static mut Flow<Addr4>> {
-        // SAFETY: the slot belongs to this CPU; each use ends before the next begins.
-        SCRATCH4.get_ptr_mut(0).map(|flow| unsafe { &mut *flow })
-    }
-
-    #[inline(always)]
-    fn work() -> Option<&'static mut Work<V4>> {
-        // SAFETY: as above; all bytes zero, as the kernel leaves them at first, are valid.
-        WORK4.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    fn work() -> Option<*mut Work<V4>> {
+        WORK4.get_ptr_mut(0)
     }
 
     #[inline(always)]
@@ -183,15 +171,8 @@ impl Net for V6 {
     }
 
     #[inline(always)]
-    fn scratch() -> Option<&'static mut Flow<Addr6>> {
-        // SAFETY: the slot belongs to this CPU; each use ends before the next begins.
-        SCRATCH6.get_ptr_mut(0).map(|flow| unsafe { &mut *flow })
-    }
-
-    #[inline(always)]
-    fn work() -> Option<&'static mut Work<V6>> {
-        // SAFETY: as above; all bytes zero, as the kernel leaves them at first, are valid.
-        WORK6.get_ptr_mut(0).map(|work| unsafe { &mut *work })
+    fn work() -> Option<*mut Work<V6>> {
+        WORK6.get_ptr_mut(0)
     }
 
     #[inline(always)]

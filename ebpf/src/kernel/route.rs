@@ -20,6 +20,7 @@ use crate::{
         memory::{self, zeroed},
         net::Net,
         skb::size,
+        work_area::WorkArea,
     },
     model::work::Work,
 };
@@ -38,18 +39,21 @@ global!(
     /// Seen from the input side, with forwarding on, the kernel answers `NOT_FWDED` for what it
     /// delivers locally (and for what it has no route for). By the rules 5.10 finds the table of a VRF
     /// at some times and not at others, so that is asked for by itself.
-    pub fn is_local<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32) -> bool {
+    pub fn is_local<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, in_ifindex: u32) -> bool {
         let is_in_vrf = device(in_ifindex).is_some_and(|uplink| uplink.flags & flags::VRF != 0);
-        is_delivered::<I>(ctx, in_ifindex, 0)
-            || is_in_vrf && is_delivered::<I>(ctx, in_ifindex, FIB_LOOKUP_DIRECT)
+        is_delivered(work, ctx, in_ifindex, 0)
+            || is_in_vrf && is_delivered(work, ctx, in_ifindex, FIB_LOOKUP_DIRECT)
     }
 );
 
 #[inline(always)]
-fn is_delivered<I: Net>(ctx: *mut __sk_buff, in_ifindex: u32, how: u32) -> bool {
-    let Some(Work { head, .. }) = I::work() else {
-        return false;
-    };
+fn is_delivered<I: Net>(
+    work: &mut WorkArea<I>,
+    ctx: *mut __sk_buff,
+    in_ifindex: u32,
+    how: u32,
+) -> bool {
+    let Work { head, .. } = &mut **work;
     let mut params = ask::<I>(head, in_ifindex);
     // SAFETY: the context is valid, the arguments have the size that is passed.
     let result = unsafe {
@@ -99,6 +103,7 @@ global!(
     /// are wrong for GSO packets and for devices without Ethernet headers; with it `mtu_result` is
     /// filled since 5.12.
     pub fn find_route<I: Net>(
+        work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
         in_ifindex: u32,
         asked: Asked,
@@ -108,7 +113,7 @@ global!(
             route,
             next_hop,
             ..
-        } = I::work()?;
+        } = &mut **work;
         let mut params = ask::<I>(head, in_ifindex);
         let tells_source = asked == Asked::Source && constant!(features) & feature::FIB_SRC != 0;
         // A kernel that does not know the flag refuses the whole lookup.

@@ -10,6 +10,7 @@ use crate::{
     kernel::{
         global::{global, number},
         net::Net,
+        work_area::WorkArea,
     },
     model::{request::Request, work::Work},
 };
@@ -30,14 +31,11 @@ number!(
 global!(
     /// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`], a
     /// connection or a listener that one may yet be made to: [`FREE`], [`USED`] or [`SERVED`].
-    pub fn host_uses<I: Net>(ctx: *mut __sk_buff) -> Socket {
-        let Some(Work {
+    pub fn host_uses<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Socket {
+        let Work {
             request: Request { outer, .. },
             ..
-        }) = I::work()
-        else {
-            return Socket::Used;
-        };
+        } = &mut **work;
         if outer.protocol != protocol::TCP && outer.protocol != protocol::UDP {
             return Socket::None;
         }

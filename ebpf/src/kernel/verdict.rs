@@ -5,7 +5,10 @@ use core::num::NonZeroU32;
 use aya_ebpf::bindings::TC_ACT_SHOT;
 use underpass_abi::counter::Counter;
 
-use crate::kernel::{global::Number, maps::count_at};
+use crate::kernel::{
+    global::{Number, Outcome},
+    maps::count_at,
+};
 
 /// What becomes of a packet.
 ///
@@ -91,4 +94,12 @@ impl<T: Number<Raw = u32>> Number for Step<T> {
             Err(Verdict::decode(raw))
         }
     }
+}
+
+impl Outcome for Verdict {
+    const FALLBACK: Self = Self::STACK;
+}
+
+impl<T: Number<Raw = u32>> Outcome for Step<T> {
+    const FALLBACK: Self = Err(Verdict::STACK);
 }

@@ -1,7 +1,7 @@
 //! What stages hand to each other about one packet.
 
 use aya_ebpf::bindings::bpf_redir_neigh;
-use underpass_abi::flow::{End, Half, Key, Tuple};
+use underpass_abi::flow::{End, Flow, Half, Key, Tuple};
 use underpass_ebpf::ip::{Head, Ip};
 
 use crate::model::{request::Request, route::Route};
@@ -24,9 +24,7 @@ impl<I: Ip> Place<I> {
 
 /// Room for what is too large for the stack, one per CPU and family. The slow path alone uses it.
 ///
-/// Global functions change it too. A reference into it that was passed as
-/// an argument must not be read after such a call has changed what it refers to: ask for the work
-/// again.
+/// Global functions change it too, see [`WorkArea`](crate::kernel::work_area::WorkArea).
 pub struct Work<I: Ip> {
     /// The packet.
     pub head: Head<I>,
@@ -46,6 +44,8 @@ pub struct Work<I: Ip> {
     pub partner: Tuple<I::Addr>,
     /// Where the entry of that is.
     pub partner_place: Place<I>,
+    /// A flow that is being made for the table: too large for the stack.
+    pub draft: Flow<I::Addr>,
     /// The way that the routing table has for it.
     pub route: Route<I::Addr>,
     /// The next hop of that.

@@ -14,7 +14,7 @@ use underpass_abi::{
     endpoint::LOOPBACK,
     flow::{Tuple, action, state},
 };
-use underpass_ebpf::{ip::Head, l4::Kind};
+use underpass_ebpf::l4::Kind;
 
 use crate::{
     filter::quota::{charge, refund},
@@ -26,10 +26,11 @@ use crate::{
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
     model::{
         direction::TWICE,
-        request::{Opener, Payer, Request},
+        request::{Opener, Payer},
         state::may_open,
         work::Work,
     },
@@ -55,12 +56,13 @@ pub fn is_in_the_way<I: Net>(work: &Work<I>) -> bool {
 /// `client` is as in [`open_hairpin`].
 #[inline(always)]
 pub fn serve<I: Net>(
+    work: &mut WorkArea<I>,
     ctx: *mut __sk_buff,
     client: u32,
-    serve: impl Fn(*mut __sk_buff) -> Step<Served>,
+    serve: impl Fn(&mut WorkArea<I>, *mut __sk_buff) -> Step<Served>,
 ) -> Step<Served> {
-    match serve(ctx)? {
-        Served::Crowded if open_hairpin::<I>(ctx, client)? => serve(ctx),
+    match serve(work, ctx)? {
+        Served::Crowded if open_hairpin(work, ctx, client)? => serve(work, ctx),
         served => Ok(served),
     }
 }
@@ -69,24 +71,23 @@ global!(
     /// Translates both ends of the flow of the packet in [`Work::head`]. Whether there is such a flow
     /// now; its direction is in [`Work::half`]. `client` is the device that the packet came from: a host
     /// veth, [`LOOPBACK`], or 0 for an uplink.
-    fn open_hairpin<I: Net>(ctx: *mut __sk_buff, client: u32) -> Step<bool> {
-        let Some(work) = I::work() else {
-            return Ok(false);
-        };
+    fn open_hairpin<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        client: u32,
+    ) -> Step<bool> {
         if work.head.kind != Kind::Flow || !may_open(&work.head) {
             return Ok(false);
         }
-        let is_prepared = if look_up::<I>() {
-            is_in_the_way(work) && prepare_direct(&work.head, &mut work.request, client)
+        let is_prepared = if look_up(work) {
+            is_in_the_way(work) && prepare_direct(work, client)
         } else {
-            is_for_port::<I>(ctx, client) && prepare(&work.head, &mut work.request, client)
+            is_for_port(work, ctx, client) && prepare(work, client)
         };
         if !is_prepared {
             return Ok(false);
         }
-        let Some(Work { request, .. }) = I::work() else {
-            return Ok(false);
-        };
+        let request = &mut work.request;
         let owner = request.owner;
         request.payer = if owner == 0 || owner == LOOPBACK {
             Payer::Nobody
@@ -95,41 +96,36 @@ global!(
         } else {
             return Err(Verdict::dropped(Counter::DropFlowQuota));
         };
-        if allocate::<I>(ctx) != Allocation::Granted {
+        if allocate(work, ctx) != Allocation::Granted {
             if owner != 0 {
                 refund(owner);
             }
             return Err(Verdict::dropped(Counter::DropNoPort));
         }
-        let Some(Work { request, .. }) = I::work() else {
-            return Ok(false);
-        };
-        if request.opener == Opener::Client {
+        if work.request.opener == Opener::Client {
             count(Counter::HostPort);
         }
-        Ok(look_up::<I>())
+        Ok(look_up(work))
     }
 );
 
 /// Whether the packet is for a port of this host, and not one that the host itself uses.
 #[inline(always)]
-fn is_for_port<I: Net>(ctx: *mut __sk_buff, client: u32) -> bool {
-    let Some(Work { head, request, .. }) = I::work() else {
-        return false;
-    };
+fn is_for_port<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, client: u32) -> bool {
     // What leaves by the loopback device has been routed: it is for this host.
     let is_ours = if client == LOOPBACK {
-        !host_port::is_service::<I>(head)
+        !host_port::is_service::<I>(&work.head)
     } else {
-        host_port::is_local::<I>(ctx)
+        host_port::is_local(work, ctx)
     };
-    request.outer = head.tuple.reversed();
-    is_ours && !host_port::belongs_to_host::<I>(ctx, head)
+    work.request.outer = work.head.tuple.reversed();
+    is_ours && !host_port::belongs_to_host(work, ctx)
 }
 
 /// Fills the request for a packet that is in the way.
 #[inline(always)]
-fn prepare_direct<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> bool {
+fn prepare_direct<I: Net>(work: &mut Work<I>, client: u32) -> bool {
+    let Work { head, request, .. } = work;
     let Some(pod) = endpoint(head.tuple.dst.wide()) else {
         return false;
     };
@@ -145,7 +141,8 @@ fn prepare_direct<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32)
 
 /// Fills the request for a packet to a host port.
 #[inline(always)]
-fn prepare<I: Net>(head: &Head<I>, request: &mut Request<I>, client: u32) -> bool {
+fn prepare<I: Net>(work: &mut Work<I>, client: u32) -> bool {
+    let Work { head, request, .. } = work;
     let Some(target) = serving::<I>(&head.tuple) else {
         return false;
     };
@@ -183,33 +180,27 @@ global!(
     /// A packet of a pod, in [`Work::head`], whose flow's direction in [`Work::half`] was found: if both
     /// its ends are translated, it goes back to where it came from, to a process of this host or to the
     /// same container.
-    pub fn turn_back<I: Net>(ctx: *mut __sk_buff) -> Step<()> {
+    pub fn turn_back<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
         let mut skb = Skb::new(ctx);
-        let Some(Work { half, .. }) = I::work() else {
-            return Ok(());
-        };
-        if half.rewrite & TWICE != TWICE || half.in_ifindex != skb.ifindex() {
+        if work.half.rewrite & TWICE != TWICE || work.half.in_ifindex != skb.ifindex() {
             return Ok(());
         }
-        if half.action == action::HOST {
-            return Err(return_to_host::<I>(&mut skb)?);
+        if work.half.action == action::HOST {
+            return Err(return_to_host(work, &mut skb)?);
         }
-        if half.out_ifindex != skb.ifindex() {
+        if work.half.out_ifindex != skb.ifindex() {
             return Ok(());
         }
-        note::<I>();
-        Err(turn_around::<I>(&mut skb)?)
+        note(work);
+        Err(turn_around(work, &mut skb)?)
     }
 );
 
 /// Into the container that sent the packet.
 #[inline(always)]
-fn turn_around<I: Net>(skb: &mut Skb) -> Step<Verdict> {
-    translate::as_known::<I>(skb)?;
-    let Some(Work { half, .. }) = I::work() else {
-        return Ok(Verdict::STACK);
-    };
-    skb.deliver(half)
+fn turn_around<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb) -> Step<Verdict> {
+    translate::as_known(work, skb)?;
+    skb.deliver(&work.half)
 }
 
 /// Towards a process of this host, in two steps: here the destination becomes 127.0.0.1 or `::1`, so
@@ -217,12 +208,10 @@ fn turn_around<I: Net>(skb: &mut Skb) -> Step<Verdict> {
 /// the loopback device, where `from_host` translates it in full. Without that route the host would
 /// drop it, as one with a source that is its own.
 #[inline(always)]
-pub fn return_to_host<I: Net>(skb: &mut Skb) -> Step<Verdict> {
-    let Some(Work { head, partner, .. }) = I::work() else {
-        return Ok(Verdict::STACK);
-    };
+pub fn return_to_host<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb) -> Step<Verdict> {
+    let Work { head, partner, .. } = &mut **work;
     *partner = head.tuple;
     partner.dst = I::loopback();
-    translate::translate::<I>(skb)?;
+    translate::translate(work, skb)?;
     Ok(skb.redirect_loopback())
 }

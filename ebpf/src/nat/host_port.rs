@@ -28,6 +28,7 @@ use crate::{
         skb::Skb,
         socket::{Socket, host_uses},
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
     model::{
         request::{Opener, Payer},
@@ -57,10 +58,12 @@ global!(
     /// Sends the flow of the packet in [`Work::head`], which is not known, to the container that serves
     /// its destination. `client` is the host veth that the packet came from, 0 if it came from the
     /// world.
-    pub fn open_host_port<I: Net>(ctx: *mut __sk_buff, client: u32) -> Step<Served> {
-        let Some(Work { head, request, .. }) = I::work() else {
-            return Ok(Served::Unknown);
-        };
+    pub fn open_host_port<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        client: u32,
+    ) -> Step<Served> {
+        let Work { head, request, .. } = &mut **work;
         if head.kind != Kind::Flow || !may_open(head) {
             return Ok(Served::Unknown);
         }
@@ -91,12 +94,12 @@ global!(
         request.uplink = 0;
         request.opener = Opener::Other;
         (request.out, request.back) = (action::STACK, action::STACK);
-        if !is_local::<I>(ctx) || belongs_to_host::<I>(ctx, head) {
+        if !is_local(work, ctx) || belongs_to_host(work, ctx) {
             return Ok(Served::Unknown);
         }
         // Of a flow that nobody answers, who began it pays; the world by what it may open to the
         // container.
-        request.payer = if client == 0 {
+        work.request.payer = if client == 0 {
             if charge(target.ifindex | WORLD) {
                 Payer::Nobody
             } else {
@@ -107,8 +110,8 @@ global!(
         } else {
             return Err(Verdict::dropped(Counter::DropFlowQuota));
         };
-        let entries = store_both::<I>();
-        if request.payer == Payer::Client
+        let entries = store_both(work);
+        if work.request.payer == Payer::Client
             && entries != Entries::Stored
             && entries != Entries::InnerTaken
         {
@@ -121,7 +124,7 @@ global!(
             Entries::InnerTaken => return Ok(Served::Crowded),
             Entries::NoRoom => return Err(Verdict::dropped(Counter::DropMapFull)),
         }
-        Ok(if look_up::<I>() {
+        Ok(if look_up(work) {
             Served::Known
         } else {
             Served::Unknown
@@ -144,16 +147,16 @@ enum Entries {
 
 /// Stores both entries of [`Work::request`].
 #[inline(always)]
-fn store_both<I: Net>() -> Entries {
-    match insert::<I>() {
+fn store_both<I: Net>(work: &mut WorkArea<I>) -> Entries {
+    match insert(work) {
         Allocation::Granted => {}
         Allocation::NoPort => return Entries::OuterTaken,
         Allocation::NoRoom => return Entries::NoRoom,
     }
     // The container's entry is under its own tuple, not under that of the packet.
-    aim::<I>(Aim::Inner);
-    let committed = commit::<I>();
-    aim::<I>(Aim::Packet);
+    aim(work, Aim::Inner);
+    let committed = commit(work);
+    aim(work, Aim::Packet);
     match committed {
         Allocation::Granted => Entries::Stored,
         Allocation::NoPort => Entries::InnerTaken,
@@ -173,19 +176,17 @@ number!(
 
 global!(
     /// Sets [`Work::place`].
-    fn aim<I: Net>(at: Aim) {
-        if let Some(Work {
+    fn aim<I: Net>(work: &mut WorkArea<I>, at: Aim) {
+        let Work {
             head,
             place,
             request,
             ..
-        }) = I::work()
-        {
-            place.set(match at {
-                Aim::Packet => &head.tuple,
-                Aim::Inner => &request.inner,
-            });
-        }
+        } = &mut **work;
+        place.set(match at {
+            Aim::Packet => &head.tuple,
+            Aim::Inner => &request.inner,
+        });
     }
 );
 
@@ -195,16 +196,13 @@ global!(
 /// The routing table tells: a local address is not forwarded. Neither is one without a route; the
 /// kernel's answer is the same.
 #[inline(always)]
-pub fn is_local<I: Net>(ctx: *mut __sk_buff) -> bool {
-    let Some(Work { head, .. }) = I::work() else {
-        return false;
-    };
-    let dst = head.tuple.dst;
-    if is_service(head) || I::is_loopback(dst) || endpoint(dst.wide()).is_some() {
+pub fn is_local<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
+    let dst = work.head.tuple.dst;
+    if is_service(&work.head) || I::is_loopback(dst) || endpoint(dst.wide()).is_some() {
         return false;
     }
     let skb = Skb::new(ctx);
-    skb.is_for_host() && route::is_local::<I>(ctx, skb.ifindex())
+    skb.is_for_host() && route::is_local(work, ctx, skb.ifindex())
 }
 
 /// Whether the destination is an address of a Service.
@@ -216,10 +214,10 @@ pub fn is_service<I: Net>(head: &Head<I>) -> bool {
 /// Whether the packet is in the middle of a connection of the host's own, made before the port was
 /// mapped, or an answer to a socket of the host that is connected to its sender.
 #[inline(always)]
-pub fn belongs_to_host<I: Net>(ctx: *mut __sk_buff, head: &Head<I>) -> bool {
-    let may_be = match head.tuple.protocol {
-        protocol::TCP => head.tcp_flags & tcp::SYN == 0,
+pub fn belongs_to_host<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
+    let may_be = match work.head.tuple.protocol {
+        protocol::TCP => work.head.tcp_flags & tcp::SYN == 0,
         protocol => protocol == protocol::UDP,
     };
-    may_be && host_uses::<I>(ctx) == Socket::Used
+    may_be && host_uses(work, ctx) == Socket::Used
 }

@@ -20,6 +20,7 @@ use crate::{
         maps::{device, endpoint, tick},
         memory,
         net::Net,
+        work_area::WorkArea,
     },
     model::{
         direction::{half_of, is_inner, leaves_as, outgoing, set_outgoing},
@@ -100,16 +101,13 @@ fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
 global!(
     /// Stores the entry under the inner tuple of [`Work::request`], whose place is [`Work::place`]. If
     /// another CPU was faster with the same flow, its choice stands and ours is given back.
-    pub fn commit<I: Net>() -> Allocation {
-        let Some(Work {
+    pub fn commit<I: Net>(work: &mut WorkArea<I>) -> Allocation {
+        let Work {
             place: Place { key, end },
             request,
-            partner_place,
+            draft: flow,
             ..
-        }) = I::work()
-        else {
-            return Allocation::NoRoom;
-        };
+        } = &mut **work;
         let end = *end;
         let is_shared = request.opener == Opener::Aside
             || request.opener == Opener::Owner && request.owner == 0;
@@ -119,9 +117,6 @@ global!(
             fill_inner::<I>(half_of(flow, end), request);
             return Allocation::Granted;
         }
-        let Some(flow) = I::scratch() else {
-            return Allocation::NoRoom;
-        };
         memory::clear(flow);
         flow.state = opened(request, end) | surplus(request);
         if request.payer == Payer::Owner {
@@ -133,11 +128,18 @@ global!(
         if find::<I>(key).is_some_and(|known| !is_alive(known, tick())) {
             remove_one::<I>(key);
         }
-        let stored = store::<I>(At::Place, share(request));
+        let share = share(request);
+        let stored = store(work, At::Place, share);
         if stored == Stored::Done {
             return Allocation::Granted;
         }
-        let winner = find::<I>(key).map(|flow| half_of(flow, end));
+        let Work {
+            place: Place { key, end },
+            request,
+            partner_place,
+            ..
+        } = &mut **work;
+        let winner = find::<I>(key).map(|flow| half_of(flow, *end));
         if let Some(winner) = &winner
             && request.opener == Opener::Other
             && winner.rewrite & rewrite::SRC != 0
@@ -161,23 +163,18 @@ global!(
 global!(
     /// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was
     /// not removed: its half is in [`Work::half`], the other entry's tuple in [`Work::partner`].
-    pub fn restore<I: Net>() {
-        let (
-            Some(flow),
-            Some(Work {
-                head,
-                half: survivor,
-                place,
-                partner,
-                partner_place: Place { end, .. },
-                request,
-                state: known,
-                ..
-            }),
-        ) = (I::scratch(), I::work())
-        else {
-            return;
-        };
+    pub fn restore<I: Net>(work: &mut WorkArea<I>) {
+        let Work {
+            draft: flow,
+            head,
+            half: survivor,
+            place,
+            partner,
+            partner_place: Place { end, .. },
+            request,
+            state: known,
+            ..
+        } = &mut **work;
         request.opener = opener(survivor.rewrite, *known);
         request.payer = Payer::Nobody;
         if is_inner(survivor.rewrite, *known) {
@@ -225,17 +222,17 @@ global!(
             restored.action = action::WIRE;
         }
         prolong(flow, head.tuple.protocol, tick());
-        store::<I>(At::PartnerPlace, Share::Pods);
+        store(work, At::PartnerPlace, Share::Pods);
     }
 );
 
 /// Takes note of the packet in [`Work::head`], and brings the other entry of its flow back, if that was
 /// removed. Whether there still is a flow.
 #[inline(always)]
-pub fn note<I: Net>() -> bool {
-    match tracking::note::<I>() {
+pub fn note<I: Net>(work: &mut WorkArea<I>) -> bool {
+    match tracking::note(work) {
         Noted::Incomplete => {
-            restore::<I>();
+            restore(work);
             true
         }
         Noted::Whole => true,

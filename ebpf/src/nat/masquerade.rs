@@ -8,7 +8,6 @@ use underpass_abi::{
     flow::{Tuple, action},
     node::feature,
 };
-use underpass_ebpf::ip::Head;
 
 use crate::{
     filter::quota::{charge, refund},
@@ -18,6 +17,7 @@ use crate::{
         route::{Asked, find_route},
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
     model::{
         request::{Opener, Payer},
@@ -39,17 +39,23 @@ pub enum Way {
 /// Gives a new flow, of the packet in [`Work::head`], a source address and port. Its entries are in
 /// the table when this returns, and the tuple to leave with is in [`Work::partner`].
 #[inline(always)]
-pub fn assign<I: Net>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: Way) -> Step<()> {
+pub fn assign<I: Net>(
+    work: &mut WorkArea<I>,
+    skb: &Skb,
+    owner: u32,
+    uplink: u32,
+    way: Way,
+) -> Step<()> {
     // The host's own flow has its address already.
     let addr = if owner == 0 {
-        head.tuple.src
+        work.head.tuple.src
     } else {
-        address::<I>(skb, owner, uplink, way)?
+        address(work, skb, owner, uplink, way)?
     };
-    let Work { request, .. } = I::work().ok_or(Verdict::STACK)?;
     if owner != 0 && !charge(owner) {
         return Err(Verdict::dropped(Counter::DropFlowQuota));
     }
+    let Work { head, request, .. } = &mut **work;
     let inner = head.tuple;
     request.inner = inner;
     request.outer = Tuple::new(inner.protocol, addr, inner.sport, inner.dst, inner.dport);
@@ -63,10 +69,9 @@ pub fn assign<I: Net>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: W
     } else {
         Payer::Owner
     };
-    let allocation = allocate::<I>(skb.raw());
-    if trace_level() != 0
-        && let Some(Work { request, .. }) = I::work()
-    {
+    let allocation = allocate(work, skb.raw());
+    if trace_level() != 0 {
+        let request = &work.request;
         trace::allocated(
             allocation == Allocation::Granted,
             &request.inner,
@@ -79,7 +84,7 @@ pub fn assign<I: Net>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: W
     match allocation {
         Allocation::Granted => {
             count(Counter::Masqueraded);
-            if I::work().is_some_and(|work| work.request.outer.sport != inner.sport) {
+            if work.request.outer.sport != inner.sport {
                 count(if owner == 0 {
                     Counter::HostPortMoved
                 } else {
@@ -95,18 +100,23 @@ pub fn assign<I: Net>(skb: &Skb, head: &Head<I>, owner: u32, uplink: u32, way: W
 
 /// The address for a pod's flows by an uplink: the network's, else that of the route, else the uplink's.
 #[inline(always)]
-fn address<I: Net>(skb: &Skb, owner: u32, uplink: u32, way: Way) -> Step<I::Addr> {
-    let Work { route, .. } = I::work().ok_or(Verdict::STACK)?;
+fn address<I: Net>(
+    work: &mut WorkArea<I>,
+    skb: &Skb,
+    owner: u32,
+    uplink: u32,
+    way: Way,
+) -> Step<I::Addr> {
     let fixed = device(owner).and_then(I::masquerade_address);
     // Where the stack chose another uplink than the
     // routing table says, that one's address counts.
     let is_routed = way == Way::Routed
         || fixed.is_none()
             && constant!(features) & feature::FIB_SRC != 0
-            && find_route::<I>(skb.raw(), owner, Asked::Source)
+            && find_route(work, skb.raw(), owner, Asked::Source)
                 .is_some_and(|way| way.get() == uplink);
     fixed
-        .or_else(|| route.source.filter(|_| is_routed))
+        .or_else(|| work.route.source.filter(|_| is_routed))
         .or_else(|| device(uplink).and_then(I::masquerade_address))
         .ok_or(Verdict::dropped(Counter::DropNoAddress))
 }

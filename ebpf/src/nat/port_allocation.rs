@@ -21,6 +21,7 @@ use crate::{
         maps::{constant, count, tick},
         net::Net,
         socket::{Socket, host_uses},
+        work_area::WorkArea,
     },
     model::{
         request::{Opener, Request},
@@ -42,12 +43,9 @@ const UNPRIVILEGED: u32 = 1024;
 global!(
     /// Finds a free outer tuple for [`Work::request`], whose inner tuple is that of the packet, takes
     /// it, and stores both entries: [`Allocation::Granted`], and the outer tuple is in [`Work::partner`].
-    pub fn allocate<I: Net>(ctx: *mut __sk_buff) -> Allocation {
-        let Some(Work { request, .. }) = I::work() else {
-            return Allocation::NoRoom;
-        };
-        let mut result = if may_keep(request) {
-            try_port::<I>(ctx)
+    pub fn allocate<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Allocation {
+        let mut result = if may_keep(&work.request) {
+            try_port(work, ctx)
         } else {
             Allocation::NoPort
         };
@@ -55,23 +53,15 @@ global!(
             if result != Allocation::NoPort {
                 break;
             }
-            if search::<I>() {
-                result = try_port::<I>(ctx);
+            if search(work) {
+                result = try_port(work, ctx);
             }
         }
         if result != Allocation::Granted {
             return result;
         }
-        // Looked up again: the port was chosen, and the tuple may have been replaced, behind the back
-        // of the reference above.
-        let result = commit::<I>();
-        let Some(Work {
-            request, partner, ..
-        }) = I::work()
-        else {
-            return Allocation::NoRoom;
-        };
-        *partner = request.outer;
+        let result = commit(work);
+        work.partner = work.request.outer;
         result
     }
 );
@@ -88,9 +78,9 @@ fn may_keep<I: Net>(request: &Request<I>) -> bool {
 }
 
 #[inline(always)]
-fn try_port<I: Net>(ctx: *mut __sk_buff) -> Allocation {
-    if host_uses::<I>(ctx) == Socket::None {
-        insert::<I>()
+fn try_port<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Allocation {
+    if host_uses(work, ctx) == Socket::None {
+        insert(work)
     } else {
         Allocation::NoPort
     }
@@ -98,9 +88,9 @@ fn try_port<I: Net>(ctx: *mut __sk_buff) -> Allocation {
 
 /// Tries ports at random until one is free.
 #[inline(always)]
-fn search<I: Net>() -> bool {
+fn search<I: Net>(work: &mut WorkArea<I>) -> bool {
     for attempt in 0..ATTEMPTS {
-        if probe::<I>(attempt) {
+        if probe(work, attempt) {
             return true;
         }
     }
@@ -110,15 +100,12 @@ fn search<I: Net>() -> bool {
 global!(
     /// Gives the outer tuple of [`Work::request`] another port, and tells whether it is free: no
     /// flow that lives has it.
-    pub fn probe<I: Net>(attempt: u32) -> bool {
-        let Some(Work {
+    pub fn probe<I: Net>(work: &mut WorkArea<I>, attempt: u32) -> bool {
+        let Work {
             request,
             partner_place,
             ..
-        }) = I::work()
-        else {
-            return false;
-        };
+        } = &mut **work;
         request.outer.sport = candidate(request.inner.protocol, attempt);
         if is_mapped::<I>(&request.outer) {
             return false;
@@ -155,18 +142,13 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
 
 global!(
     /// Takes the outer tuple of [`Work::request`] if no flow has it.
-    pub fn insert<I: Net>() -> Allocation {
-        let (
-            Some(flow),
-            Some(Work {
-                request,
-                partner_place: place,
-                ..
-            }),
-        ) = (I::scratch(), I::work())
-        else {
-            return Allocation::NoRoom;
-        };
+    pub fn insert<I: Net>(work: &mut WorkArea<I>) -> Allocation {
+        let Work {
+            draft: flow,
+            request,
+            partner_place: place,
+            ..
+        } = &mut **work;
         place.set(&request.outer);
         if let Some(expired) = find::<I>(&place.key) {
             if is_in_use::<I>(expired) {
@@ -176,7 +158,8 @@ global!(
             remove_all::<I>(&place.key, expired);
         }
         write_outer::<I>(flow, request, place.end);
-        match store::<I>(At::PartnerPlace, share(request)) {
+        let share = share(request);
+        match store(work, At::PartnerPlace, share) {
             Stored::Done => Allocation::Granted,
             Stored::Taken => Allocation::NoPort,
             Stored::NoRoom => Allocation::NoRoom,

@@ -14,6 +14,7 @@ use crate::{
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
     model::{direction::outgoing, work::Work},
 };
@@ -33,24 +34,21 @@ number!(
 /// Gives the packet in [`Work::head`] the tuple that its flow's direction in [`Work::half`] leaves
 /// with.
 #[inline(always)]
-pub fn as_known<I: Net>(skb: &Skb) -> Step<()> {
-    let Some(Work {
+pub fn as_known<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<()> {
+    let Work {
         head,
         half,
         partner,
         ..
-    }) = I::work()
-    else {
-        return Err(Verdict::STACK);
-    };
+    } = &mut **work;
     *partner = outgoing::<I>(half, head.tuple.protocol);
-    translate::<I>(skb)
+    translate(work, skb)
 }
 
 /// Gives the packet in [`Work::head`] the tuple in [`Work::partner`].
 #[inline(always)]
-pub fn translate<I: Net>(skb: &Skb) -> Step<()> {
-    match to_partner::<I>(skb.raw()) {
+pub fn translate<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<()> {
+    match to_partner(work, skb.raw()) {
         Translated::Done => Ok(()),
         Translated::Piece => Err(Verdict::dropped(Counter::DropFragment)),
         Translated::Short => Err(Verdict::dropped(Counter::DropMalformed)),
@@ -59,10 +57,8 @@ pub fn translate<I: Net>(skb: &Skb) -> Step<()> {
 
 global!(
     /// See [`translate`].
-    fn to_partner<I: Net>(ctx: *mut __sk_buff) -> Translated {
-        let Some(Work { head, partner, .. }) = I::work() else {
-            return Translated::Short;
-        };
+    fn to_partner<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Translated {
+        let Work { head, partner, .. } = &mut **work;
         let mut skb = Skb::new(ctx);
         fragment::remember(head);
         match translate::translate(&mut skb, head, partner) {
