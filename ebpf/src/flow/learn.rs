@@ -70,24 +70,25 @@ global!(
         let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else {
             return;
         };
-        let tuple = work.head.tuple;
         let end = work.place.end;
         let from_pod = from.flags & flags::POD != 0;
         // A forged source, or an address that moved since, is nothing to remember.
-        let source = endpoint(tuple.src.wide());
+        let source = endpoint(work.head.tuple.src.wide());
         if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex)
             || source.is_none() && from_pod
         {
             return;
         }
-        if endpoint(tuple.dst.wide()).is_none_or(|endpoint| endpoint.ifindex != to_ifindex) {
+        if endpoint(work.head.tuple.dst.wide())
+            .is_none_or(|endpoint| endpoint.ifindex != to_ifindex)
+        {
             return;
         }
         let is_wanted =
             to.flags & flags::BYPASS != 0 && (!from_pod || from.flags & flags::BYPASS != 0);
         let bypass = is_wanted
             && is_reachable(queue(from.flags, to), to)
-            && !is_dhcp(tuple.protocol, tuple.dport)
+            && !is_dhcp(work.head.tuple.protocol, work.head.tuple.dport)
             && (from_pod || from.flags & flags::LAYER3 == 0)
             && policy() & policy::XFRM == 0;
         if is_wanted && !bypass {
@@ -134,13 +135,13 @@ global!(
             pass(back, uplink);
         } else if opposite != 0 {
             // It was translated before the stack had it: what the bypass goes by is in the other entry.
-            work.partner_place
-                .set(&outgoing::<I>(half_of(flow, end.other()), tuple.protocol));
+            let sent = outgoing::<I>(half_of(flow, end.other()), work.head.tuple.protocol);
+            work.partner_place.set(&sent);
             let Some(outer) = find::<I>(&work.partner_place.key) else {
                 return;
             };
             let into = half_of(outer, work.partner_place.end.other());
-            if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, &tuple) {
+            if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, &work.head.tuple) {
                 return;
             }
             leave_to_pod(into, to_ifindex, to);
@@ -148,7 +149,7 @@ global!(
             pass(into, uplink);
         } else {
             let forward = half_of(flow, end);
-            set_outgoing::<I>(forward, &tuple);
+            set_outgoing::<I>(forward, &work.head.tuple);
             enter::<I>(forward, if from_pod { from_ifindex } else { 0 }, from);
             leave_to_pod(forward, to_ifindex, to);
             forward.action = if bypass { action::PEER } else { action::STACK };
@@ -157,7 +158,7 @@ global!(
             }
             let back = half_of(flow, end.other());
             if back.action == action::NONE && !from_pod {
-                set_outgoing::<I>(back, &tuple.reversed());
+                set_outgoing::<I>(back, &work.head.tuple.reversed());
                 enter::<I>(back, to_ifindex, to);
                 back.action = action::STACK;
             }
