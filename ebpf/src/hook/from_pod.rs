@@ -48,8 +48,8 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
     }
     let served = hairpin::serve(work, ctx, Skb::new(ctx).ifindex(), serve_pod);
     reorder::copy(work, ctx);
-    served?;
-    enter_stack(work, ctx)
+    let is_known = served? == Served::Known;
+    enter_stack(work, ctx, is_known)
 }
 
 global!(
@@ -137,10 +137,15 @@ global!(
 global!(
     /// Hands the packet in [`Work::head`](crate::model::work::Work::head) to the stack, with its
     /// fingerprint. One to a host port that another pod of this node serves is translated before the
-    /// stack routes it.
-    fn enter_stack<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Verdict> {
+    /// stack routes it: its flow is known, and its direction is in
+    /// [`Work::half`](crate::model::work::Work::half).
+    fn enter_stack<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_known: bool,
+    ) -> Step<Verdict> {
         let mut skb = Skb::new(ctx);
-        if look_up(work) && is_early(&skb, work.half.rewrite, work.state) {
+        if is_known && is_early(&skb, work.half.rewrite, work.state) {
             mapping::note(work);
             translate::as_known(work, &skb)?;
             if device(skb.ifindex()).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
