@@ -107,7 +107,7 @@ const TRIES: u32 = 3;
 const HOST_SHARE: u32 = 16;
 
 global!(
-    /// Stores the flow that was built in the scratch room, if its key is free.
+    /// Stores the flow in [`Work::draft`](crate::model::work::Work::draft), if its key is free.
     pub fn store<I: Net>(work: &mut WorkArea<I>, at: At, share: Share) -> Stored {
         if I::flows().get_ptr(at.key(work)).is_some() {
             return Stored::Taken;

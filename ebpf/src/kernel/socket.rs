@@ -29,8 +29,7 @@ number!(
 );
 
 global!(
-    /// Whether a socket of the host would get the replies to the outer tuple of [`Work::request`], a
-    /// connection or a listener that one may yet be made to: [`FREE`], [`USED`] or [`SERVED`].
+    /// Finds the socket of the host that would get the replies to the outer tuple of [`Work::request`].
     pub fn host_uses<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Socket {
         let Work {
             request: Request { outer, .. },
