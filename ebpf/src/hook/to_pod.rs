@@ -27,6 +27,13 @@ use crate::{
 /// IPv4 and IPv6.
 #[inline(always)]
 pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
+    let mut skb = Skb::new(ctx);
+    if skb.is_bypassed() {
+        // From a process of the host to a host port: `from_host` has dealt with it. Or from the bypass,
+        // on its way to the queue of this device, which shapes.
+        skb.unmark();
+        return Ok(Verdict::STACK);
+    }
     // SAFETY: this is the only view, but for those that it is lent for.
     let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
         return Ok(Verdict::STACK);
@@ -40,13 +47,7 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
 global!(
     /// Deals with everything else than ICMP errors, which are left to the next stage.
     fn deliver<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
-        let mut skb = Skb::new(ctx);
-        if skb.is_bypassed() {
-            // From a process of the host to a host port: `from_host` has dealt with it. Or from the
-            // bypass, on its way to the queue of this device, which shapes.
-            skb.unmark();
-            return Err(Verdict::STACK);
-        }
+        let skb = Skb::new(ctx);
         if !parse_packet(work, ctx, ETHERNET) {
             return Err(Verdict::STACK);
         }

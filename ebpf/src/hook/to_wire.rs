@@ -50,6 +50,11 @@ number!(
 /// IPv4 and IPv6; the network header is at `l3`.
 #[inline(always)]
 pub fn ip<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Verdict> {
+    let mut skb = Skb::new(ctx);
+    if skb.is_bypassed() {
+        skb.unmark();
+        return Ok(Verdict::STACK);
+    }
     // SAFETY: this is the only view, but for those that it is lent for.
     let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
         return Ok(Verdict::STACK);
@@ -68,11 +73,7 @@ global!(
     /// Translates a packet of a flow that is known as the flow says, and learns it if it came through
     /// the stack unchanged.
     fn send_known<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, l3: u32) -> Step<Left> {
-        let mut skb = Skb::new(ctx);
-        if skb.is_bypassed() {
-            skb.unmark();
-            return Err(Verdict::STACK);
-        }
+        let skb = Skb::new(ctx);
         if !parse_packet(work, ctx, l3) {
             return Err(Verdict::STACK);
         }
