@@ -1,6 +1,6 @@
 //! The part of the packet's path that needs no kernel: parsing, translation and checksums.
 //!
-//! Everything here is generic over [`Packet`], so that the same code runs in the programs on an `skb` and in tests on bytes.
+//! Everything here is generic over [`Packet`](packet::Packet), so that the same code runs in the programs on an `skb` and in tests on bytes.
 #![no_std]
 #![forbid(unsafe_code)]
 

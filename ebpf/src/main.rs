@@ -38,48 +38,27 @@ use underpass_ebpf::{
     packet::Load as _,
 };
 
-use crate::{skb::Skb, verdict::PASS, xdp::Frame};
+use crate::kernel::{
+    ETHERNET,
+    skb::Skb,
+    verdict::{Step, Verdict, code},
+    xdp::Frame,
+};
 
-mod call;
-mod hook {
-    pub mod from_host;
-    pub mod from_pod;
-    pub mod from_wire;
-    pub mod from_wire_xdp;
-    pub mod to_pod;
-    pub mod to_wire;
-}
-mod linear;
-mod maps;
-mod memory;
-mod skb;
-mod stage {
-    pub mod bypass;
-    pub mod claim;
-    pub mod entries;
-    pub mod error;
-    pub mod flow;
-    pub mod fragment;
-    pub mod hold;
-    pub mod join;
-    pub mod learn;
-    pub mod masquerade;
-    pub mod parse;
-    pub mod port;
-    pub mod quota;
-    pub mod record;
-    pub mod route;
-    pub mod settle;
-    pub mod source;
-    pub mod table;
-    pub mod translate;
-    pub mod twice;
-}
-mod verdict;
-mod xdp;
+mod bypass;
+mod filter;
+mod flow;
+mod fragment;
+mod hook;
+mod icmp_error;
+mod kernel;
+mod model;
+mod nat;
+mod parse;
+mod trace;
 
-/// Length of an Ethernet header, in bytes.
-const ETHERNET: u32 = 14;
+/// Of a packet that is none of our business.
+const NOT_OURS: Step<Verdict> = Ok(Verdict::STACK);
 const IPV4: u32 = V4::ETHER_TYPE as u32;
 const IPV6: u32 = V6::ETHER_TYPE as u32;
 
@@ -88,24 +67,24 @@ const IPV6: u32 = V6::ETHER_TYPE as u32;
 fn from_pod(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
     if Skb::new(ctx).has_tag() {
-        return hook::from_pod::tagged(ctx);
+        return code(Ok(hook::from_pod::tagged(ctx)));
     }
-    match protocol(ctx) {
+    code(match protocol(ctx) {
         IPV4 => hook::from_pod::ip::<V4>(ctx),
         IPV6 => hook::from_pod::ip::<V6>(ctx),
         _ => hook::from_pod::other(ctx),
-    }
+    })
 }
 
 /// Egress of a host veth: what the stack delivers to a pod.
 #[classifier]
 fn to_pod(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
-    match protocol(ctx) {
+    code(match protocol(ctx) {
         IPV4 => hook::to_pod::ip::<V4>(ctx),
         IPV6 => hook::to_pod::ip::<V6>(ctx),
-        _ => PASS,
-    }
+        _ => NOT_OURS,
+    })
 }
 
 /// Ingress of an uplink: what the world sends.
@@ -113,13 +92,13 @@ fn to_pod(ctx: TcContext) -> i32 {
 fn from_wire(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
     if Skb::new(ctx).is_of_vlan() {
-        return PASS;
+        return code(NOT_OURS);
     }
-    match protocol(ctx) {
+    code(match protocol(ctx) {
         IPV4 => hook::from_wire::ip::<V4, ETHERNET>(ctx),
         IPV6 => hook::from_wire::ip::<V6, ETHERNET>(ctx),
-        _ => PASS,
-    }
+        _ => NOT_OURS,
+    })
 }
 
 /// Egress of an uplink: what the stack, or the bypass, sends to the world.
@@ -127,35 +106,35 @@ fn from_wire(ctx: TcContext) -> i32 {
 fn to_wire(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
     if Skb::new(ctx).is_of_vlan() {
-        return PASS;
+        return code(NOT_OURS);
     }
-    match protocol(ctx) {
+    code(match protocol(ctx) {
         IPV4 => hook::to_wire::ip::<V4>(ctx, ETHERNET),
         IPV6 => hook::to_wire::ip::<V6>(ctx, ETHERNET),
-        _ => PASS,
-    }
+        _ => NOT_OURS,
+    })
 }
 
 /// [`from_wire`] for an uplink without Ethernet headers.
 #[classifier]
 fn from_wire_l3(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
-    match protocol(ctx) {
+    code(match protocol(ctx) {
         IPV4 => hook::from_wire::ip::<V4, 0>(ctx),
         IPV6 => hook::from_wire::ip::<V6, 0>(ctx),
-        _ => PASS,
-    }
+        _ => NOT_OURS,
+    })
 }
 
 /// [`to_wire`] for an uplink without Ethernet headers.
 #[classifier]
 fn to_wire_l3(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
-    match protocol(ctx) {
+    code(match protocol(ctx) {
         IPV4 => hook::to_wire::ip::<V4>(ctx, 0),
         IPV6 => hook::to_wire::ip::<V6>(ctx, 0),
-        _ => PASS,
-    }
+        _ => NOT_OURS,
+    })
 }
 
 /// XDP of an uplink: what the world sends, before [`from_wire`] sees it.
@@ -173,11 +152,11 @@ fn from_wire_xdp(ctx: XdpContext) -> u32 {
 #[classifier]
 fn from_host(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
-    match protocol(ctx) {
+    code(match protocol(ctx) {
         IPV4 => hook::from_host::ip::<V4>(ctx),
         IPV6 => hook::from_host::ip::<V6>(ctx),
-        _ => PASS,
-    }
+        _ => NOT_OURS,
+    })
 }
 
 /// Ethernet type, network order.

@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: format, lints for both targets, dependencies, public texts.
+//! `cargo xtask lint`: format, lints for both targets, dependencies, floors of the programs, public texts.
 
 use std::io::{IsTerminal as _, stdout};
 use std::process::Command;
@@ -10,6 +10,7 @@ use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{process, report};
 
+mod floors;
 mod text;
 
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
@@ -83,6 +84,12 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
 
     oldest_compiler(workspace)?;
     dependencies(workspace)?;
+
+    report::step(
+        "checking",
+        "that no floor of the programs knows one above it",
+    );
+    floors::check(&workspace.root)?;
 
     report::step("checking", "texts and sizes of files");
     text::check(&workspace.root)?;

@@ -11,125 +11,116 @@ use underpass_abi::{
 use underpass_ebpf::{l4::Kind, packet::Packet as _};
 
 use crate::{
-    ETHERNET,
-    call::Call,
-    maps::{Work, device, endpoint},
-    skb::Skb,
-    stage::{
-        flow::{ABSENT, PRESENT},
-        parse::PARSED,
-        port, translate, twice,
+    flow::tracking::look_up,
+    icmp_error::error_from_pod,
+    kernel::{
+        ETHERNET,
+        global::global,
+        host_ports::serving,
+        maps::{device, endpoint},
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+        work_area::WorkArea,
     },
-    verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
+    model::work::Work,
+    nat::{hairpin, host_port::Served, mapping, translate},
+    parse::{parse_packet, parse_quote},
 };
 
 /// IPv4 and IPv6.
 #[inline(always)]
-pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
+pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
+    };
+    let work = &mut work;
     if Skb::new(ctx).is_returning() {
-        return I::finish(ctx);
+        return finish(work, ctx);
     }
-    let served = I::serve_host(ctx);
-    if served != CROWDED {
-        return served;
-    }
-    match twice::make_room::<I>(ctx, LOOPBACK) {
-        NEXT => match I::serve_host(ctx) {
-            CROWDED => PASS,
-            served => served,
-        },
-        CROWDED => PASS,
-        verdict => verdict,
-    }
+    hairpin::serve(work, ctx, LOOPBACK, serve_host)?;
+    Ok(Verdict::STACK)
 }
 
-/// A packet of the host to itself. [`CROWDED`] if its flow is to a host port, and not known yet.
-#[inline(always)]
-pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let Some(Work { head, half, .. }) = I::work() else {
-        return PASS;
-    };
-    // Nearly all of it ends here. A link-local address means something together with its device
-    // only, which an answer would not come from.
-    if I::parse_whole(ctx, ETHERNET) != PARSED
-        || head.kind != Kind::Flow
-        || port::serving::<I>(&head.tuple).is_none()
-        || I::is_local_scope(head.tuple.dst)
-    {
-        return PASS;
+global!(
+    /// Sends a packet of the host to itself to the container, if its flow is to a host port.
+    fn serve_host<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Served> {
+        // Nearly all of it ends here. A link-local address means something together with its device
+        // only, which an answer would not come from.
+        if !parse_packet(work, ctx, ETHERNET)
+            || work.head.kind != Kind::Flow
+            || serving::<I>(&work.head.tuple).is_none()
+            || I::is_local_scope(work.head.tuple.dst)
+        {
+            return Ok(Served::Unknown);
+        }
+        if !look_up(work) {
+            return Ok(Served::Crowded);
+        }
+        if work.half.action != action::HOST || work.half.in_ifindex != 0 {
+            return Ok(Served::Unknown);
+        }
+        mapping::note(work);
+        Err(into_pod(work, &mut Skb::new(ctx))?)
     }
-    if I::copy_live() == ABSENT {
-        return CROWDED;
-    }
-    if half.action != action::HOST || half.in_ifindex != 0 {
-        return PASS;
-    }
-    twice::note::<I>();
-    code(into_pod::<I>(&mut Skb::new(ctx)))
-}
+);
 
 /// Into the container, as a packet of its gateway.
 #[inline(always)]
-fn into_pod<I: Call>(skb: &mut Skb) -> Step<Verdict> {
-    let Some(Work {
-        head,
-        half,
-        next_hop,
-        ..
-    }) = I::work()
-    else {
-        return Ok(Verdict::Stack);
-    };
+fn into_pod<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb) -> Step<Verdict> {
     // Nobody on the way cuts it to pieces.
-    if skb.wire_length(head.l3, head.headers_length()) > half.mtu {
-        return Err(Verdict::Drop(Counter::DropTooLarge));
+    if skb.wire_length(work.head.l3, work.head.headers_length()) > work.half.mtu {
+        return Err(Verdict::dropped(Counter::DropTooLarge));
     }
-    translate::as_known::<I>(skb)?;
-    let pod = device(half.out_ifindex).map_or(0, |pod| pod.flags);
+    translate::as_known(work, skb)?;
+    let pod = device(work.half.out_ifindex).map_or(0, |pod| pod.flags);
     // Without a permanent neighbour the kernel has to ask for the container's MAC. A packet that waits for the answer is sent to the
     // neighbour of its route, which is still that of the loopback device, and lost.
     if pod & flags::FOREIGN != 0 {
         // Another plugin's container. Its host's own route may lead elsewhere, to a bridge.
-        skb.store(0, &half.eth)
-            .map_err(|_| Verdict::Drop(Counter::DropMalformed))?;
-        return Ok(skb.redirect(half.out_ifindex));
+        skb.store(0, &work.half.eth)
+            .map_err(|_| Verdict::dropped(Counter::DropMalformed))?;
+        return Ok(skb.redirect(work.half.out_ifindex));
     }
     if pod & flags::CHECK_MAC == 0 {
-        return Ok(skb.redirect_by_route(half.out_ifindex));
+        return Ok(skb.redirect_by_route(work.half.out_ifindex));
     }
+    let Work { half, next_hop, .. } = &mut **work;
     I::neighbour(next_hop, half.dst);
     Ok(skb.redirect_neighbour(half.out_ifindex, next_hop))
 }
 
-/// An answer of a container, from [`twice::return_to_host`]: the client's own address and that which
-/// it asked for take the place of 127.0.0.1 or `::1` and the container's. The packet keeps its route.
-#[inline(always)]
-pub fn finish<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let mut skb = Skb::new(ctx);
-    skb.unmark();
-    if I::parse_whole(ctx, ETHERNET) != PARSED {
-        return code(Err(Verdict::Drop(Counter::DropMalformed)));
+global!(
+    /// Finishes an answer of a container, from [`hairpin::return_to_host`]: the client's own address and
+    /// that which it asked for take the place of 127.0.0.1 or `::1` and the container's. The packet
+    /// keeps its route.
+    fn finish<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Verdict> {
+        let mut skb = Skb::new(ctx);
+        skb.unmark();
+        if !parse_packet(work, ctx, ETHERNET) {
+            return Err(Verdict::dropped(Counter::DropMalformed));
+        }
+        if work.head.kind == Kind::Error {
+            let is_quoted = parse_quote(work, ctx);
+            error_from_pod(work, ctx, is_quoted)?;
+            return Ok(Verdict::STACK);
+        }
+        out_of_pod(work, &skb)
     }
-    if I::work().is_some_and(|work| work.head.kind == Kind::Error) {
-        return I::error_back(ctx, I::parse_quoted(ctx));
-    }
-    code(out_of_pod::<I>(&skb))
-}
+);
 
 #[inline(always)]
-fn out_of_pod<I: Call>(skb: &Skb) -> Step<Verdict> {
-    let lost = Verdict::Drop(Counter::DropNoFlow);
-    let Work {
-        head, half, place, ..
-    } = I::work().ok_or(lost)?;
-    let pod = endpoint(head.tuple.src.wide()).ok_or(lost)?;
-    let mut sent = head.tuple;
+fn out_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Verdict> {
+    let lost = Verdict::dropped(Counter::DropNoFlow);
+    let pod = endpoint(work.head.tuple.src.wide()).ok_or(lost)?;
+    let mut sent = work.head.tuple;
     sent.dst = I::narrow(pod.gateway);
-    place.set(&sent);
-    if I::copy_live() != PRESENT || half.action != action::HOST {
+    work.place.set(&sent);
+    if !look_up(work) || work.half.action != action::HOST {
         return Err(lost);
     }
-    twice::note::<I>();
-    translate::as_known::<I>(skb)?;
-    Ok(Verdict::Stack)
+    mapping::note(work);
+    translate::as_known(work, skb)?;
+    Ok(Verdict::STACK)
 }

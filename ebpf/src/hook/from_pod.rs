@@ -6,176 +6,164 @@ use underpass_abi::{counter::Counter, endpoint::device as flags, flow::rewrite};
 use underpass_ebpf::{l4::Kind, packet::Load as _};
 
 use crate::{
-    ETHERNET,
-    call::Call,
-    maps::device,
-    skb::Skb,
-    stage::{
-        bypass::{self, Side},
-        flow, fragment,
-        hold::{self, Way},
-        learn,
-        parse::PARSED,
-        port, source, translate, twice,
+    bypass::{self, Side},
+    filter::anti_spoofing,
+    flow::{learn, tracking::look_up},
+    fragment::{
+        self,
+        reorder::{self, Way},
     },
-    verdict::{CROWDED, NEXT, PASS, Step, Verdict, code},
+    icmp_error::error_from_pod,
+    kernel::{
+        ETHERNET,
+        global::global,
+        maps::device,
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+        work_area::WorkArea,
+    },
+    model::direction::is_answer,
+    nat::{
+        hairpin::{self, turn_back},
+        host_port::{Served, open_host_port},
+        mapping, translate,
+    },
+    parse::{parse_packet, parse_quote},
 };
 
 /// IPv4 and IPv6.
 #[inline(always)]
-pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let sent = bypass::take::<I>(ctx, Side::Pod);
-    if sent != NEXT {
-        return sent;
+pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
+    bypass::take::<I>(ctx, Side::Pod)?;
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
+    };
+    let work = &mut work;
+    check(work, ctx)?;
+    if work.head.kind == Kind::Error {
+        let is_quoted = parse_quote(work, ctx);
+        error_from_pod(work, ctx, is_quoted)?;
     }
-    match I::check(ctx) {
-        NEXT => {}
-        verdict => return verdict,
-    }
-    if I::work().is_some_and(|work| work.head.kind == Kind::Error) {
-        match I::error_back(ctx, I::parse_quoted(ctx)) {
-            NEXT => {}
-            verdict => return verdict,
-        }
-    }
-    let mut served = I::serve(ctx);
-    if served == CROWDED {
-        served = twice::make_room::<I>(ctx, Skb::new(ctx).ifindex());
-        if served == NEXT {
-            served = I::serve(ctx);
-        }
-    }
-    hold::copy::<I>(ctx);
-    match served {
-        NEXT | CROWDED => I::enter_stack(ctx),
-        verdict => verdict,
-    }
+    let served = hairpin::serve(work, ctx, Skb::new(ctx).ifindex(), serve_pod);
+    reorder::copy(work, ctx);
+    let is_known = served? == Served::Known;
+    enter_stack(work, ctx, is_known)
 }
 
-/// Gives the packet in [`Work::head`](crate::maps::Work::head) the container that serves the host
-/// port that it is for, if it is for one. One that goes back to where it came from, or to a process
-/// of the host, is sent: its verdict. [`CROWDED`] if [`twice`] must help, else [`NEXT`].
-#[inline(always)]
-pub fn serve<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let mut known = I::copy_live();
-    if known == flow::ABSENT {
-        known = I::host_port(ctx, Skb::new(ctx).ifindex());
+global!(
+    /// Gives the packet in [`Work::head`](crate::model::work::Work::head) the container that serves the
+    /// host port that it is for, if it is for one. One that goes back to where it came from, or to a
+    /// process of the host, is sent.
+    fn serve_pod<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Served> {
+        let served = if look_up(work) {
+            Served::Known
+        } else {
+            open_host_port(work, ctx, Skb::new(ctx).ifindex())?
+        };
+        if served != Served::Known {
+            return Ok(served);
+        }
+        if hairpin::is_in_the_way(work) {
+            return Ok(Served::Crowded);
+        }
+        turn_back(work, ctx)?;
+        Ok(Served::Known)
     }
-    if let Some(refusal) = port::refusal(known) {
-        return code(Err(refusal));
-    }
-    match known {
-        port::CROWDED => CROWDED,
-        flow::PRESENT if I::work().is_some_and(|work| twice::is_in_the_way(work)) => CROWDED,
-        flow::PRESENT => I::turn(ctx),
-        _ => NEXT,
-    }
-}
+);
 
 /// What has a VLAN tag. The tag is beside the packet, not in it, so such a packet looks like any
 /// other; but the bypass would put the tag back, and the wire is another network for it.
 #[inline(always)]
-pub fn tagged(ctx: *mut __sk_buff) -> i32 {
+pub fn tagged(ctx: *mut __sk_buff) -> Verdict {
     const GUARDED: u32 = flags::POD | flags::ANTI_SPOOF;
     let pod = device(Skb::new(ctx).ifindex());
-    code(Ok(
-        if pod.is_some_and(|pod| pod.flags & GUARDED == GUARDED) {
-            Verdict::Drop(Counter::DropVlanTag)
-        } else {
-            Verdict::Stack
-        },
-    ))
+    if pod.is_some_and(|pod| pod.flags & GUARDED == GUARDED) {
+        Verdict::dropped(Counter::DropVlanTag)
+    } else {
+        Verdict::STACK
+    }
 }
 
 /// Everything else: ARP, and what has no business here.
 #[inline(always)]
-pub fn other(ctx: *mut __sk_buff) -> i32 {
-    code(other_step(&Skb::new(ctx)))
-}
-
-#[inline(always)]
-fn other_step(skb: &Skb) -> Step<Verdict> {
+pub fn other(ctx: *mut __sk_buff) -> Step<Verdict> {
     const ARP: u32 = 0x0806u16.to_be() as u32;
+    let skb = &Skb::new(ctx);
     let Some(pod) = device(skb.ifindex()) else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
     if skb.protocol() == ARP {
-        source::check_arp(skb, pod)?;
+        anti_spoofing::check_arp(skb, pod)?;
     } else if pod.flags & flags::ANTI_SPOOF != 0 {
-        return Err(Verdict::Drop(Counter::DropEtherType));
+        return Err(Verdict::dropped(Counter::DropEtherType));
     }
-    Ok(Verdict::Stack)
+    Ok(Verdict::STACK)
 }
 
-/// Whether the pod may send the packet, which no bypass took: its verdict, or [`NEXT`].
-#[inline(always)]
-pub fn check<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let mut skb = Skb::new(ctx);
-    let Some(work) = I::work() else {
-        return code(Ok(Verdict::Stack));
-    };
-    let Some(pod) = device(skb.ifindex()) else {
-        return code(Ok(Verdict::Stack));
-    };
-    if I::parse_whole(ctx, ETHERNET) != PARSED {
-        return code(if pod.flags & flags::FOREIGN == 0 {
-            Err(Verdict::Drop(Counter::DropMalformed))
-        } else {
-            Ok(Verdict::Stack)
-        });
+global!(
+    /// Parses a packet that no bypass took into [`Work::head`](crate::model::work::Work::head), and
+    /// drops what the pod may not send.
+    fn check<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
+        let mut skb = Skb::new(ctx);
+        let Some(pod) = device(skb.ifindex()) else {
+            return Err(Verdict::STACK);
+        };
+        let is_foreign = pod.flags & flags::FOREIGN != 0;
+        if !parse_packet(work, ctx, ETHERNET) {
+            return Err(if is_foreign {
+                Verdict::STACK
+            } else {
+                Verdict::dropped(Counter::DropMalformed)
+            });
+        }
+        if is_foreign && !is_switched(&skb) {
+            // To the bridge's MAC. The bridge would say so a little later.
+            skb.take_for_host();
+        }
+        reorder::lead(work, ctx, Way::IN)?;
+        let is_translated = is_foreign && skb.is_bypassed();
+        skb.unmark();
+        if is_translated {
+            // At the port of the bridge that this device is.
+            learn::sign(&mut skb, &work.head);
+            return Err(Verdict::STACK);
+        }
+        anti_spoofing::check(&skb, &work.head, pod)
     }
-    let is_foreign = pod.flags & flags::FOREIGN != 0;
-    if is_foreign && !is_switched(&skb) {
-        // To the bridge's MAC. The bridge would say so a little later.
-        skb.take_for_host();
-    }
-    match hold::lead::<I>(ctx, Way::In) {
-        NEXT => {}
-        verdict => return verdict,
-    }
-    let is_translated = is_foreign && skb.is_bypassed();
-    skb.unmark();
-    if is_translated {
-        // At the port of the bridge that this device is.
-        learn::sign(&mut skb, &work.head);
-        return PASS;
-    }
-    if let Err(verdict) = source::check(&skb, &work.head, pod) {
-        return code(Err(verdict));
-    }
-    NEXT
-}
+);
 
-/// Hands the packet in [`Work::head`](crate::maps::Work::head) to the stack, with its fingerprint.
-/// One to a host port that another pod of this node serves is translated before the stack routes
-/// it.
-#[inline(always)]
-pub fn enter_stack<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let mut skb = Skb::new(ctx);
-    if I::copy_live() == flow::PRESENT
-        && I::work().is_some_and(|work| is_early(&skb, work.half.rewrite, work.state))
-    {
-        twice::note::<I>();
-        if let Err(verdict) = translate::as_known::<I>(&skb) {
-            return code(Err(verdict));
+global!(
+    /// Hands the packet in [`Work::head`](crate::model::work::Work::head) to the stack, with its
+    /// fingerprint. One to a host port that another pod of this node serves is translated before the
+    /// stack routes it: its flow is known, and its direction is in
+    /// [`Work::half`](crate::model::work::Work::half).
+    fn enter_stack<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_known: bool,
+    ) -> Step<Verdict> {
+        let mut skb = Skb::new(ctx);
+        if is_known && is_early(&skb, work.half.rewrite, work.state) {
+            mapping::note(work);
+            translate::as_known(work, &skb)?;
+            if device(skb.ifindex()).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
+                skb.mark_bypassed();
+            }
         }
-        if device(skb.ifindex()).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
-            skb.mark_bypassed();
-        }
-    }
-    if let Some(work) = I::work() {
         // Of a datagram to the host, so that the later ones are not kept.
         fragment::remember(&work.head);
         learn::sign(&mut skb, &work.head);
+        Ok(Verdict::STACK)
     }
-    PASS
-}
+);
 
 /// Whether a packet of a flow that is rewritten like this gets its tuple here, not where it leaves
 /// the stack.
 #[inline(always)]
 fn is_early(skb: &Skb, how: u8, flow_state: u32) -> bool {
-    let is_to_port = how & TO_PORT == TO_PORT && !twice::is_answer(how, flow_state);
+    let is_to_port = how & TO_PORT == TO_PORT && !is_answer(how, flow_state);
     is_to_port || how & rewrite::SRC != 0 && is_switched(skb)
 }
 
@@ -187,7 +175,7 @@ fn is_switched(skb: &Skb) -> bool {
         pod.flags & flags::FOREIGN != 0
             && skb
                 .load::<[u16; 3]>(0)
-                .is_ok_and(|to| !source::same_mac(to, pod.mac))
+                .is_ok_and(|to| !anti_spoofing::same_mac(to, pod.mac))
     })
 }
 

@@ -10,95 +10,94 @@ use underpass_abi::{
 use underpass_ebpf::l4::Kind;
 
 use crate::{
-    ETHERNET,
-    call::Call,
-    maps::{Work, device, endpoint},
-    skb::Skb,
-    stage::{
-        bypass::{self, Side},
-        flow, fragment,
-        hold::{self, Way},
+    bypass::{self, Side},
+    flow::{
         learn,
-        parse::PARSED,
-        port, translate, twice,
+        tracking::{look_up, note},
     },
-    verdict::{CROWDED, NEXT, PASS, code},
+    fragment::{
+        self,
+        reorder::{self, Way},
+    },
+    icmp_error::error_from_wire,
+    kernel::{
+        ETHERNET,
+        global::global,
+        maps::{device, endpoint},
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+        work_area::WorkArea,
+    },
+    nat::{
+        hairpin,
+        host_port::{Served, open_host_port},
+        mapping, translate,
+    },
+    parse::{parse_packet, parse_quote},
 };
 
 /// IPv4 and IPv6; the network header is at `L3`.
 #[inline(always)]
-pub fn ip<I: Call, const L3: u32>(ctx: *mut __sk_buff) -> i32 {
+pub fn ip<I: Net, const L3: u32>(ctx: *mut __sk_buff) -> Step<Verdict> {
     if L3 == ETHERNET {
-        let sent = bypass::take::<I>(ctx, Side::Wire);
-        if sent != NEXT {
-            return sent;
-        }
+        bypass::take::<I>(ctx, Side::Wire)?;
     }
-    let mut translated = I::translate_back(ctx, L3);
-    if translated == CROWDED {
-        translated = twice::make_room::<I>(ctx, 0);
-        if translated == NEXT {
-            translated = I::translate_back(ctx, L3);
-        }
-    }
-    match translated {
-        CROWDED => PASS,
-        verdict => verdict,
-    }
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
+    };
+    let work = &mut work;
+    hairpin::serve(work, ctx, 0, |work, ctx| translate_back(work, ctx, L3))?;
+    Ok(Verdict::STACK)
 }
 
-/// A packet whose network header is at `l3`, and that no bypass took: [`CROWDED`] if [`twice`] must
-/// help, else its verdict.
-#[inline(always)]
-pub fn translate_back<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
-    let mut skb = Skb::new(ctx);
-    let Some(Work { head, half, .. }) = I::work() else {
-        return PASS;
-    };
-    if I::parse_whole(ctx, l3) != PARSED || !skb.is_for_host() {
-        return PASS;
-    }
-    if head.kind == Kind::Error {
-        return I::error_in(ctx, I::parse_quoted(ctx));
-    }
-    if head.kind != Kind::Flow {
-        hold::copy::<I>(ctx);
-        return PASS;
-    }
-    let mut known = I::copy_live();
-    if known == flow::ABSENT {
-        known = I::host_port(ctx, 0);
-    }
-    if let Some(refusal) = port::refusal(known) {
-        return code(Err(refusal));
-    }
-    if known == port::CROWDED
-        || known == flow::PRESENT && I::work().is_some_and(|work| twice::is_in_the_way(work))
-    {
-        return CROWDED;
-    }
-    // Nobody in the world has a tuple of the host with itself.
-    if known == flow::PRESENT && half.rewrite & rewrite::DST != 0 && half.action != action::HOST {
-        match hold::lead::<I>(ctx, Way::In) {
-            NEXT => {}
-            verdict => return verdict,
+global!(
+    /// Translates a packet whose network header is at `l3`, and that no bypass took, if its flow is.
+    fn translate_back<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        l3: u32,
+    ) -> Step<Served> {
+        let mut skb = Skb::new(ctx);
+        if !parse_packet(work, ctx, l3) || !skb.is_for_host() {
+            return Err(Verdict::STACK);
         }
-        twice::note::<I>();
-        if let Err(verdict) = translate::as_known::<I>(&skb) {
-            return code(Err(verdict));
+        if work.head.kind == Kind::Error {
+            let is_quoted = parse_quote(work, ctx);
+            return Err(error_from_wire(work, ctx, is_quoted)?);
         }
-    } else {
-        if known == flow::PRESENT && half.action == action::OTHERS {
-            I::note();
+        if work.head.kind != Kind::Flow {
+            reorder::copy(work, ctx);
+            return Err(Verdict::STACK);
         }
-        // So that the later ones are not kept.
-        fragment::remember(head);
+        let served = if look_up(work) {
+            Served::Known
+        } else {
+            open_host_port(work, ctx, 0)?
+        };
+        let is_known = served == Served::Known;
+        if served == Served::Crowded || is_known && hairpin::is_in_the_way(work) {
+            return Ok(Served::Crowded);
+        }
+        // Nobody in the world has a tuple of the host with itself.
+        if is_known && work.half.rewrite & rewrite::DST != 0 && work.half.action != action::HOST {
+            reorder::lead(work, ctx, Way::IN)?;
+            mapping::note(work);
+            translate::as_known(work, &skb)?;
+        } else {
+            if is_known && work.half.action == action::OTHERS {
+                note(work);
+            }
+            // So that the later ones are not kept.
+            fragment::remember(&work.head);
+        }
+        if endpoint(work.head.tuple.dst.wide()).is_some() {
+            if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
+                skb.mark_arrival();
+            }
+            learn::sign(&mut skb, &work.head);
+        }
+        Err(Verdict::STACK)
     }
-    if endpoint(head.tuple.dst.wide()).is_some() {
-        if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
-            skb.mark_arrival();
-        }
-        learn::sign(&mut skb, head);
-    }
-    PASS
-}
+);

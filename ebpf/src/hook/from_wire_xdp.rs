@@ -19,11 +19,15 @@ use underpass_ebpf::{
 };
 
 use crate::{
-    ETHERNET,
-    maps::{Net, count, device, stamp},
-    memory::mac_words,
-    stage::{bypass::forward, flow::half},
-    xdp::{Frame, redirect_to_pod},
+    bypass::forward,
+    kernel::{
+        ETHERNET,
+        maps::{count, device, stamp},
+        memory::mac_words,
+        net::Net,
+        xdp::{Frame, redirect_to_pod},
+    },
+    model::direction::half_of,
 };
 
 /// State of flows whose packets need not be taken note of.
@@ -43,13 +47,13 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
     let Some(flow) = I::flows().get_ptr_mut(&key) else {
         return XDP_PASS;
     };
-    // SAFETY: see `stage::flow::find`.
+    // SAFETY: see `flow::find`.
     let flow = unsafe { &mut *flow };
     if flow.state & (USUAL | state::RST) != USUAL {
         return XDP_PASS;
     }
     let tag = &raw const flow.tag;
-    let half = half(flow, end);
+    let half = half_of(flow, end);
     if !is_usual(&frame, &head, half) {
         return XDP_PASS;
     }
@@ -62,7 +66,7 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
         return XDP_ABORTED;
     }
     half.packets += 1;
-    // SAFETY: see `stage::bypass::send`.
+    // SAFETY: see `bypass::send`.
     if unsafe { tag.read_volatile() } != key.tag() {
         count(Counter::DropRemoved);
         return XDP_DROP;

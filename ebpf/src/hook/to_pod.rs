@@ -5,67 +5,80 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_ebpf::l4::Kind;
 
 use crate::{
-    ETHERNET,
-    call::Call,
-    maps::Work,
-    skb::Skb,
-    stage::{flow, learn, parse::PARSED, port, translate, twice},
-    verdict::{ERROR, PASS, code},
+    flow::{
+        join::forget,
+        learn::{self, learn_to_pod},
+        tracking::look_up,
+    },
+    icmp_error::error_to_pod,
+    kernel::{
+        ETHERNET,
+        global::global,
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+        work_area::WorkArea,
+    },
+    model::direction::{FROM_PORT, is_answer},
+    nat::{mapping, translate},
+    parse::{parse_packet, parse_quote},
 };
 
 /// IPv4 and IPv6.
 #[inline(always)]
-pub fn ip<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    match I::deliver(ctx) {
-        ERROR => I::error_to_pod(ctx, I::parse_quoted(ctx)),
-        code => code,
-    }
-}
-
-/// Everything else than ICMP errors, whose verdict is [`ERROR`].
-#[inline(always)]
-pub fn deliver<I: Call>(ctx: *mut __sk_buff) -> i32 {
+pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
     let mut skb = Skb::new(ctx);
     if skb.is_bypassed() {
-        // From a process of the host to a host port: `from_host` has dealt with it. Or from the bypass, on its way to the queue of this
-        // device, which shapes.
+        // From a process of the host to a host port: `from_host` has dealt with it. Or from the bypass,
+        // on its way to the queue of this device, which shapes.
         skb.unmark();
-        return PASS;
+        return Ok(Verdict::STACK);
     }
-    let Some(Work { head, .. }) = I::work() else {
-        return PASS;
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
     };
-    if I::parse_whole(ctx, ETHERNET) != PARSED {
-        return PASS;
-    }
-    if head.kind == Kind::Flow {
-        if learn::is_unchanged::<I>(&skb, head) {
-            I::learn_pod(ctx, skb.arrival(), skb.ifindex());
-        } else {
-            I::forget();
-        }
-        return I::arrive(ctx);
-    }
-    if head.kind == Kind::Error {
-        return ERROR;
-    }
-    PASS
+    let work = &mut work;
+    deliver(work, ctx)?;
+    let is_quoted = parse_quote(work, ctx);
+    error_to_pod(work, ctx, is_quoted)
 }
 
-/// What comes back from a host port gets the address and port that the pod asked for: here, since
-/// the stack takes no packet with an address of its own as the source.
-#[inline(always)]
-pub fn arrive<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    if I::copy_live() == flow::PRESENT
-        && I::work().is_some_and(|work| {
-            work.half.rewrite & port::FROM_PORT == port::FROM_PORT
-                && twice::is_answer(work.half.rewrite, work.state)
-        })
-    {
-        twice::note::<I>();
-        if let Err(verdict) = translate::as_known::<I>(&Skb::new(ctx)) {
-            return code(Err(verdict));
+global!(
+    /// Deals with everything else than ICMP errors, which are left to the next stage.
+    fn deliver<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
+        let skb = Skb::new(ctx);
+        if !parse_packet(work, ctx, ETHERNET) {
+            return Err(Verdict::STACK);
         }
+        if work.head.kind == Kind::Flow {
+            if learn::is_unchanged::<I>(&skb, &work.head) {
+                learn_to_pod(work, ctx, skb.arrival(), skb.ifindex());
+            } else {
+                forget(work);
+            }
+            return Err(arrive(work, ctx)?);
+        }
+        if work.head.kind == Kind::Error {
+            return Ok(());
+        }
+        Err(Verdict::STACK)
     }
-    PASS
-}
+);
+
+global!(
+    /// Gives what comes back from a host port the address and port that the pod asked for: here, since
+    /// the stack takes no packet with an address of its own as the source.
+    fn arrive<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Verdict> {
+        if look_up(work)
+            && ({
+                work.half.rewrite & FROM_PORT == FROM_PORT
+                    && is_answer(work.half.rewrite, work.state)
+            })
+        {
+            mapping::note(work);
+            translate::as_known(work, &Skb::new(ctx))?;
+        }
+        Ok(Verdict::STACK)
+    }
+);

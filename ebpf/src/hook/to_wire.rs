@@ -6,108 +6,128 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{Half, action, protocol, rewrite, state},
+    flow::{action, protocol, rewrite, state},
 };
 use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
-    ETHERNET,
-    call::Call,
-    maps::{Work, device, endpoint},
-    skb::Skb,
-    stage::{
-        flow, fragment, hold, learn,
-        masquerade::{self, Way},
-        parse::PARSED,
-        route, translate, twice,
+    flow::{
+        join::{forget, suspend},
+        learn::{self, learn_to_wire, leave_by_wire, note_others},
+        tracking::{look_up, note, withdraw},
     },
-    verdict::{ERROR, NEXT, PASS, Step, Verdict, code},
+    fragment::{
+        self,
+        reorder::{self, keep},
+    },
+    icmp_error::error_to_wire,
+    kernel::{
+        ETHERNET,
+        global::{global, number},
+        maps::{device, endpoint},
+        net::Net,
+        route::Asked,
+        skb::Skb,
+        verdict::{Step, Verdict},
+        work_area::WorkArea,
+    },
+    model::state::{begins, begins_anew, may_open},
+    nat::{
+        mapping,
+        masquerade::{self, Way},
+        translate,
+    },
+    parse::{parse_packet, parse_quote},
 };
 
-/// What [`known`] returns for a packet of no flow that is known; no return code of tc.
-const UNKNOWN: i32 = -5;
+number!(
+    /// What is left to do of a packet.
+    enum Left {
+        /// It is of no flow that is known.
+        Unknown,
+        /// It is an ICMP error.
+        Error,
+    }
+);
 
 /// IPv4 and IPv6; the network header is at `l3`.
 #[inline(always)]
-pub fn ip<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
-    match I::known(ctx, l3) {
-        ERROR => I::error_out(ctx, I::parse_quoted(ctx)),
-        UNKNOWN => I::open(ctx),
-        code => code,
-    }
-}
-
-/// A packet of a flow that is known is translated as the flow says, and learned if it came through
-/// the stack unchanged.
-#[inline(always)]
-pub fn known<I: Call>(ctx: *mut __sk_buff, l3: u32) -> i32 {
+pub fn ip<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Verdict> {
     let mut skb = Skb::new(ctx);
     if skb.is_bypassed() {
         skb.unmark();
-        return PASS;
+        return Ok(Verdict::STACK);
     }
-    let Some(Work { head, half, .. }) = I::work() else {
-        return PASS;
+    // SAFETY: this is the only view, but for those that it is lent for.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Ok(Verdict::STACK);
     };
-    if I::parse_whole(ctx, l3) != PARSED {
-        return PASS;
-    }
-    if head.kind == Kind::Error {
-        return ERROR;
-    }
-    match hold::lead::<I>(ctx, hold::Way::Out) {
-        NEXT => {}
-        verdict => return verdict,
-    }
-    if head.kind != Kind::Flow || I::copy_live() == flow::ABSENT {
-        return UNKNOWN;
-    }
-    let owner = endpoint(head.tuple.src.wide()).map(|owner| owner.ifindex);
-    match owner.and_then(|owner| Some((owner, device(owner)?))) {
-        Some((owner, pod)) => code(known_of_pod(&skb, head, half, owner, pod)),
-        None => code(known_of_host::<I>(&skb, half)),
+    let work = &mut work;
+    match send_known(work, ctx, l3)? {
+        Left::Error => {
+            let is_quoted = parse_quote(work, ctx);
+            error_to_wire(work, ctx, is_quoted)
+        }
+        Left::Unknown => open(work, ctx),
     }
 }
 
+global!(
+    /// Translates a packet of a flow that is known as the flow says, and learns it if it came through
+    /// the stack unchanged.
+    fn send_known<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, l3: u32) -> Step<Left> {
+        let skb = Skb::new(ctx);
+        if !parse_packet(work, ctx, l3) {
+            return Err(Verdict::STACK);
+        }
+        if work.head.kind == Kind::Error {
+            return Ok(Left::Error);
+        }
+        reorder::lead(work, ctx, reorder::Way::OUT)?;
+        if work.head.kind != Kind::Flow || !look_up(work) {
+            return Ok(Left::Unknown);
+        }
+        let owner = endpoint(work.head.tuple.src.wide()).map(|owner| owner.ifindex);
+        match owner.and_then(|owner| Some((owner, device(owner)?))) {
+            Some((owner, pod)) => known_of_pod(work, &skb, owner, pod),
+            None => known_of_host(work, &skb),
+        }
+    }
+);
+
 #[inline(always)]
-fn known_of_pod<I: Call>(
-    skb: &Skb,
-    head: &Head<I>,
-    half: &Half<I::Addr>,
-    owner: u32,
-    pod: &Device,
-) -> Step<Verdict> {
-    if half.action == action::NONE {
-        return Err(Verdict::Sent(UNKNOWN));
+fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Device) -> Step<Left> {
+    if work.half.action == action::NONE {
+        return Ok(Left::Unknown);
     }
     let from = skb.ingress_ifindex();
     if from != owner && pod.flags & flags::FOREIGN == 0 {
         // In its name, by another (without `antiSpoof`), who has no say in its flow.
-        if half.rewrite & rewrite::SRC != 0 {
-            translate::as_known::<I>(skb)?;
+        if work.half.rewrite & rewrite::SRC != 0 {
+            translate::as_known(work, skb)?;
         }
-        return Ok(Verdict::Stack);
+        return Err(Verdict::STACK);
     }
-    if !twice::note::<I>() || is_given_up::<I>(skb, head, half) {
-        return Err(Verdict::Sent(UNKNOWN));
+    if !mapping::note(work) || is_given_up(work, skb) {
+        return Ok(Left::Unknown);
     }
-    if !is_unchanged(skb, head) {
-        I::forget();
-    } else if pod.flags & flags::BYPASS != 0 && head.plain {
-        if learn::agrees(skb, head, from, pod, route::WAY) {
-            I::leave_by_wire(from, skb.ifindex());
+    if !is_unchanged(skb, &work.head) {
+        forget(work);
+    } else if pod.flags & flags::BYPASS != 0 && work.head.plain {
+        if learn::agrees(work, skb, from, pod, Asked::Way) {
+            leave_by_wire(work, from, skb.ifindex());
         } else {
-            I::suspend();
+            suspend(work);
         }
     }
-    if half.rewrite & rewrite::SRC != 0 {
-        translate::as_known::<I>(skb)?;
+    if work.half.rewrite & rewrite::SRC != 0 {
+        translate::as_known(work, skb)?;
     } else {
         // The stack may have put an IPv6 datagram together and cut it again: with another
         // identification than that under which it came from the pod.
-        fragment::remember(head);
+        fragment::remember(&work.head);
     }
-    Ok(Verdict::Stack)
+    Err(Verdict::STACK)
 }
 
 /// Whether a pod's masqueraded flow gets another mapping with the packet in [`Work::head`], because
@@ -115,20 +135,18 @@ fn known_of_pod<I: Call>(
 /// one that has ended, and where the route has changed before anybody answered. The old one is
 /// removed then. (Connection tracking forgets both as well.)
 #[inline(always)]
-fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool {
-    let Some(Work { state, .. }) = I::work() else {
-        return false;
-    };
-    if half.rewrite != rewrite::SRC || *state & state::PORT != 0 {
+fn is_given_up<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> bool {
+    if work.half.rewrite != rewrite::SRC || work.state & state::PORT != 0 {
         return false;
     }
     // An opener that has an answer already must not lose it.
-    let begins = head.tuple.protocol != protocol::TCP || flow::begins(head.tcp_flags);
-    let is_answered = *state & state::ANSWERED == state::ANSWERED;
-    let has_moved = half.out_ifindex != 0 && half.out_ifindex != skb.ifindex();
-    let is_over = flow::begins_anew(*state, head.tcp_flags) || begins && !is_answered && has_moved;
+    let begins = work.head.tuple.protocol != protocol::TCP || begins(work.head.tcp_flags);
+    let is_answered = work.state & state::ANSWERED == state::ANSWERED;
+    let has_moved = work.half.out_ifindex != 0 && work.half.out_ifindex != skb.ifindex();
+    let is_over =
+        begins_anew(work.state, work.head.tcp_flags) || begins && !is_answered && has_moved;
     if is_over {
-        I::withdraw();
+        withdraw(work);
     }
     is_over
 }
@@ -136,95 +154,94 @@ fn is_given_up<I: Call>(skb: &Skb, head: &Head<I>, half: &Half<I::Addr>) -> bool
 /// A packet of the host, or one that it forwards for others. If a pod's flow has its tuple on this
 /// uplink, it must take another.
 #[inline(always)]
-fn known_of_host<I: Call>(skb: &Skb, half: &Half<I::Addr>) -> Step<Verdict> {
-    if half.rewrite & rewrite::SRC != 0 {
-        translate::as_known::<I>(skb)?;
-    } else if half.action == action::TAKEN {
-        return Err(Verdict::Sent(UNKNOWN));
-    } else if half.action == action::OTHERS {
-        I::note();
+fn known_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Left> {
+    if work.half.rewrite & rewrite::SRC != 0 {
+        translate::as_known(work, skb)?;
+    } else if work.half.action == action::TAKEN {
+        return Ok(Left::Unknown);
+    } else if work.half.action == action::OTHERS {
+        note(work);
     }
-    Ok(Verdict::Stack)
+    Err(Verdict::STACK)
 }
 
-/// A packet of a flow that is not known yet, of a pod or of the host on a tuple that is taken, in
-/// [`Work::head`].
-#[inline(always)]
-pub fn open<I: Call>(ctx: *mut __sk_buff) -> i32 {
-    let Some(Work { head, .. }) = I::work() else {
-        return PASS;
-    };
-    let skb = Skb::new(ctx);
-    code(match endpoint(head.tuple.src.wide()) {
-        Some(owner) => open_of_pod(&skb, head, owner.ifindex),
-        None => open_of_host(&skb, head),
-    })
-}
+global!(
+    /// Opens a flow that is not known yet, of a pod or of the host on a tuple that is taken, with the
+    /// packet in [`Work::head`].
+    fn open<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Verdict> {
+        let skb = Skb::new(ctx);
+        match endpoint(work.head.tuple.src.wide()) {
+            Some(owner) => open_of_pod(work, &skb, owner.ifindex),
+            None => open_of_host(work, &skb),
+        }
+    }
+);
 
 #[inline(always)]
-fn open_of_pod<I: Call>(skb: &Skb, head: &Head<I>, owner: u32) -> Step<Verdict> {
+fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Verdict> {
     let Some(pod) = device(owner) else {
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     };
-    let is_masqueraded = masquerade::is_wanted::<I>(pod, head.tuple.dst);
+    let is_masqueraded = masquerade::is_wanted::<I>(pod, work.head.tuple.dst);
     let asked = masquerade::asks::<I>(pod, is_masqueraded);
-    let may_learn = head.kind == Kind::Flow
-        && head.plain
+    let may_learn = work.head.kind == Kind::Flow
+        && work.head.plain
         && skb.ingress_ifindex() == owner
-        && is_unchanged(skb, head)
-        && learn::agrees(skb, head, owner, pod, asked);
+        && is_unchanged(skb, &work.head)
+        && learn::agrees(work, skb, owner, pod, asked);
     if !is_masqueraded {
         if may_learn {
-            I::learn_wire(skb.raw(), owner, skb.ifindex());
+            learn_to_wire(work, skb.raw(), owner, skb.ifindex());
         }
-        return Ok(Verdict::Stack);
+        return Ok(Verdict::STACK);
     }
-    match head.kind {
+    let kind = work.head.kind;
+    match kind {
         Kind::Flow => {}
-        Kind::Later if I::keep(skb.raw()) == hold::KEPT => {
-            return Err(Verdict::Sent(TC_ACT_STOLEN));
+        Kind::Later if keep(work, skb.raw()) => {
+            return Err(Verdict::sent(TC_ACT_STOLEN.cast_unsigned()));
         }
-        Kind::Later => return Err(Verdict::Drop(Counter::DropFragment)),
-        _ => return Err(Verdict::Drop(Counter::DropUntranslated)),
+        Kind::Later => return Err(Verdict::dropped(Counter::DropFragment)),
+        _ => return Err(Verdict::dropped(Counter::DropUntranslated)),
     }
-    if !masquerade::may_open(head) {
-        return Err(Verdict::Drop(Counter::DropNoFlow));
+    if !may_open(&work.head) {
+        return Err(Verdict::dropped(Counter::DropNoFlow));
     }
     masquerade::assign(
+        work,
         skb,
-        head,
         owner,
         skb.ifindex(),
         if may_learn { Way::Routed } else { Way::Other },
     )?;
     // What the bypass learns overwrites the tuple to leave with.
-    translate::translate::<I>(skb)?;
+    translate::translate(work, skb)?;
     if may_learn {
-        I::leave_by_wire(owner, skb.ifindex());
+        leave_by_wire(work, owner, skb.ifindex());
     }
-    Ok(Verdict::Stack)
+    Ok(Verdict::STACK)
 }
 
 #[inline(always)]
-fn open_of_host<I: Call>(skb: &Skb, head: &Head<I>) -> Step<Verdict> {
-    if head.kind != Kind::Flow {
-        return Ok(Verdict::Stack);
+fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Verdict> {
+    if work.head.kind != Kind::Flow {
+        return Ok(Verdict::STACK);
     }
-    if I::copy_live() == flow::ABSENT {
-        if is_of_others(skb, head) {
-            I::note_others(skb.raw());
+    if !look_up(work) {
+        if is_of_others(skb, &work.head) {
+            note_others(work, skb.raw());
         }
-    } else if I::work().is_some_and(|work| work.half.action == action::TAKEN) {
-        masquerade::assign(skb, head, 0, skb.ifindex(), Way::Other)?;
-        translate::translate::<I>(skb)?;
+    } else if work.half.action == action::TAKEN {
+        masquerade::assign(work, skb, 0, skb.ifindex(), Way::Other)?;
+        translate::translate(work, skb)?;
     }
-    Ok(Verdict::Stack)
+    Ok(Verdict::STACK)
 }
 
 /// Whether the host's own stack gave the packet, which it forwards for somebody else, the address
 /// that pods' flows are given.
 #[inline(always)]
-fn is_of_others<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
+fn is_of_others<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
     skb.ingress_ifindex() != 0
         && device(skb.ifindex())
             .and_then(I::masquerade_address)
@@ -233,6 +250,6 @@ fn is_of_others<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
 
 /// Whether the stack carried the packet from its pod to here without a change.
 #[inline(always)]
-fn is_unchanged<I: Call>(skb: &Skb, head: &Head<I>) -> bool {
+fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
     head.l3 == ETHERNET && learn::is_unchanged(skb, head)
 }

@@ -1,0 +1,243 @@
+//! The fast path: parsed, looked up, checked, rewritten, redirected. Whatever is unusual goes on to
+//! the next stage, untouched.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    counter::Counter,
+    endpoint::device as flags,
+    flow::{Half, action, state},
+};
+use underpass_ebpf::{
+    ip::Head,
+    l4::{Kind, tcp},
+    packet::{Covers, Packet},
+    translate::{Untranslatable, translate},
+};
+
+use crate::{
+    bypass::revalidate::revalidate,
+    flow::entry::find,
+    kernel::{
+        ETHERNET,
+        global::{global, number},
+        maps::{count, device, stamp, tcp_forgotten, tick},
+        memory::mac_words,
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+        work_area::WorkArea,
+    },
+    model::direction::{half_of, outgoing},
+};
+
+pub mod revalidate;
+
+number!(
+    /// Where a packet comes from.
+    pub enum Side {
+        /// The pod behind the host veth that it arrived at.
+        Pod,
+        /// An uplink.
+        Wire,
+    }
+);
+
+number!(
+    /// What is known of a packet's flow.
+    enum Trust {
+        /// What its stamp says.
+        Stamp,
+        /// It was revalidated just now.
+        Settled,
+    }
+);
+
+number!(
+    /// Why a packet was not sent on the bypass.
+    enum Unsent {
+        /// It is one for the stack.
+        Stack,
+        /// Its flow has to be revalidated first.
+        Stale,
+    }
+);
+
+/// Length of the longest transport header that is read, as far as it is read: TCP up to its flags.
+const L4: u32 = 14;
+
+/// Sends the packet on its flow's bypass, unless it has none, or the packet is one for the stack.
+#[inline(always)]
+pub fn take<I: Net>(ctx: *mut __sk_buff, side: Side) -> Step<()> {
+    if send::<I>(ctx, side, Trust::Stamp)? == Unsent::Stack {
+        return Ok(());
+    }
+    // SAFETY: nobody has looked at the area yet, nor does while this view lives.
+    let is_settled =
+        unsafe { WorkArea::<I>::open() }.is_some_and(|mut work| revalidate(&mut work, ctx));
+    if is_settled {
+        send::<I>(ctx, side, Trust::Settled)?;
+    }
+    Ok(())
+}
+
+global!(
+    /// See [`take`].
+    fn send<I: Net>(ctx: *mut __sk_buff, side: Side, trust: Trust) -> Step<Unsent> {
+        let mut skb = Skb::new(ctx);
+        let Some(mut head) =
+            I::parse_plain(&skb.linear(ETHERNET + I::HEADER_LENGTH + L4), ETHERNET)
+        else {
+            return Ok(Unsent::Stack);
+        };
+        if head.kind != Kind::Flow {
+            return Ok(Unsent::Stack);
+        }
+        let (key, end) = head.tuple.key();
+        let Some(flow) = find::<I>(&key) else {
+            return Ok(Unsent::Stack);
+        };
+        if flow.state & state::BYPASS == 0 {
+            return Ok(Unsent::Stack);
+        }
+        let is_sticky = flow.state & state::STICKY != 0;
+        // Until it is known to be answered, and while it may have been reset, each packet is taken note of.
+        let is_usual_state = flow.state & (state::ANSWERED | state::RST) == state::ANSWERED;
+        let tag = &raw const flow.tag;
+        let half = half_of(flow, end);
+        let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
+        if !is_sticky && (changes_state || head.control) {
+            // After a long silence connection tracking may not know what ends here.
+            let is_late = head.tcp_flags & (tcp::FIN | tcp::RST) != 0
+                && tick().wrapping_sub(half.passed) >= tcp_forgotten();
+            return Ok(if is_late && trust == Trust::Stamp {
+                Unsent::Stale
+            } else {
+                Unsent::Stack
+            });
+        }
+        if !is_usual(&skb, &head, side, half, is_sticky) {
+            if is_sticky && head.tcp_flags & tcp::SYN == 0 {
+                count(Counter::CameBack);
+            }
+            return Ok(Unsent::Stack);
+        }
+        let is_noted = !changes_state && is_usual_state;
+        if trust == Trust::Stamp && (!is_noted || half.stamp != stamp()) {
+            return Ok(Unsent::Stale);
+        }
+        if rewrite(&mut skb, &mut head, half).is_err() {
+            return Err(Verdict::dropped(Counter::DropMalformed));
+        }
+        half.packets += 1;
+        let out_ifindex = half.out_ifindex;
+        // The memory of an entry that is removed may be another's while we read it. What was read is of
+        // this flow if the tag still is, since that would be overwritten first.
+        // SAFETY: an entry of the map; volatile, so that it is read here.
+        if unsafe { tag.read_volatile() } != key.tag() {
+            return Err(Verdict::dropped(Counter::DropRemoved));
+        }
+        Err(if half.action == action::PEER {
+            count(Counter::BypassPeer);
+            if half.queue == 0 {
+                skb.redirect_peer(out_ifindex)
+            } else {
+                skb.redirect(out_ifindex)
+            }
+        } else {
+            count(Counter::BypassWire);
+            // SAFETY: who called has no view of the area.
+            match unsafe { WorkArea::<I>::open() } {
+                // Once a tick the kernel's own neighbour code sends the packet, so that it goes on
+                // probing the next hop.
+                Some(mut work) if trust == Trust::Settled => {
+                    skb.redirect_neighbour(out_ifindex, &mut work.next_hop)
+                }
+                _ => skb.redirect(out_ifindex),
+            }
+        })
+    }
+);
+
+/// Whether nothing about the packet calls for the stack.
+#[inline(always)]
+fn is_usual<I: Net>(
+    skb: &Skb,
+    head: &Head<I>,
+    side: Side,
+    half: &Half<I::Addr>,
+    is_sticky: bool,
+) -> bool {
+    if half.action != action::PEER && half.action != action::WIRE {
+        return false;
+    }
+    match side {
+        Side::Pod if half.in_ifindex != skb.ifindex() => return false,
+        Side::Pod if !has_mac(skb, &half.in_mac) => return false,
+        Side::Wire if half.uplink != skb.ifindex() => {
+            // Another uplink than the flow has: the kernel's filter of reverse paths decides, and the
+            // firewall. What can't go back to them is taken where no such filter is strict.
+            if !is_sticky || half.in_ifindex != 0 || !may_arrive(skb.ifindex()) {
+                return false;
+            }
+        }
+        Side::Pod | Side::Wire => {}
+    }
+    if I::ttl(&head.header) <= 1 || !skb.is_for_host() {
+        return false;
+    }
+    if head.tcp_flags & tcp::SYN != 0 {
+        // A new connection is a new decision, also on an old tuple.
+        return false;
+    }
+    skb.wire_length(head.l3, head.headers_length()) <= half.mtu
+}
+
+/// Whether the packet's Ethernet source is `wanted`, or any will do.
+#[inline(always)]
+fn has_mac(skb: &Skb, wanted: &[u8; 6]) -> bool {
+    let wanted = mac_words(wanted);
+    wanted[0] | wanted[1] | wanted[2] == 0
+        || skb.ethernet_source().is_some_and(|source| {
+            (source[0] ^ wanted[0]) | (source[1] ^ wanted[1]) | (source[2] ^ wanted[2]) == 0
+        })
+}
+
+/// Whether packets of any flow may come in by this device.
+#[inline(always)]
+fn may_arrive(ifindex: u32) -> bool {
+    const BARRED: u32 = flags::POD | flags::LAYER3 | flags::STRICT_REVERSE_PATH;
+    device(ifindex).is_some_and(|device| device.flags & BARRED == 0)
+}
+
+#[inline(always)]
+fn rewrite<I: Net>(
+    skb: &mut Skb,
+    head: &mut Head<I>,
+    half: &Half<I::Addr>,
+) -> Result<(), Untranslatable> {
+    let ethernet = forward(skb, head, half)?;
+    skb.store_headers(ethernet, head.header)?;
+    Ok(())
+}
+
+/// Gives a packet the tuple that its half leaves with, and takes one off its TTL. The Ethernet header
+/// to leave with is returned, in words; that and the network header, which is changed in
+/// `head.header` alone, are the caller's to store.
+#[inline(always)]
+pub fn forward<I: Net, P: Packet>(
+    packet: &mut P,
+    head: &mut Head<I>,
+    half: &Half<I::Addr>,
+) -> Result<[u16; 7], Untranslatable> {
+    if half.rewrite != 0 {
+        let new = outgoing::<I>(half, head.tuple.protocol);
+        translate(packet, head, &new)?;
+    }
+    let unbalanced = I::decrement_ttl(&mut head.header);
+    if I::PSEUDO == Covers::Pseudo6 {
+        packet.account(unbalanced);
+    }
+    let ([to0, to1, to2], [from0, from1, from2]) =
+        (mac_words(&half.eth[0]), mac_words(&half.eth[1]));
+    Ok([to0, to1, to2, from0, from1, from2, I::ETHER_TYPE])
+}

@@ -1,0 +1,208 @@
+//! Revalidating a flow: at the first packet of each tick, after every change on the node, and when
+//! its TCP ends. Is it still alive, is its pod still there, does the route still lead where it led,
+//! and must connection tracking hear of it?
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    counter::Counter,
+    endpoint::device as flags,
+    flow::{Half, STREAM, action, protocol, rewrite, state},
+    node::policy,
+};
+
+use crate::{
+    flow::{
+        entry::find,
+        join::{stick, suspend},
+        learn,
+        tracking::{look_up, note},
+    },
+    kernel::{
+        ETHERNET,
+        global::{global, number},
+        maps::{count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
+        memory,
+        net::Net,
+        route::{Asked, find_route},
+        work_area::WorkArea,
+    },
+    model::{
+        direction::{half_of, outgoing},
+        work::{Place, Work},
+    },
+    nat::mapping::restore,
+    parse::parse_packet,
+};
+
+global!(
+    /// Checks the direction that the packet belongs to, and brings it up to date: whether it is as
+    /// its half says. A flow whose ends are
+    /// gone is removed; one of which a direction has no way any more goes back to the stack, with both.
+    pub fn revalidate<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
+        if !parse_packet(work, ctx, ETHERNET) || !look_up(work) {
+            return false;
+        }
+        if policy() & policy::XFRM != 0 {
+            suspend(work);
+            return false;
+        }
+        if work.state & state::STICKY == 0 {
+            if must_stick(work) {
+                stick(work);
+            } else if is_due(&work.half, work.place.key.0.protocol, work.since) {
+                count(Counter::Fed);
+                if let Some(flow) = find::<I>(&work.place.key) {
+                    half_of(flow, work.place.end).stamp = ASKED;
+                }
+                return false;
+            }
+        }
+        note(work);
+        count(Counter::Revalidated);
+        if work.half.rewrite != 0 && find::<I>(&work.partner_place.key).is_none() {
+            restore(work);
+        }
+        match follow(work, ctx) {
+            Way::Settled => true,
+            Way::Stale => false,
+            Way::Lost => {
+                suspend(work);
+                false
+            }
+        }
+    }
+);
+
+/// Whether connection tracking must hear of this direction: until the stack lets a packet of it
+/// through, all of them go there.
+#[inline(always)]
+fn is_due<A>(half: &Half<A>, protocol: u8, since: u32) -> bool {
+    /// Ticks in which connection tracking has to see that UDP goes on: two seconds after the first
+    /// packet it is a stream, with a longer timer.
+    const YOUNG: u32 = STREAM + 2;
+    let now = tick();
+    let interval = if protocol == protocol::UDP && now.wrapping_sub(since) <= YOUNG {
+        1
+    } else {
+        feed_interval(protocol)
+    };
+    now.wrapping_sub(half.passed) >= interval
+}
+
+/// Stamp of a direction whose packets go to the stack, which has not let one through yet. No tick has
+/// it.
+const ASKED: u64 = u64::MAX;
+
+/// Whether connection tracking would not know this TCP any more, whose direction is in
+/// [`Work::half`]: it has become strict, or both ends were silent for longer than the shortest of its
+/// timers. Not if the stack was asked and gave no answer: a rule may have come that drops the
+/// connection.
+#[inline(always)]
+fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
+    let Work {
+        place: Place { key, end },
+        half: copy,
+        partner_place,
+        ..
+    } = &mut **work;
+    if key.0.protocol != protocol::TCP || copy.stamp == ASKED {
+        return false;
+    }
+    if policy() & policy::LIBERAL == 0 {
+        return true;
+    }
+    let is_old = |passed: u32| tick().wrapping_sub(passed) >= tcp_forgotten();
+    if !is_old(copy.passed) {
+        return false;
+    }
+    let opposite = if copy.rewrite == 0 {
+        find::<I>(key).map(|flow| half_of(flow, end.other()).passed)
+    } else {
+        partner_place.set(&outgoing::<I>(copy, key.0.protocol));
+        find::<I>(&partner_place.key)
+            .map(|partner| half_of(partner, partner_place.end.other()).passed)
+    };
+    opposite.is_none_or(is_old)
+}
+
+number!(
+    /// What the way of a direction is now.
+    enum Way {
+        /// For the moment there is none: the stack decides.
+        Stale,
+        /// The direction has lost it.
+        Lost,
+        /// It is as the direction's half says.
+        Settled,
+    }
+);
+
+global!(
+    /// Brings the way of the direction at [`Work::place`] up to date.
+    fn follow<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Way {
+        let Some(flow) = find::<I>(&work.place.key) else {
+            return Way::Stale;
+        };
+        let is_sticky = flow.state & state::STICKY != 0;
+        let half = half_of(flow, work.place.end);
+        if half.in_ifindex != 0
+            && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0)
+        {
+            return Way::Lost;
+        }
+        if half.action == action::PEER {
+            let Some(pod) = device(half.out_ifindex) else {
+                return Way::Lost;
+            };
+            if pod.flags & flags::BYPASS == 0 {
+                return Way::Lost;
+            }
+            half.mtu = pod.mtu;
+            learn::shape(half, pod);
+            if !learn::is_reachable(half.queue, pod) {
+                return Way::Lost;
+            }
+            let [destination, source] = &mut half.eth;
+            memory::copy(destination, &pod.peer_mac);
+            memory::copy(source, &pod.mac);
+            half.stamp = stamp();
+            return Way::Settled;
+        }
+        if half.action != action::WIRE {
+            return Way::Lost;
+        }
+        let Some(uplink) = find_route(work, ctx, half.in_ifindex, Asked::Way) else {
+            // For the moment, perhaps: the stack says so to the sender.
+            return Way::Stale;
+        };
+        let uplink = uplink.get();
+        if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
+            return Way::Lost;
+        }
+        if half.out_ifindex != uplink {
+            if !is_sticky {
+                return Way::Lost;
+            }
+            half.out_ifindex = uplink;
+            // The answers are expected where the questions leave.
+            if half.rewrite & rewrite::SRC != 0 {
+                let partner = outgoing::<I>(half, work.place.key.0.protocol);
+                work.partner_place.set(&partner);
+                if let Some(partner) = find::<I>(&work.partner_place.key) {
+                    half_of(partner, work.partner_place.end.other()).uplink = uplink;
+                }
+            } else {
+                half_of(flow, work.place.end.other()).uplink = uplink;
+            }
+        }
+        let Some(flow) = find::<I>(&work.place.key) else {
+            return Way::Stale;
+        };
+        let half = half_of(flow, work.place.end);
+        half.mtu = work.route.mtu;
+        memory::copy(&mut half.eth, &work.route.eth);
+        // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
+        half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
+        Way::Settled
+    }
+);

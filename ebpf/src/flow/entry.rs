@@ -1,0 +1,121 @@
+//! One entry of a flow table: finding it, telling whether it still lives, and removing it.
+
+use underpass_abi::{
+    addr::Family as _,
+    flow::{Flow, Half, Key, action, protocol, rewrite, state},
+};
+
+use crate::{
+    kernel::{
+        maps::{constant, endpoint},
+        net::Net,
+    },
+    model::{
+        direction::outgoing,
+        state::{is_ending, is_shared},
+    },
+};
+
+/// The entry under a key.
+///
+/// Since Linux 6.1 the memory of an entry that is removed may become another's while it is read: who
+/// acts on what it says without a look at `Flow::tag` afterwards, must be able to stand the other's.
+#[inline(always)]
+pub fn find<I: Net>(key: &Key<I::Addr>) -> Option<&'static mut Flow<I::Addr>> {
+    let flow = I::flows().get_ptr_mut(key)?;
+    // SAFETY: an entry's memory stays readable, and an entry, until the program ends. Several CPUs
+    // may write its fields; each field is one word, and a reader that meets a half that is being
+    // written finds a wrong stamp or device and asks the stack.
+    Some(unsafe { &mut *flow })
+}
+
+/// Whether a packet came within the flow's timeout.
+#[inline(always)]
+pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
+    flow.expires.wrapping_sub(tick).cast_signed() >= 0
+}
+
+/// A packet came: the flow lives for another timeout, which depends on its state.
+#[inline(always)]
+pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
+    let is_assured = flow.state & state::ASSURED != 0;
+    let limit = match protocol {
+        // A stray RST, which its receiver ignores, must not cost a connection its life.
+        protocol::TCP if flow.state & state::RST != 0 => constant!(timeout.tcp_opening),
+        protocol::TCP if is_ending(flow.state) => constant!(timeout.tcp_closing),
+        protocol::TCP if is_assured => constant!(timeout.tcp_established),
+        protocol::TCP => constant!(timeout.tcp_opening),
+        protocol::UDP | protocol::SCTP if is_assured => constant!(timeout.udp),
+        protocol::UDP | protocol::SCTP => constant!(timeout.udp_opening),
+        _ => constant!(timeout.icmp),
+    };
+    flow.expires = tick + limit;
+}
+
+/// Whether the pods at either end of a direction are still those that it was learned for: their
+/// addresses may belong to others by now, or to nobody, and then lead out of the node again.
+#[inline(always)]
+pub fn is_owned<I: Net>(half: &Half<I::Addr>, src: I::Addr) -> bool {
+    (half.in_ifindex == 0 || owns::<I>(half.in_ifindex, src)) && has_target::<I>(half)
+}
+
+/// Whether the pod that a direction leads to, if it leads to one, is still there.
+#[inline(always)]
+pub fn has_target<I: Net>(half: &Half<I::Addr>) -> bool {
+    let to_pod = half.action == action::PEER
+        || half.rewrite & rewrite::DST != 0 && half.action != action::WIRE;
+    !to_pod || half.out_ifindex == 0 || owns::<I>(half.out_ifindex, half.dst)
+}
+
+#[inline(always)]
+fn owns<I: Net>(ifindex: u32, addr: I::Addr) -> bool {
+    endpoint(addr.wide()).is_some_and(|endpoint| endpoint.ifindex == ifindex)
+}
+
+/// Whether a slot has this key.
+#[inline(always)]
+pub fn has_key<I: Net>(slot: &Key<I::Addr>, key: &Key<I::Addr>) -> bool {
+    let (Key(slot), Key(key)) = (slot, key);
+    slot.src == key.src
+        && slot.dst == key.dst
+        && slot.sport == key.sport
+        && slot.dport == key.dport
+        && slot.protocol == key.protocol
+}
+
+/// Removes a flow: the entry under `key`, and the other one of each direction that it translates.
+#[inline(always)]
+pub fn remove_all<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
+    // The others first: the memory of an entry that was removed may be another's at once.
+    remove_partners::<I>(key, flow);
+    remove_one::<I>(key);
+}
+
+#[inline(always)]
+pub fn remove_partners<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
+    for half in &flow.halves {
+        if half.rewrite != 0 {
+            let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
+            // Another flow's entry stays; the half that leads nowhere goes when a packet meets it.
+            if find::<I>(&partner).is_some_and(|other| !is_shared(other)) {
+                remove_one::<I>(&partner);
+            }
+        }
+    }
+}
+
+/// Removes one entry, and frees its slot at once: one that was written in this tick would be left
+/// alone until the next.
+#[inline(always)]
+pub fn remove_one<I: Net>(key: &Key<I::Addr>) {
+    if let Some(flow) = find::<I>(key)
+        && let Some(slot) = I::slots().get_ptr_mut(flow.slot)
+    {
+        // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
+        let slot = unsafe { &mut *slot };
+        if has_key::<I>(slot, key) {
+            slot.0.protocol = 0;
+        }
+    }
+    let _ = I::flows().remove(key);
+}

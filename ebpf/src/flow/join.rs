@@ -1,0 +1,167 @@
+//! Opening and closing the bypass of a flow: both directions or neither.
+
+use underpass_abi::{
+    counter::Counter,
+    flow::{Flow, Half, action, protocol, rewrite, state},
+    node::policy,
+};
+
+use crate::{
+    flow::entry::{find, remove_one},
+    kernel::{
+        global::global,
+        maps::{count, device, policy},
+        net::Net,
+        work_area::WorkArea,
+    },
+    model::{
+        direction::{half_of, outgoing},
+        state::unlearn,
+        work::Work,
+    },
+};
+
+global!(
+    /// Opens the bypass for the flow whose entry is at [`Work::place`], if both its directions have
+    /// passed and connection tracking has seen what it must. This is the only place that does.
+    pub fn join<I: Net>(work: &mut WorkArea<I>) {
+        let Work {
+            place,
+            partner_place,
+            ..
+        } = &mut **work;
+        let protocol = place.key.0.protocol;
+        let Some(flow) = find::<I>(&place.key) else {
+            return;
+        };
+        let (a, b) = (flow.halves[0].rewrite, flow.halves[1].rewrite);
+        if a | b == 0 {
+            if has_passed(&flow.halves[0]) && has_passed(&flow.halves[1]) {
+                flow.state |= opened(flow.state, is_answered(flow.state), protocol);
+            }
+            return;
+        }
+        let inner = if a != 0 {
+            &flow.halves[0]
+        } else {
+            &flow.halves[1]
+        };
+        partner_place.set(&outgoing::<I>(inner, protocol));
+        let Some(outer) = find::<I>(&partner_place.key) else {
+            return;
+        };
+        if has_passed(inner) && has_passed(half_of(outer, partner_place.end.other())) {
+            // The two keys may be turned differently, so who was heard can't be added up.
+            let answered = is_answered(flow.state) || is_answered(outer.state);
+            let bits = opened(flow.state | outer.state, answered, protocol);
+            flow.state |= bits;
+            outer.state |= bits;
+        }
+    }
+);
+
+/// Whether a packet of this direction came out of the stack as it had entered, and who sent it is
+/// still there.
+#[inline(always)]
+fn has_passed<A>(half: &Half<A>) -> bool {
+    half.passed != 0 && (half.in_ifindex == 0 || device(half.in_ifindex).is_some())
+}
+
+#[inline(always)]
+const fn is_answered(flow_state: u32) -> bool {
+    flow_state & state::ANSWERED == state::ANSWERED
+}
+
+/// The bits of a flow whose directions have both passed: of TCP only while it is open, if its opening
+/// came out of the stack as well, and where connection tracking is liberal only after all three
+/// packets of that.
+#[inline(always)]
+fn opened(flow_state: u32, is_answered: bool, protocol: u8) -> u32 {
+    const SHOWN: u32 = state::SYN | state::SYN_ACK;
+    if protocol != protocol::TCP {
+        return state::BYPASS;
+    }
+    if flow_state & (state::RST | state::FINISHED) != 0 || flow_state & SHOWN != SHOWN {
+        return 0;
+    }
+    if policy() & policy::LIBERAL == 0 {
+        return state::BYPASS | state::STICKY;
+    }
+    if is_answered { state::BYPASS } else { 0 }
+}
+
+global!(
+    /// One direction of the flow at [`Work::place`] has no bypass any more: both go back to the stack,
+    /// until both have passed again. What connection tracking would not know again stays.
+    pub fn suspend<I: Net>(work: &mut WorkArea<I>) {
+        let Some(flow) = entry(work) else {
+            return;
+        };
+        let must_stay = flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0;
+        if must_stay {
+            return;
+        }
+        if flow.state & state::BYPASS != 0 {
+            count(Counter::Suspended);
+        }
+        for_each_entry(work, unlearn);
+    }
+);
+
+global!(
+    /// Connection tracking may not know the flow at [`Work::place`] any more: it ends on the bypass.
+    pub fn stick<I: Net>(work: &mut WorkArea<I>) {
+        for_each_entry(work, |entry| entry.state |= state::STICKY);
+    }
+);
+
+global!(
+    /// The stack used the tuple in [`Work::head`] for something else than what was learned: it decides
+    /// again.
+    ///
+    /// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
+    /// stack from now on.
+    pub fn forget<I: Net>(work: &mut WorkArea<I>) {
+        let Some(flow) = entry(work) else {
+            return;
+        };
+        if flow.state & state::BYPASS != 0 {
+            count(Counter::Forgotten);
+        }
+        for_each_entry(work, unlearn);
+        let is_plain = flow.state & state::OUTER == 0
+            && flow.halves[0].rewrite | flow.halves[1].rewrite == 0
+            && flow.halves[0].action != action::OTHERS;
+        if is_plain {
+            remove_one::<I>(&work.place.key);
+        }
+    }
+);
+
+/// The entry at [`Work::place`].
+#[inline(always)]
+fn entry<I: Net>(work: &WorkArea<I>) -> Option<&'static mut Flow<I::Addr>> {
+    find::<I>(&work.place.key)
+}
+
+/// Changes the entry at [`Work::place`], and the other one of each direction that it translates.
+#[inline(always)]
+fn for_each_entry<I: Net>(work: &mut WorkArea<I>, change: impl Fn(&mut Flow<I::Addr>)) {
+    let Some(flow) = entry(work) else {
+        return;
+    };
+    let Work {
+        place,
+        partner_place,
+        ..
+    } = &mut **work;
+    change(flow);
+    for half in &flow.halves {
+        if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 {
+            partner_place.set(&outgoing::<I>(half, place.key.0.protocol));
+            if let Some(partner) = find::<I>(&partner_place.key) {
+                change(partner);
+            }
+        }
+    }
+}

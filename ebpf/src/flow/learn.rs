@@ -1,0 +1,414 @@
+//! Learning: a packet left the stack with the tuple it entered with, so whatever decides in the
+//! stack let it through unchanged. [`join`](crate::flow::join) then sees whether the other direction has passed, too.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    endpoint::{Device, device as flags},
+    flow::{End, Flow, Half, action, rewrite, state},
+    node::policy,
+    quota::WORLD,
+};
+use underpass_ebpf::{
+    fingerprint::fingerprint,
+    ip::Head,
+    l4::{Kind, tcp},
+    packet::Load as _,
+};
+
+use crate::{
+    filter::{
+        anti_spoofing::{is_dhcp, same_mac},
+        quota::{charge, refund},
+    },
+    flow::{
+        entry::{find, prolong},
+        join::{join, suspend},
+        table::{At, Share, Stored, store},
+        tracking::note,
+    },
+    kernel::{
+        global::global,
+        maps::{constant, count, device, endpoint, policy, stamp, tick},
+        memory,
+        net::Net,
+        route::{Asked, find_route},
+        skb::Skb,
+        work_area::WorkArea,
+    },
+    model::{
+        direction::{TWICE, half_of, leaves_as, outgoing, set_outgoing},
+        work::{Place, Work},
+    },
+    trace,
+};
+
+/// Leaves the packet's fingerprint for the hook where it comes out of the stack.
+#[inline(always)]
+pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>) {
+    if head.kind == Kind::Flow {
+        skb.set_hash(fingerprint(constant!(key), &head.tuple));
+    }
+}
+
+/// Whether the packet came through the stack unchanged.
+#[inline(always)]
+pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
+    skb.hash() == fingerprint(constant!(key), &head.tuple)
+}
+
+global!(
+    /// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
+    /// `from_ifindex` to the pod behind `to_ifindex`.
+    pub fn learn_to_pod<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        from_ifindex: u32,
+        to_ifindex: u32,
+    ) {
+        let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else {
+            return;
+        };
+        let end = work.place.end;
+        let from_pod = from.flags & flags::POD != 0;
+        // A forged source, or an address that moved since, is nothing to remember.
+        let source = endpoint(work.head.tuple.src.wide());
+        if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex)
+            || source.is_none() && from_pod
+        {
+            return;
+        }
+        if endpoint(work.head.tuple.dst.wide())
+            .is_none_or(|endpoint| endpoint.ifindex != to_ifindex)
+        {
+            return;
+        }
+        let is_wanted =
+            to.flags & flags::BYPASS != 0 && (!from_pod || from.flags & flags::BYPASS != 0);
+        let bypass = is_wanted
+            && is_reachable(queue(from.flags, to), to)
+            && !is_dhcp(work.head.tuple.protocol, work.head.tuple.dport)
+            && (from_pod || from.flags & flags::LAYER3 == 0)
+            && policy() & policy::XFRM == 0;
+        if is_wanted && !bypass {
+            suspend(work);
+        }
+        // Who begins with options or extension headers goes on with them: such packets have no bypass.
+        let bypass = bypass && work.head.plain;
+        // What comes from the world to a masqueraded pod is noted even without bypass: its replies must
+        // keep their source.
+        let is_needed = !from_pod && to.flags & flags::MASQUERADE != 0;
+        if !bypass && !is_needed {
+            return;
+        }
+        let payer = if from_pod {
+            Payer::Opener(from_ifindex)
+        } else {
+            Payer::Reached {
+                pod: to_ifindex,
+                must_be: is_needed,
+            }
+        };
+        let Some(flow) = open(work, end, payer) else {
+            return;
+        };
+        let uplink = if from_pod { 0 } else { from_ifindex };
+        let (own, opposite) = (
+            half_of(flow, end).rewrite,
+            half_of(flow, end.other()).rewrite,
+        );
+        if own & TWICE == TWICE || opposite & TWICE == TWICE {
+            return;
+        }
+        if own | opposite != 0 && !bypass {
+            return;
+        }
+        if own != 0 {
+            // An answer from a host port, to a pod of this node: `to_pod` is about to translate it.
+            let back = half_of(flow, end);
+            if back.rewrite & rewrite::EARLY == 0 {
+                return;
+            }
+            leave_to_pod(back, to_ifindex, to);
+            back.action = action::PEER;
+            pass(back, uplink);
+        } else if opposite != 0 {
+            // It was translated before the stack had it: what the bypass goes by is in the other entry.
+            let sent = outgoing::<I>(half_of(flow, end.other()), work.head.tuple.protocol);
+            work.partner_place.set(&sent);
+            let Some(outer) = find::<I>(&work.partner_place.key) else {
+                return;
+            };
+            let into = half_of(outer, work.partner_place.end.other());
+            if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, &work.head.tuple) {
+                return;
+            }
+            leave_to_pod(into, to_ifindex, to);
+            into.action = action::PEER;
+            pass(into, uplink);
+        } else {
+            let forward = half_of(flow, end);
+            set_outgoing::<I>(forward, &work.head.tuple);
+            enter::<I>(forward, if from_pod { from_ifindex } else { 0 }, from);
+            leave_to_pod(forward, to_ifindex, to);
+            forward.action = if bypass { action::PEER } else { action::STACK };
+            if bypass {
+                pass(forward, uplink);
+            }
+            let back = half_of(flow, end.other());
+            if back.action == action::NONE && !from_pod {
+                set_outgoing::<I>(back, &work.head.tuple.reversed());
+                enter::<I>(back, to_ifindex, to);
+                back.action = action::STACK;
+            }
+        }
+        show_opening(work);
+        join(work);
+        trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
+    }
+);
+
+global!(
+    /// Learns the way of the packet in [`Work::head`], of a flow that is not known yet, from the pod
+    /// behind `pod_ifindex` out of an uplink.
+    pub fn learn_to_wire<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        pod_ifindex: u32,
+        uplink: u32,
+    ) {
+        let end = work.place.end;
+        if open(work, end, Payer::Opener(pod_ifindex)).is_none() {
+            return;
+        }
+        trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
+        leave_by_wire(work, pod_ifindex, uplink);
+    }
+);
+
+global!(
+    /// The flow of the packet in [`Work::head`], which came out of this uplink unchanged, has a way to
+    /// the world.
+    pub fn leave_by_wire<I: Net>(work: &mut WorkArea<I>, pod_ifindex: u32, uplink: u32) {
+        let Work {
+            head,
+            place: Place { key, end },
+            ..
+        } = &mut **work;
+        let Some(flow) = find::<I>(key) else {
+            return;
+        };
+        let out = half_of(flow, *end);
+        if out.rewrite & TWICE == TWICE {
+            return;
+        }
+        if out.rewrite == 0 {
+            set_outgoing::<I>(out, &head.tuple);
+            let Some(pod) = device(pod_ifindex) else {
+                return;
+            };
+            enter::<I>(out, pod_ifindex, pod);
+        }
+        leave_to_wire(out, uplink);
+        out.action = action::WIRE;
+        pass(out, 0);
+        show_opening(work);
+        join(work);
+    }
+);
+
+/// Notes that a packet which opens TCP, in [`Work::head`], came out of the stack.
+#[inline(always)]
+fn show_opening<I: Net>(work: &mut WorkArea<I>) {
+    let Work { head, place, .. } = &mut **work;
+    let shown = match head.tcp_flags & (tcp::SYN | tcp::ACK) {
+        tcp::SYN => state::SYN,
+        SYN_ACK => state::SYN_ACK,
+        _ => return,
+    };
+    if let Some(flow) = find::<I>(&place.key) {
+        flow.state |= shown;
+    }
+}
+
+const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
+
+/// The stack let a packet of this direction through.
+#[inline(always)]
+fn pass<A>(half: &mut Half<A>, uplink: u32) {
+    if half.passed == 0 {
+        count(Counter::Learned);
+    }
+    half.passed = tick();
+    half.uplink = uplink;
+}
+
+/// Whether the bypass may take over what the stack sends out of this uplink.
+///
+/// Not where the routing table, asked the simple way, gives another answer than the stack gave:
+/// then there is more to the decision (marks, policy, several next hops) than we could repeat.
+#[inline(always)]
+pub fn agrees<I: Net>(
+    work: &mut WorkArea<I>,
+    skb: &Skb,
+    pod_ifindex: u32,
+    pod: &Device,
+    asked: Asked,
+) -> bool {
+    if pod.flags & flags::BYPASS == 0
+        || work.head.kind != Kind::Flow
+        || !is_ethernet_uplink(skb.ifindex())
+        || policy() & policy::XFRM != 0
+    {
+        return false;
+    }
+    let Ok(destination) = skb.load::<[u16; 3]>(0) else {
+        return false;
+    };
+    find_route(work, skb.raw(), pod_ifindex, asked).is_some_and(|way| way.get() == skb.ifindex())
+        && same_mac(destination, work.route.eth[0])
+}
+
+#[inline(always)]
+fn is_ethernet_uplink(ifindex: u32) -> bool {
+    device(ifindex).is_some_and(|device| device.flags & (flags::POD | flags::LAYER3) == 0)
+}
+
+/// The device that packets of this half come from.
+#[inline(always)]
+pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
+    half.in_ifindex = ifindex;
+    // What a netkit sends was not received yet: it can't be put past a device, only be sent by it.
+    half.queue = device.flags & flags::NETKIT;
+    if device.flags & flags::CHECK_MAC != 0 {
+        memory::copy(&mut half.in_mac, &device.peer_mac);
+    } else {
+        memory::clear(&mut half.in_mac);
+    }
+}
+
+/// The pod that packets of this half go to, after [`enter`]. The next packet looks again.
+#[inline(always)]
+pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
+    half.out_ifindex = ifindex;
+    let [destination, source] = &mut half.eth;
+    memory::copy(destination, &pod.peer_mac);
+    memory::copy(source, &pod.mac);
+    half.mtu = pod.mtu;
+    shape(half, pod);
+    half.stamp = if is_reachable(half.queue, pod) {
+        stamp()
+    } else {
+        0
+    };
+}
+
+/// Whether the bypass can reach a pod: what its host device sends is for the MAC that the pod had at
+/// first, which it may have changed where that is not checked. (What is put past the device arrives
+/// whatever its MAC.)
+#[inline(always)]
+pub fn is_reachable(queue: u32, pod: &Device) -> bool {
+    queue == 0 || pod.flags & flags::CHECK_MAC != 0
+}
+
+/// [`Half::queue`] of packets to a pod from a device with these flags.
+#[inline(always)]
+fn queue(from: u32, pod: &Device) -> u32 {
+    from & flags::NETKIT | pod.flags & flags::SHAPED
+}
+
+/// Has packets to a pod pass the queue of its host device, if that shapes them.
+#[inline(always)]
+pub fn shape<A>(half: &mut Half<A>, pod: &Device) {
+    half.queue = queue(half.queue, pod);
+}
+
+/// The uplink that packets of this half go to. The next packet asks for the next hop and the MTU.
+#[inline(always)]
+pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
+    half.out_ifindex = ifindex;
+    half.mtu = u32::MAX;
+    half.stamp = 0;
+}
+
+/// Who pays for a flow that begins: the pod behind a host veth.
+#[derive(Clone, Copy)]
+enum Payer {
+    /// That began it.
+    Opener(u32),
+    /// That the world reached; the flow must be remembered, or need not be.
+    Reached { pod: u32, must_be: bool },
+}
+
+/// The flow at [`Work::place`] as it is known, or an empty one, heard from `end`. Of a pod that is
+/// over its quota no new flow is remembered; one from the world that must be is the first to go.
+#[inline(always)]
+fn open<I: Net>(
+    work: &mut WorkArea<I>,
+    end: End,
+    payer: Payer,
+) -> Option<&'static mut Flow<I::Addr>> {
+    if let Some(flow) = find::<I>(&work.place.key) {
+        if flow.halves[0].rewrite | flow.halves[1].rewrite != 0 {
+            // Whoever translates takes note.
+            return Some(flow);
+        }
+        note(work);
+        return find::<I>(&work.place.key);
+    }
+    let (account, may_be_surplus) = match payer {
+        Payer::Opener(pod) => (pod, false),
+        Payer::Reached { pod, must_be } => (pod | WORLD, must_be),
+    };
+    let is_full = !charge(account);
+    if is_full && !may_be_surplus {
+        count(Counter::OverQuota);
+        return None;
+    }
+    let Work {
+        draft: flow, head, ..
+    } = &mut **work;
+    memory::clear(flow);
+    flow.state = end.heard();
+    match payer {
+        Payer::Opener(pod) => {
+            flow.state |= end.charged();
+            half_of(flow, end).in_ifindex = pod;
+        }
+        Payer::Reached { .. } if is_full => flow.state |= state::SURPLUS,
+        Payer::Reached { .. } => {}
+    }
+    prolong(flow, head.tuple.protocol, tick());
+    if store(work, At::Place, Share::Pods) != Stored::Done {
+        if !is_full {
+            refund(account);
+        }
+        return None;
+    }
+    find::<I>(&work.place.key)
+}
+
+global!(
+    /// Notes a flow of the host's own stack, in [`Work::head`], that leaves with the address that pods'
+    /// flows are given: its port is another container's. Netfilter asks nobody when it translates, so
+    /// who masquerades beside it has to look.
+    pub fn note_others<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) {
+        let Work {
+            draft: flow,
+            head,
+            place,
+            ..
+        } = &mut **work;
+        memory::clear(flow);
+        flow.state = place.end.heard();
+        flow.halves[0].action = action::OTHERS;
+        flow.halves[1].action = action::OTHERS;
+        prolong(flow, head.tuple.protocol, tick());
+        if store(work, At::Place, Share::Pods) != Stored::Done {
+            return;
+        }
+        count(Counter::OthersPort);
+        trace::learned(&work.head.tuple, Skb::new(ctx).ifindex());
+    }
+);

@@ -1,0 +1,257 @@
+//! What is known of a packet's flow, and what the packet does to it.
+
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    flow::{End, Flow, Half, Key, STREAM, Tuple, action, protocol, rewrite, state},
+    quota::WINDOW,
+};
+
+use crate::{
+    filter::quota::refund,
+    flow::entry::{find, is_alive, is_owned, prolong, remove_all, remove_one},
+    kernel::{
+        global::{global, number},
+        host_ports::serving,
+        maps::{count, tick},
+        memory,
+        net::Net,
+        work_area::WorkArea,
+    },
+    model::{
+        direction::{half_of, is_answer, is_answer_to, outgoing},
+        state::{after, begins_anew, is_answered, is_ending, is_shared, unlearn},
+        work::{Place, Work},
+    },
+};
+
+number!(
+    /// What [`note`] found of a flow.
+    pub enum Noted {
+        /// One of its entries is not there.
+        Incomplete,
+        /// There was a flow until now: somebody else has the tuple that its packets would leave with.
+        Gone,
+        /// All of it.
+        Whole,
+    }
+);
+
+global!(
+    /// Copies what is known of the direction of the packet in [`Work::head`] to [`Work::half`]:
+    /// whether its flow lives. One that was idle for too long is removed, and one whose pod is
+    /// gone, or whose host port leads elsewhere.
+    ///
+    /// The two entries of a translated flow live as long as the livelier of them.
+    pub fn look_up<I: Net>(work: &mut WorkArea<I>) -> bool {
+        let Work {
+            head,
+            place: Place { key, end },
+            half: copy,
+            state,
+            since,
+            partner_place,
+            ..
+        } = &mut **work;
+        let Some(flow) = find::<I>(key) else {
+            return false;
+        };
+        memory::copy(copy, half_of(flow, *end));
+        *state = flow.state;
+        *since = flow.since;
+        if flow.tag != key.tag() {
+            return false;
+        }
+        if !is_owned::<I>(copy, head.tuple.src) || !is_current::<I>(&head.tuple, copy, *state) {
+            withdraw(work);
+            return false;
+        }
+        let tick = tick();
+        if is_alive(flow, tick) {
+            return true;
+        }
+        let translating = if copy.rewrite != 0 {
+            &*copy
+        } else {
+            &*half_of(flow, end.other())
+        };
+        if translating.rewrite != 0 {
+            partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
+            if let Some(partner) = find::<I>(&partner_place.key)
+                && is_alive(partner, tick)
+            {
+                return true;
+            }
+        }
+        count(Counter::Expired);
+        if is_shared(flow) {
+            withdraw(work);
+        } else {
+            remove_all::<I>(key, flow);
+        }
+        false
+    }
+);
+
+global!(
+    /// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.
+    pub fn note<I: Net>(work: &mut WorkArea<I>) -> Noted {
+        let Work {
+            head,
+            place: Place { key, end },
+            partner,
+            partner_place,
+            ..
+        } = &mut **work;
+        let Some(flow) = find::<I>(key) else {
+            return Noted::Incomplete;
+        };
+        let protocol = head.tuple.protocol;
+        let tick = tick();
+        let is_new = begins_anew(flow.state, head.tcp_flags);
+        flow.state = after(flow.state, *end, head.tcp_flags);
+        if is_new {
+            unlearn(flow);
+        }
+        let half = half_of(flow, *end);
+        *partner = outgoing::<I>(half, protocol);
+        if half.rewrite == 0 {
+            mature(flow, protocol, tick);
+            prolong(flow, protocol, tick);
+            return Noted::Whole;
+        }
+        // Each entry hears one end only; together they know whether the flow was answered.
+        prolong(flow, protocol, tick);
+        partner_place.set(partner);
+        let Some(other) = find::<I>(&partner_place.key) else {
+            return Noted::Incomplete;
+        };
+        // Of the packet's key, not of its own tuple: on its way to a process of the host it has another for a
+        // while.
+        let back = half_of(other, partner_place.end.other());
+        if !is_answer_to::<I>(back, key, *end) {
+            remove_one::<I>(key);
+            return Noted::Gone;
+        }
+        if back.rewrite & rewrite::SRC != 0 && is_shared(other) {
+            // The host's own flow, in the entry of a pod's: what that is like is the pod's.
+            prolong(other, protocol, tick);
+            mature(flow, protocol, tick);
+            prolong(flow, protocol, tick);
+            return Noted::Whole;
+        }
+        other.state = after(other.state, partner_place.end, head.tcp_flags);
+        if is_new {
+            unlearn(other);
+        }
+        if is_answered(flow, other) {
+            flow.state |= state::ANSWERED;
+            other.state |= state::ANSWERED;
+        }
+        mature(flow, protocol, tick);
+        mature(other, protocol, tick);
+        prolong(flow, protocol, tick);
+        prolong(other, protocol, tick);
+        Noted::Whole
+    }
+);
+
+global!(
+    /// Removes the flow whose direction at [`Work::place`] is in [`Work::half`]: its entry and, if it is
+    /// translated, the other one. Of an entry that is shared only its own half goes.
+    pub fn withdraw<I: Net>(work: &mut WorkArea<I>) {
+        let Work {
+            place: Place { key, end },
+            half: copy,
+            partner_place,
+            ..
+        } = &mut **work;
+        if copy.rewrite != 0 {
+            partner_place.set(&outgoing::<I>(copy, key.0.protocol));
+            let back = partner_place.end.other();
+            if let Some(partner) = find::<I>(&partner_place.key)
+                && is_answer_to::<I>(half_of(partner, back), key, *end)
+            {
+                leave::<I>(&partner_place.key, partner, back);
+            }
+        }
+        if let Some(flow) = find::<I>(key) {
+            leave::<I>(key, flow, *end);
+        }
+    }
+);
+
+/// Removes the entry of a flow that has this half of it, or the half alone.
+#[inline(always)]
+fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
+    /// What is left of an entry whose own flow went.
+    const KEPT: u32 = state::ANSWERED | state::ASSURED;
+    if !is_shared(flow) {
+        remove_one::<I>(key);
+        return;
+    }
+    let is_outer = half_of(flow, end.other()).rewrite & rewrite::SRC == 0;
+    let own = half_of(flow, end);
+    own.rewrite = 0;
+    own.passed = 0;
+    own.stamp = 0;
+    own.action = if is_outer {
+        action::TAKEN
+    } else {
+        action::NONE
+    };
+    if !is_outer {
+        flow.state &= KEPT;
+        prolong(flow, key.0.protocol, tick());
+    }
+}
+
+/// Tells a conversation from what is none yet, or no more; gives an answered flow's quota back.
+#[inline(always)]
+fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
+    let is_answered = flow.state & state::ANSWERED == state::ANSWERED;
+    let is_assured = is_answered
+        && match protocol {
+            protocol::TCP => !is_ending(flow.state),
+            protocol::UDP | protocol::SCTP => tick.wrapping_sub(flow.since) >= STREAM,
+            _ => false,
+        };
+    if is_assured {
+        flow.state |= state::ASSURED;
+    } else {
+        flow.state &= !state::ASSURED;
+    }
+    if !is_answered {
+        return;
+    }
+    flow.state &= !state::SURPLUS;
+    let may_refund = tick.wrapping_sub(flow.since) < WINDOW;
+    for end in [End::A, End::B] {
+        if flow.state & end.charged() != 0 {
+            flow.state &= !end.charged();
+            // After that time the charge has run off.
+            if may_refund {
+                refund(half_of(flow, end).in_ifindex);
+            }
+        }
+    }
+}
+
+/// Whether a flow to a host port still goes where the port leads, as told by its half for packets
+/// with `tuple`.
+#[inline(always)]
+fn is_current<I: Net>(tuple: &Tuple<I::Addr>, half: &Half<I::Addr>, flow_state: u32) -> bool {
+    if flow_state & state::PORT == 0 || half.rewrite & rewrite::ASIDE != 0 {
+        return true;
+    }
+    if half.rewrite & rewrite::DST != 0 && !is_answer(half.rewrite, flow_state) {
+        return serving::<I>(tuple)
+            .is_some_and(|target| target.addr == half.dst.wide() && target.port == half.dport);
+    }
+    if half.rewrite & rewrite::SRC != 0 {
+        let asked = Tuple::new(tuple.protocol, half.dst, half.dport, half.src, half.sport);
+        return serving::<I>(&asked)
+            .is_some_and(|target| target.addr == tuple.src.wide() && target.port == tuple.sport);
+    }
+    true
+}

@@ -1,0 +1,261 @@
+//! ICMP errors about translated flows, in both directions. They are few: the stack forwards them,
+//! we only rewrite. But those about TCP that began past strict connection tracking go past it as well: it
+//! has forgotten such a connection, and would call them invalid.
+
+use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::{
+    addr::Family as _,
+    counter::Counter,
+    endpoint::LOOPBACK,
+    flow::{Flow, Tuple, action, rewrite, state},
+};
+use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
+
+use crate::{
+    flow::entry::{find, is_owned},
+    kernel::{
+        ETHERNET,
+        global::global,
+        maps::{device, endpoint, stamp},
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+        work_area::WorkArea,
+    },
+    model::{
+        direction::{FROM_PORT, TWICE, half_of, outgoing},
+        work::{Place, Work},
+    },
+    nat::{hairpin, masquerade},
+};
+
+global!(
+    /// An error from the world, in [`Work::head`], what it quotes in [`Work::inner`] if that could be
+    /// quoted: if it is about what a masqueraded flow sent, it is the pod's.
+    pub fn error_from_wire<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_quoted: bool,
+    ) -> Step<Verdict> {
+        incoming(work, &mut Skb::new(ctx), is_quoted)
+    }
+);
+
+#[inline(always)]
+fn incoming<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+    let Work {
+        head,
+        inner,
+        partner: quote,
+        partner_place,
+        ..
+    } = &mut **work;
+    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+        return Ok(Verdict::STACK);
+    };
+    // Others are known to connection tracking: the stack judges the error as related to them.
+    let is_past_tracking =
+        flow.state & state::STICKY != 0 && flow.halves.iter().any(|half| is_recent(half.stamp));
+    let half = half_of(flow, partner_place.end);
+    if !is_owned::<I>(half, inner.tuple.dst) {
+        return Ok(Verdict::STACK);
+    }
+    if half.rewrite & rewrite::DST != 0 {
+        *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+        let (src, dst) = (head.tuple.src, quote.src);
+        rewrite(skb, head, inner, quote, src, dst)?;
+    }
+    if half.action != action::PEER || !is_past_tracking || head.l3 != ETHERNET {
+        return Ok(Verdict::STACK);
+    }
+    skb.deliver(half)
+}
+
+/// Whether a direction had a packet since the last change on the node, and not long ago.
+#[inline(always)]
+fn is_recent(half_stamp: u64) -> bool {
+    /// Ticks in which a router's answer comes.
+    const SOON: u64 = 8;
+    stamp().wrapping_sub(half_stamp) <= SOON
+}
+
+global!(
+    /// An error that the stack delivers to a pod, about what the pod sent to a host port of another: it
+    /// quotes what that one got.
+    pub fn error_to_pod<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_quoted: bool,
+    ) -> Step<Verdict> {
+        delivered(work, &mut Skb::new(ctx), is_quoted)
+    }
+);
+
+#[inline(always)]
+fn delivered<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+    let Work {
+        head,
+        inner,
+        partner: quote,
+        partner_place,
+        ..
+    } = &mut **work;
+    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+        return Ok(Verdict::STACK);
+    };
+    let half = half_of(flow, partner_place.end);
+    if half.rewrite != FROM_PORT {
+        return Ok(Verdict::STACK);
+    }
+    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+    let (src, dst) = (source(head, inner, quote), head.tuple.dst);
+    rewrite(skb, head, inner, quote, src, dst)
+}
+
+global!(
+    /// An error to the world, as for [`error_from_wire`], from a pod or from this host: what it quotes must
+    /// have the tuple that the world knows.
+    pub fn error_to_wire<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_quoted: bool,
+    ) -> Step<Verdict> {
+        sent_out(work, &mut Skb::new(ctx), is_quoted)
+    }
+);
+
+#[inline(always)]
+fn sent_out<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
+    let Work {
+        head,
+        inner,
+        partner: quote,
+        partner_place,
+        ..
+    } = &mut **work;
+    let sender = endpoint(head.tuple.src.wide());
+    let mut must_translate = false;
+    if let Some(sender) = sender
+        && let Some(pod) = device(sender.ifindex)
+    {
+        must_translate = masquerade::is_wanted::<I>(pod, head.tuple.dst);
+    }
+    let refused = if must_translate {
+        Verdict::dropped(Counter::DropUntranslated)
+    } else {
+        Verdict::STACK
+    };
+    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+        return Ok(refused);
+    };
+    let half = half_of(flow, partner_place.end);
+    if half.rewrite & rewrite::SRC == 0 {
+        // Known, and not translated: a pod that answers to its own address.
+        return Ok(Verdict::STACK);
+    }
+    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+    let src = if sender.is_some() {
+        quote.dst
+    } else {
+        head.tuple.src
+    };
+    let dst = head.tuple.dst;
+    rewrite(skb, head, inner, quote, src, dst)
+}
+
+global!(
+    /// An error from a pod, as for [`error_from_wire`]: if it quotes what came from a process of this host, or
+    /// from the pod itself, to a host port, it goes back there.
+    pub fn error_from_pod<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        is_quoted: bool,
+    ) -> Step<()> {
+        backward(work, &mut Skb::new(ctx), is_quoted)
+    }
+);
+
+#[inline(always)]
+fn backward<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<()> {
+    let is_finishing = skb.ifindex() == LOOPBACK;
+    let unknown = if is_finishing {
+        Err(Verdict::dropped(Counter::DropNoFlow))
+    } else {
+        Ok(())
+    };
+    let Work {
+        head,
+        inner,
+        partner: quote,
+        partner_place,
+        ..
+    } = &mut **work;
+    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+        return unknown;
+    };
+    let half = half_of(flow, partner_place.end);
+    if half.rewrite & TWICE != TWICE || !is_owned::<I>(half, inner.tuple.dst) {
+        return unknown;
+    }
+    if !is_finishing {
+        if half.in_ifindex != skb.ifindex() {
+            return unknown;
+        }
+        if half.action == action::HOST {
+            return Err(hairpin::return_to_host(work, skb)?);
+        }
+        if half.out_ifindex != skb.ifindex() {
+            return unknown;
+        }
+    }
+    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+    let (src, dst) = (source(head, inner, quote), quote.src);
+    rewrite(skb, head, inner, quote, src, dst)?;
+    Err(if is_finishing {
+        Verdict::STACK
+    } else {
+        skb.deliver(half)?
+    })
+}
+
+/// The flow of the packet that an error quotes; [`Place::end`] sends what goes the other way, as the
+/// error does.
+#[inline(always)]
+fn subject<I: Net>(
+    inner: &Head<I>,
+    place: &mut Place<I>,
+    is_quoted: bool,
+) -> Option<&'static mut Flow<I::Addr>> {
+    if !is_quoted || inner.kind != Kind::Flow {
+        return None;
+    }
+    place.set(&inner.tuple.reversed());
+    let flow = find::<I>(&place.key)?;
+    Some(flow)
+}
+
+/// Who an error comes from: where the quoted packet was for the sender itself, that has another
+/// address in the new quote. A router keeps its own.
+#[inline(always)]
+fn source<I: Net>(head: &Head<I>, inner: &Head<I>, quote: &Tuple<I::Addr>) -> I::Addr {
+    if head.tuple.src == inner.tuple.dst {
+        quote.dst
+    } else {
+        head.tuple.src
+    }
+}
+
+#[inline(always)]
+fn rewrite<I: Net>(
+    skb: &mut Skb,
+    head: &mut Head<I>,
+    inner: &mut Head<I>,
+    quote: &Tuple<I::Addr>,
+    src: I::Addr,
+    dst: I::Addr,
+) -> Step<Verdict> {
+    let malformed = Verdict::dropped(Counter::DropMalformed);
+    translate_error(skb, head, inner, quote, src, dst).map_err(|_| malformed)?;
+    skb.store(head.l3, &head.header).map_err(|_| malformed)?;
+    Ok(Verdict::STACK)
+}

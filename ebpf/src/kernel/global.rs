@@ -1,0 +1,292 @@
+//! Functions that the kernel verifies one by one, whoever calls them and whatever was found out
+//! before.
+//!
+//! That is what it does with functions that are global in BTF (5.6). Inlined, or as local functions,
+//! the paths through all of them multiply beyond what it is willing to check, and their stack frames
+//! beyond 512 bytes. Such a function takes the context and numbers only, and returns a number (5.10):
+//! what else it needs is in [`Work`](crate::kernel::maps::Work).
+
+use core::num::NonZeroU32;
+
+use aya_ebpf::bindings::__sk_buff;
+
+/// A value that a global function takes or returns, as the register has it.
+pub trait Number: Copy {
+    /// The register's content.
+    type Raw: Copy;
+
+    /// The number that says the value.
+    fn encode(self) -> Self::Raw;
+
+    /// The value that a number says.
+    fn decode(raw: Self::Raw) -> Self;
+}
+
+/// What a global function returns.
+pub trait Outcome: Number {
+    /// What is returned if this CPU has no work area, which never happens.
+    const FALLBACK: Self;
+}
+
+impl Outcome for bool {
+    const FALLBACK: Self = false;
+}
+
+impl Outcome for () {
+    const FALLBACK: Self = ();
+}
+
+impl Outcome for Option<NonZeroU32> {
+    const FALLBACK: Self = None;
+}
+
+impl Number for *mut __sk_buff {
+    type Raw = Self;
+
+    #[inline(always)]
+    fn encode(self) -> Self {
+        self
+    }
+
+    #[inline(always)]
+    fn decode(raw: Self) -> Self {
+        raw
+    }
+}
+
+impl Number for u32 {
+    type Raw = Self;
+
+    #[inline(always)]
+    fn encode(self) -> Self {
+        self
+    }
+
+    #[inline(always)]
+    fn decode(raw: Self) -> Self {
+        raw
+    }
+}
+
+impl Number for bool {
+    type Raw = u32;
+
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        self.into()
+    }
+
+    #[inline(always)]
+    fn decode(raw: u32) -> Self {
+        raw != 0
+    }
+}
+
+/// The number of a device, which none is 0.
+impl Number for Option<NonZeroU32> {
+    type Raw = u32;
+
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        self.map_or(0, NonZeroU32::get)
+    }
+
+    #[inline(always)]
+    fn decode(raw: u32) -> Self {
+        NonZeroU32::new(raw)
+    }
+}
+
+/// A global function returns a number even if it has nothing to say.
+impl Number for () {
+    type Raw = u32;
+
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn decode(_: u32) -> Self {}
+}
+
+/// Makes an enum a [`Number`]. A number that is none of its variants, which nobody encodes, is
+/// decoded as the first.
+macro_rules! number {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis enum $name:ident {
+            $(#[$first_attribute:meta])*
+            $first:ident,
+            $($(#[$other_attribute:meta])* $other:ident,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        #[repr(u32)]
+        $visibility enum $name {
+            $(#[$first_attribute])*
+            $first,
+            $($(#[$other_attribute])* $other,)*
+        }
+
+        impl $crate::kernel::global::Outcome for $name {
+            const FALLBACK: Self = Self::$first;
+        }
+
+        impl $crate::kernel::global::Number for $name {
+            type Raw = u32;
+
+            #[inline(always)]
+            fn encode(self) -> u32 {
+                self as u32
+            }
+
+            #[inline(always)]
+            fn decode(raw: u32) -> Self {
+                $(
+                    if raw == Self::$other as u32 {
+                        return Self::$other;
+                    }
+                )*
+                Self::$first
+            }
+        }
+    };
+}
+
+/// Makes a function one that is verified once. If it is generic over the family, there are two of
+/// them, whose names in the object end with 4 and 6, and the caller's family says which one is called.
+macro_rules! global {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$family:ident: $bound:ident>(
+            $work:ident: &mut $view:ident<$of:ident>
+            $(, $argument:ident: $type:ty)* $(,)?
+        ) -> $result:ty
+        $body:block
+    ) => {
+        $(#[$attribute])*
+        #[inline(always)]
+        $visibility fn $name<$family: $bound>(
+            _: &mut $view<$of>,
+            $($argument: $type),*
+        ) -> $result {
+            use underpass_ebpf::ip::{V4, V6};
+            use $crate::kernel::global::{Number, Outcome};
+
+            #[inline(always)]
+            fn body<$family: $bound>(
+                $work: &mut $view<$of>,
+                $($argument: $type),*
+            ) -> $result $body
+
+            let result = if <$family as $bound>::FAMILY == <V4 as $bound>::FAMILY {
+                #[unsafe(export_name = concat!(stringify!($name), "4"))]
+                #[inline(never)]
+                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
+                    // SAFETY: the caller has lent its view, and refers to nothing in the area.
+                    let Some(mut work) = (unsafe { $view::<V4>::open() }) else {
+                        return <$result as Outcome>::FALLBACK.encode();
+                    };
+                    body(&mut work, $(Number::decode($argument)),*).encode()
+                }
+                $name($(Number::encode($argument)),*)
+            } else {
+                #[unsafe(export_name = concat!(stringify!($name), "6"))]
+                #[inline(never)]
+                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
+                    // SAFETY: as above.
+                    let Some(mut work) = (unsafe { $view::<V6>::open() }) else {
+                        return <$result as Outcome>::FALLBACK.encode();
+                    };
+                    body(&mut work, $(Number::decode($argument)),*).encode()
+                }
+                $name($(Number::encode($argument)),*)
+            };
+            Number::decode(result)
+        }
+    };
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$family:ident: $bound:ident>(
+            $work:ident: &mut $view:ident<$of:ident>
+            $(, $argument:ident: $type:ty)* $(,)?
+        )
+        $body:block
+    ) => {
+        $crate::kernel::global::global!(
+            $(#[$attribute])*
+            $visibility fn $name<$family: $bound>(
+                $work: &mut $view<$of>
+                $(, $argument: $type)*
+            ) -> () $body
+        );
+    };
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$family:ident: $bound:ident>($($argument:ident: $type:ty),* $(,)?) -> $result:ty
+        $body:block
+    ) => {
+        $(#[$attribute])*
+        #[inline(always)]
+        $visibility fn $name<$family: $bound>($($argument: $type),*) -> $result {
+            use underpass_ebpf::ip::{V4, V6};
+            use $crate::kernel::global::Number;
+
+            #[inline(always)]
+            fn body<$family: $bound>($($argument: $type),*) -> $result $body
+
+            let result = if <$family as $bound>::FAMILY == <V4 as $bound>::FAMILY {
+                #[unsafe(export_name = concat!(stringify!($name), "4"))]
+                #[inline(never)]
+                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
+                    body::<V4>($(Number::decode($argument)),*).encode()
+                }
+                $name($(Number::encode($argument)),*)
+            } else {
+                #[unsafe(export_name = concat!(stringify!($name), "6"))]
+                #[inline(never)]
+                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
+                    body::<V6>($(Number::decode($argument)),*).encode()
+                }
+                $name($(Number::encode($argument)),*)
+            };
+            Number::decode(result)
+        }
+    };
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty
+        $body:block
+    ) => {
+        $(#[$attribute])*
+        #[inline(always)]
+        $visibility fn $name($($argument: $type),*) -> $result {
+            use $crate::kernel::global::Number;
+
+            #[inline(always)]
+            fn body($($argument: $type),*) -> $result $body
+
+            #[unsafe(export_name = stringify!($name))]
+            #[inline(never)]
+            extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
+                body($(Number::decode($argument)),*).encode()
+            }
+
+            Number::decode($name($(Number::encode($argument)),*))
+        }
+    };
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?)
+        $body:block
+    ) => {
+        $crate::kernel::global::global!(
+            $(#[$attribute])*
+            $visibility fn $name($($argument: $type),*) -> () $body
+        );
+    };
+}
+
+pub(crate) use {global, number};

@@ -1,0 +1,153 @@
+//! Asking the kernel's routing table.
+
+use core::num::NonZeroU32;
+
+use aya_ebpf::{
+    bindings::{__sk_buff, bpf_fib_lookup},
+    helpers::generated,
+};
+use underpass_abi::{
+    endpoint::device as flags,
+    node::{feature, flag::BPF_FIB_LOOKUP_SRC},
+};
+
+use underpass_ebpf::ip::Head;
+
+use crate::{
+    kernel::{
+        global::{global, number},
+        maps::{constant, device},
+        memory::{self, zeroed},
+        net::Net,
+        skb::size,
+        work_area::WorkArea,
+    },
+    model::work::Work,
+};
+
+/// `BPF_FIB_LOOKUP_DIRECT`: no rules, the table of the device's VRF or the main table.
+const FIB_LOOKUP_DIRECT: u32 = 1;
+const RET_SUCCESS: i64 = 0;
+const RET_NO_NEIGHBOUR: i64 = 7;
+
+const RET_NOT_FORWARDED: i64 = 4;
+
+global!(
+    /// Whether the destination of the packet in [`Work::head`], which came in by `in_ifindex`, is an
+    /// address of this host.
+    ///
+    /// Seen from the input side, with forwarding on, the kernel answers `NOT_FWDED` for what it
+    /// delivers locally (and for what it has no route for). By the rules 5.10 finds the table of a VRF
+    /// at some times and not at others, so that is asked for by itself.
+    pub fn is_local<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, in_ifindex: u32) -> bool {
+        let is_in_vrf = device(in_ifindex).is_some_and(|uplink| uplink.flags & flags::VRF != 0);
+        is_delivered(work, ctx, in_ifindex, 0)
+            || is_in_vrf && is_delivered(work, ctx, in_ifindex, FIB_LOOKUP_DIRECT)
+    }
+);
+
+#[inline(always)]
+fn is_delivered<I: Net>(
+    work: &mut WorkArea<I>,
+    ctx: *mut __sk_buff,
+    in_ifindex: u32,
+    how: u32,
+) -> bool {
+    let Work { head, .. } = &mut **work;
+    let mut params = ask::<I>(head, in_ifindex);
+    // SAFETY: the context is valid, the arguments have the size that is passed.
+    let result = unsafe {
+        generated::bpf_fib_lookup(
+            ctx.cast(),
+            &raw mut params,
+            size::<bpf_fib_lookup>().cast_signed(),
+            how,
+        )
+    };
+    result == RET_NOT_FORWARDED
+}
+
+#[inline(always)]
+fn ask<I: Net>(head: &Head<I>, in_ifindex: u32) -> bpf_fib_lookup {
+    let tuple = &head.tuple;
+    // SAFETY: all bytes zero are valid arguments.
+    let mut params: bpf_fib_lookup = unsafe { zeroed() };
+    params.family = I::FAMILY;
+    params.l4_protocol = tuple.protocol;
+    params.sport = tuple.sport;
+    params.dport = tuple.dport;
+    params.ifindex = in_ifindex;
+    params.__bindgen_anon_1.tot_len = 1;
+    I::set_class(&mut params, &head.header);
+    I::set_fib(&mut params, tuple.src, tuple.dst);
+    params
+}
+
+number!(
+    /// What [`find_route`] is to find out.
+    pub enum Asked {
+        /// All but [`Route::source`].
+        Way,
+        /// All of it. For IPv6 the kernel compares the addresses of every device of the node, so this
+        /// takes the longer the more containers there are.
+        Source,
+    }
+);
+
+global!(
+    /// Looks up the route of the packet in [`Work::head`] as if it came in by `in_ifindex`; the device
+    /// to leave by, the rest is in [`Work::route`] and [`Work::next_hop`]. [`None`] if the kernel does
+    /// not forward it, or not simply (blackhole, tunnel, policy).
+    ///
+    /// `tot_len` is given, as 1: without it the kernel compares the packet with the MTU by rules that
+    /// are wrong for GSO packets and for devices without Ethernet headers; with it `mtu_result` is
+    /// filled since 5.12.
+    pub fn find_route<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        in_ifindex: u32,
+        asked: Asked,
+    ) -> Option<NonZeroU32> {
+        let Work {
+            head,
+            route,
+            next_hop,
+            ..
+        } = &mut **work;
+        let mut params = ask::<I>(head, in_ifindex);
+        let tells_source = asked == Asked::Source && constant!(features) & feature::FIB_SRC != 0;
+        // A kernel that does not know the flag refuses the whole lookup.
+        let flags = if tells_source { BPF_FIB_LOOKUP_SRC } else { 0 };
+        // SAFETY: the context is valid, the arguments have the size that is passed.
+        let result = unsafe {
+            generated::bpf_fib_lookup(
+                ctx.cast(),
+                &raw mut params,
+                size::<bpf_fib_lookup>().cast_signed(),
+                flags,
+            )
+        };
+        // Before 5.13 an unresolved neighbour left the incoming device in its place.
+        if !(result == RET_SUCCESS || result == RET_NO_NEIGHBOUR && params.ifindex != in_ifindex) {
+            return None;
+        }
+        // SAFETY: both members of the union are the same integer.
+        let mtu = u32::from(unsafe { params.__bindgen_anon_1.mtu_result });
+        let device = device(params.ifindex)?;
+        route.mtu = if mtu > 1 { mtu } else { device.mtu };
+        if result == RET_SUCCESS {
+            let [destination, source] = &mut route.eth;
+            memory::copy(destination, &params.dmac);
+            memory::copy(source, &params.smac);
+        } else {
+            memory::clear(&mut route.eth);
+        }
+        route.source = if tells_source {
+            Some(I::fib_source(&params))
+        } else {
+            None
+        };
+        I::set_next_hop(next_hop, &params);
+        NonZeroU32::new(params.ifindex)
+    }
+);

@@ -1,0 +1,102 @@
+//! Ways past the stack.
+
+use core::ptr;
+
+use aya_ebpf::{
+    bindings::bpf_redir_neigh,
+    helpers::generated::{bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer},
+};
+use underpass_abi::{
+    counter::Counter,
+    endpoint::{LOOPBACK, device as flags},
+    flow::Half,
+};
+use underpass_ebpf::packet::Packet as _;
+
+use super::{RETURNING, Skb, size};
+use crate::kernel::{
+    maps::device,
+    verdict::{Step, Verdict},
+};
+
+impl Skb {
+    /// Into the pod behind a host veth or a netkit primary, past the stack. A wrong device would
+    /// swallow the packet without a word (5.10), and so does any device where the packet is not being
+    /// received (netkit).
+    #[inline(always)]
+    pub fn redirect_peer(&mut self, ifindex: u32) -> Verdict {
+        self.ctx.set_mark(0);
+        // SAFETY: no memory is passed.
+        sent(unsafe { bpf_redirect_peer(ifindex, 0) })
+    }
+
+    /// Out of a device, with the Ethernet header that the packet has.
+    #[inline(always)]
+    pub fn redirect(&mut self, ifindex: u32) -> Verdict {
+        self.mark_bypassed();
+        // SAFETY: no memory is passed.
+        sent(unsafe { bpf_redirect(ifindex, 0) })
+    }
+
+    /// Out of a device; the kernel finds the Ethernet addresses of the next hop.
+    #[inline(always)]
+    pub fn redirect_neighbour(&mut self, ifindex: u32, next_hop: &mut bpf_redir_neigh) -> Verdict {
+        self.mark_bypassed();
+        // SAFETY: the next hop is a valid struct of the size that is passed.
+        sent(unsafe {
+            bpf_redirect_neigh(
+                ifindex,
+                next_hop,
+                size::<bpf_redir_neigh>().cast_signed(),
+                0,
+            )
+        })
+    }
+
+    /// Out of a device, with the route that its destination has there: a look-up for each packet.
+    #[inline(always)]
+    pub fn redirect_by_route(&mut self, ifindex: u32) -> Verdict {
+        self.mark_bypassed();
+        by_route(ifindex)
+    }
+
+    /// Out of the loopback device, with the local route of its destination: the host takes such a
+    /// packet as one of its own, and looks for no route when it comes in.
+    #[inline(always)]
+    pub fn redirect_loopback(&mut self) -> Verdict {
+        self.mark(RETURNING);
+        by_route(LOOPBACK)
+    }
+
+    /// Into the pod that a direction leads to, from the hook where the packet is.
+    #[inline(always)]
+    pub fn deliver<A>(&mut self, half: &Half<A>) -> Step<Verdict> {
+        self.store(0, &half.eth)
+            .map_err(|_| Verdict::dropped(Counter::DropMalformed))?;
+        let is_sent = device(self.ifindex()).is_some_and(|here| here.flags & flags::NETKIT != 0);
+        Ok(if is_sent {
+            self.redirect(half.out_ifindex)
+        } else {
+            self.redirect_peer(half.out_ifindex)
+        })
+    }
+}
+
+/// Out of a device; without a next hop the kernel looks for the packet's route there.
+#[inline(always)]
+fn by_route(ifindex: u32) -> Verdict {
+    // SAFETY: no memory is passed.
+    sent(unsafe { bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) })
+}
+
+/// What a redirect helper said: a return code of tc, in a register's width.
+#[inline(always)]
+fn sent(code: i64) -> Verdict {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a return code of tc"
+    )]
+    let code = code as u32;
+    Verdict::sent(code)
+}

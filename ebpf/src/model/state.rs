@@ -1,0 +1,108 @@
+//! What packets do to a flow's state.
+
+use underpass_abi::flow::{End, Flow, state};
+use underpass_ebpf::{
+    ip::{Head, Ip},
+    l4::tcp,
+};
+
+/// Whether a packet with these TCP flags asks for a connection.
+#[inline(always)]
+pub const fn begins(flags: u8) -> bool {
+    flags & (tcp::SYN | tcp::ACK) == tcp::SYN
+}
+
+/// Whether a packet with these TCP flags begins a new connection on the tuple of one that has ended.
+#[inline(always)]
+pub const fn begins_anew(flow_state: u32, flags: u8) -> bool {
+    begins(flags) && is_ending(flow_state)
+}
+
+/// The flow's state after a packet from `end` with these TCP flags (0 for other protocols).
+#[inline(always)]
+pub const fn after(before: u32, end: End, flags: u8) -> u32 {
+    let before = if begins_anew(before, flags) {
+        before & !ENDED
+    } else {
+        before
+    };
+    // What ends a connection, and what follows, is for connection tracking to see; unless that has
+    // not seen the middle of it.
+    let tracked = if before & state::STICKY == 0 && flags & (tcp::RST | tcp::FIN) != 0 {
+        before & !state::BYPASS
+    } else {
+        before
+    };
+    if flags & tcp::RST != 0 {
+        // A refusal is no answer: a flood of connections to closed ports must not look like
+        // conversations.
+        return tracked | state::RST;
+    }
+    // An end that ignored the RST goes on; one that did not would send another.
+    let tracked = tracked & !state::RST;
+    if flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
+        // Nor is an offer: a flood of connections to open ports must not either. The opener has to
+        // take it up.
+        return tracked & !state::FINISHED | state::OFFERED;
+    }
+    if tracked & state::OFFERED != 0 && tracked & state::ANSWERED == end.other().heard() {
+        // Who made the offer goes on before it was taken up.
+        return tracked;
+    }
+    let mut after = tracked | end.heard();
+    if flags & tcp::SYN != 0 {
+        after &= !(state::FINISHED | state::OFFERED);
+    } else if tracked & state::OFFERED != 0 {
+        after |= state::ANSWERED;
+    }
+    if flags & tcp::FIN != 0 {
+        after |= end.fin();
+    }
+    after
+}
+
+/// Whether a TCP connection was reset, or ended by both ends.
+#[inline(always)]
+pub const fn is_ending(flow_state: u32) -> bool {
+    flow_state & state::RST != 0 || flow_state & state::FINISHED == state::FINISHED
+}
+
+/// What is forgotten of a flow on whose tuple a new one begins.
+pub const ENDED: u32 = state::ANSWERED
+    | state::FINISHED
+    | state::RST
+    | state::OFFERED
+    | state::BYPASS
+    | state::STICKY
+    | state::ASSURED
+    | state::SYN
+    | state::SYN_ACK;
+
+/// Whether two flows are in one entry, a direction of each: the inner one of the first has the tuple
+/// that is the outer one of the second.
+#[inline(always)]
+pub const fn is_shared<A>(flow: &Flow<A>) -> bool {
+    flow.halves[0].rewrite != 0 && flow.halves[1].rewrite != 0
+}
+
+/// Whether either entry of a translated flow heard both ends.
+#[inline(always)]
+pub const fn is_answered<A>(one: &Flow<A>, other: &Flow<A>) -> bool {
+    one.state & state::ANSWERED == state::ANSWERED
+        || other.state & state::ANSWERED == state::ANSWERED
+}
+
+/// Neither direction has passed.
+#[inline(always)]
+pub fn unlearn<A>(flow: &mut Flow<A>) {
+    flow.state &= !(state::BYPASS | state::STICKY);
+    flow.halves[0].passed = 0;
+    flow.halves[1].passed = 0;
+}
+
+/// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it
+/// can't be given an address.
+#[inline(always)]
+pub fn may_open<I: Ip>(head: &Head<I>) -> bool {
+    head.tcp_flags & (tcp::SYN | tcp::ACK) != tcp::SYN | tcp::ACK && head.tcp_flags & tcp::RST == 0
+}
