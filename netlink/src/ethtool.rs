@@ -32,7 +32,7 @@ pub fn switch_gro_on(name: &str) -> io::Result<()> {
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let room = request.ifr_name.len() - 1;
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()).take(room) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     // SAFETY: the request points to a value of the kind that its command reads; both outlive the call.

@@ -19,7 +19,7 @@ pub(crate) fn on_device(
     // SAFETY: all bytes zero is a valid ifreq.
     let mut arguments: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in arguments.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     fill(&mut arguments);
     // SAFETY: the request reads an ifreq, and what that points to outlives the call.

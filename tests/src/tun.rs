@@ -68,7 +68,7 @@ fn open(name: &str) -> io::Result<File> {
     // SAFETY: all bytes zero is a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_flags = FLAGS;
     // SAFETY: the request reads an ifreq, which is what it gets.

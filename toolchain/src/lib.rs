@@ -126,6 +126,29 @@ impl Compiler {
     /// Calls this compiler's cargo in the workspace `root`, free of what an outer cargo has set for its own.
     #[must_use]
     pub fn cargo(&self, root: &Path) -> Command {
+        let mut command = self.bare(root);
+        match self.core {
+            Core::FromSource => command.arg("-Zbuild-std=core"),
+            Core::Prebuilt => command.env("RUSTC_BOOTSTRAP", "1"),
+        };
+        command
+    }
+
+    /// Checks crates of the workspace `root` for another target of Linux, whose standard library it compiles from its sources.
+    /// `None` says that those are not at hand.
+    #[must_use]
+    pub fn check_for(&self, root: &Path, target: &str) -> Option<Command> {
+        if self.core != Core::FromSource {
+            return None;
+        }
+        let mut command = self.bare(root);
+        command
+            .args(["-Zbuild-std=std,panic_abort", "check", "--locked"])
+            .args(["--target", target]);
+        Some(command)
+    }
+
+    fn bare(&self, root: &Path) -> Command {
         let mut command = Command::new(&self.cargo);
         forget_outer_build(&mut command);
         command
@@ -133,10 +156,6 @@ impl Compiler {
             .env("RUSTC", &self.rustc)
             // Empty means none: the workspace's wrapper links host executables.
             .env("RUSTC_WORKSPACE_WRAPPER", "");
-        match self.core {
-            Core::FromSource => command.arg("-Zbuild-std=core"),
-            Core::Prebuilt => command.env("RUSTC_BOOTSTRAP", "1"),
-        };
         command
     }
 

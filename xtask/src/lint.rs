@@ -1,11 +1,13 @@
 //! `cargo xtask lint`: format, lints for both targets, dependencies, floors of the programs, public texts.
 
+use std::env::consts::ARCH;
 use std::io::{IsTerminal as _, stdout};
 use std::process::Command;
 
 use anyhow::Context as _;
 use underpass_toolchain::Toolchain;
 
+use crate::build::PLUGINS;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{process, report};
@@ -65,6 +67,8 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
             .arg("--quiet"),
     )?;
 
+    other_architecture(workspace, &toolchain)?;
+
     report::step("checking", "the documentation of all crates");
     process::run(
         workspace
@@ -95,6 +99,29 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     text::check(&workspace.root)?;
     report::step("clean", "nothing to complain about");
     Ok(())
+}
+
+/// Checks what a node runs for the other one of the two architectures.
+fn other_architecture(workspace: &Workspace, toolchain: &Toolchain) -> anyhow::Result<()> {
+    let target = match ARCH {
+        "aarch64" => "x86_64-unknown-linux-gnu",
+        _ => "aarch64-unknown-linux-gnu",
+    };
+    let Some(mut check) = toolchain.compiler.check_for(&workspace.root, target) else {
+        report::warn(&format!(
+            "nothing was checked for {target}: the sources of the standard library are not here (`rustup component add rust-src --toolchain nightly`)"
+        ));
+        return Ok(());
+    };
+    report::step("checking", &format!("the plugins for {target}"));
+    for plugin in PLUGINS {
+        check.args(["--package", plugin]);
+    }
+    check
+        .arg("--quiet")
+        .arg("--target-dir")
+        .arg(workspace.target.join("other"));
+    process::run(&mut check)
 }
 
 /// The compiler that Cargo.toml promises to be enough, `rust-version`: the build with it is the proof.
