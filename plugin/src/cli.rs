@@ -4,7 +4,7 @@
 use std::{io, path::PathBuf, process::ExitCode};
 
 use anstyle::{AnsiColor, Style};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
     conf::{BPF_ROOT, one_spelling},
@@ -17,6 +17,9 @@ mod status;
 mod trace;
 mod unload;
 
+/// The name that the command line answers to.
+pub const NAME: &str = "underpass";
+
 const HEADING: Style = Style::new().bold();
 const GOOD: Style = AnsiColor::Green.on_default();
 const BAD: Style = AnsiColor::Red.on_default();
@@ -25,7 +28,7 @@ const FAINT: Style = Style::new().dimmed();
 /// A CNI plugin that carries containers' traffic under the host's network stack. Container runtimes
 /// call it by the CNI protocol; these commands are for people.
 #[derive(Parser)]
-#[command(name = "underpass", version, arg_required_else_help = true)]
+#[command(name = NAME, version, arg_required_else_help = true)]
 struct Arguments {
     /// The folder on a bpffs where this node's programs and maps are pinned
     #[arg(long, global = true, value_name = "FOLDER", default_value = BPF_ROOT)]
@@ -114,6 +117,12 @@ impl From<underpass_dataplane::Error> for Failure {
     fn from(error: underpass_dataplane::Error) -> Self {
         Self::Plugin(error.into())
     }
+}
+
+/// Describes the command line, for what is made of it: man pages and completions.
+#[must_use]
+pub fn command() -> clap::Command {
+    Arguments::command()
 }
 
 /// Runs the command that the arguments name.

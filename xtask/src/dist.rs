@@ -40,6 +40,12 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     for text in TEXTS {
         copy(&workspace.root.join(text), &folder)?;
     }
+    let mut manual = workspace.cargo();
+    manual
+        .args(["run", "--quiet", "--locked", "--package", "underpass"])
+        .args(["--example", "manual", "--"])
+        .arg(&folder);
+    process::run(&mut manual)?;
 
     let tarball = dist.join(format!("{name}-{ARCH}-linux.tar.gz"));
     process::run(
