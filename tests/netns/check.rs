@@ -220,13 +220,6 @@ fn a_setting_that_was_changed_is_named(#[values(V4, V6)] family: Family) -> Resu
         V6 => vec![
             (node, "net/ipv6/conf/all/forwarding".to_owned(), here, "1"),
             (node, format!("net/ipv6/conf/{host}/forwarding"), here, "1"),
-            (node, format!("net/ipv6/conf/{host}/accept_ra"), here, "0"),
-            (
-                pod.netns(),
-                "net/ipv6/conf/lo/disable_ipv6".to_owned(),
-                inside,
-                "0",
-            ),
             // The last, as it takes the addresses along.
             (
                 pod.netns(),
@@ -254,9 +247,16 @@ fn settings_that_a_later_plugin_may_change_are_its_own_business() -> Result<()> 
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
-    for (key, value) in [("accept_ra", "1"), ("keep_addr_on_down", "0")] {
-        pod.netns()
-            .set_sysctl(&format!("net/ipv6/conf/eth0/{key}"), value)?;
+    let host = format!("net/ipv6/conf/{}/accept_ra", pod.host_veth());
+    for (netns, key, value) in [
+        (pod.netns(), "net/ipv6/conf/eth0/accept_ra", "1"),
+        (pod.netns(), "net/ipv6/conf/eth0/keep_addr_on_down", "0"),
+        (pod.netns(), "net/ipv6/conf/lo/disable_ipv6", "1"),
+        (lab.node.netns(), host.as_str(), "1"),
+        // Anything but zero forwards.
+        (lab.node.netns(), "net/ipv4/ip_forward", "2"),
+    ] {
+        netns.set_sysctl(key, value)?;
     }
     pod.call_with_result("CHECK").run(&lab.node)?.silence()
 }

@@ -74,6 +74,14 @@ fn if_present(path: impl AsRef<Path>, value: &'static str) -> Setting {
     }
 }
 
+/// A setting that ADD makes, and that others may change afterwards without any harm.
+fn at_first(setting: Setting) -> Setting {
+    Setting {
+        lasts: Lasts::AtFirst,
+        ..setting
+    }
+}
+
 /// Settings of the container's end.
 pub(crate) struct ContainerSettings;
 
@@ -115,12 +123,9 @@ impl Step<Interface> for ContainerSettings {
 }
 
 fn of_container(name: &str, dad: Dad) -> Vec<Setting> {
-    let at_first = |setting| Setting {
-        lasts: Lasts::AtFirst,
-        ..setting
-    };
     let mut settings = vec![
-        required("ipv6/conf/lo/disable_ipv6", "0"),
+        // Without it the container does not reach itself, which may be what somebody wants.
+        at_first(required("ipv6/conf/lo/disable_ipv6", "0")),
         required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
         at_first(required(format!("ipv6/conf/{name}/keep_addr_on_down"), "1")),
         at_first(if_present(format!("ipv6/conf/{name}/accept_ra"), "0")),
@@ -221,14 +226,14 @@ fn of_host(name: &str, families: Families) -> Vec<Setting> {
         settings.extend([
             required(format!("ipv6/conf/{name}/disable_ipv6"), "0"),
             required(format!("ipv6/conf/{name}/forwarding"), "1"),
-            Setting {
-                lasts: Lasts::AtFirst,
-                ..if_present(format!("ipv6/conf/{name}/autoconf"), "0")
-            },
+            at_first(if_present(format!("ipv6/conf/{name}/autoconf"), "0")),
         ]);
     }
-    // A container must not become the host's router.
-    settings.push(if_present(format!("ipv6/conf/{name}/accept_ra"), "0"));
+    // A container must not become the host's router. Where the end forwards, 1 accepts nothing either.
+    settings.push(at_first(if_present(
+        format!("ipv6/conf/{name}/accept_ra"),
+        "0",
+    )));
     settings
 }
 
@@ -244,7 +249,7 @@ fn differences(
         .filter(|setting| setting.lasts == Lasts::Always);
     for setting in lasting {
         let actual = match tree.read(&setting.path) {
-            Ok(actual) if actual == setting.value => continue,
+            Ok(actual) if means_the_same(&actual, setting.value) => continue,
             Ok(actual) => actual,
             Err(error) if setting.may_be_missing(&error) => continue,
             // A device that has become too small for IPv6 has no settings of it.
@@ -259,6 +264,15 @@ fn differences(
         });
     }
     Ok(found)
+}
+
+/// Whether the kernel takes two values for the same: any number but zero switches on.
+fn means_the_same(actual: &str, wanted: &str) -> bool {
+    let is_on = |value: &str| value.parse::<i32>().ok().map(|number| number != 0);
+    match is_on(actual) {
+        Some(on) => Some(on) == is_on(wanted),
+        None => actual == wanted,
+    }
 }
 
 impl Setting {
@@ -309,6 +323,13 @@ mod tests {
             need,
             lasts: Lasts::Always,
         }
+    }
+
+    #[test]
+    fn any_number_but_zero_switches_on() {
+        assert!(means_the_same("1", "1") && means_the_same("2", "1") && means_the_same("0", "0"));
+        assert!(!means_the_same("0", "1") && !means_the_same("1", "0"));
+        assert!(!means_the_same("missing", "1"));
     }
 
     #[test]
