@@ -1,6 +1,10 @@
 //! Datagrams larger than any packet: through masquerade and host ports, in both directions.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    process::Command,
+    thread,
+};
 
 use rstest::rstest;
 use underpass_tests::{
@@ -9,7 +13,7 @@ use underpass_tests::{
     netns::Netns,
     patience,
     prelude::*,
-    traffic::{PATIENCE, raw::RawLink},
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
     world::World,
 };
 
@@ -269,5 +273,45 @@ fn a_piece_without_its_first_never_gets_out(#[values(V4, V6)] family: Family) ->
     let seen = world.frames();
     let out = seen.iter().filter(|bytes| frame::is_fragment(bytes));
     ensure!(out.count() == 0, "pieces came out");
+    Ok(())
+}
+
+/// A queue that is full when pieces come in disorder costs these pieces, and nothing else.
+#[rstest]
+fn a_full_queue_costs_pieces_and_no_mapping(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::open()?;
+    let pod = lab.pod("a")?;
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    let remote = family.remote_at(PORT);
+    let server = receiver(lab.world.netns(), remote)?;
+    let ends = pod.ends(remote.ip())?;
+    link.send(&ends.udp(SOURCE, PORT, b"before"))?;
+    let seen = receives(&server, b"before", family.node()).context("before")?;
+    let flows = || lab.node.flows([pod.at(family, SOURCE), remote]);
+    ensure!(!flows()?.is_empty(), "the flow is not known");
+    let queue = |arguments: &str| {
+        let mut tc = Command::new("tc");
+        tc.args(arguments.split(' '));
+        lab.node.netns().expect(&mut tc, &[])
+    };
+    // No packet has so few bytes: each is too much for the queue.
+    queue("qdisc add dev eth0 root bfifo limit 1")?;
+    let leaving = Capture::start(lab.world.netns(), World::LINK)?;
+    for piece in reversed(&ends, (SOURCE, PORT), &payload(2000), PIECE) {
+        link.send(&piece)?;
+    }
+    thread::sleep(SILENCE);
+    ensure!(!flows()?.is_empty(), "the flow is forgotten");
+    queue("qdisc del dev eth0 root")?;
+    link.send(&ends.udp(SOURCE, PORT, b"after"))?;
+    let then = receives(&server, b"after", family.node()).context("after")?;
+    ensure!(then == seen, "it was {seen} and is {then}");
+    for frame in leaving.frames() {
+        ensure!(
+            frame::read(&frame).is_none_or(|packet| packet.src != pod.ip(family)),
+            "the pod's address got out: {frame:02x?}"
+        );
+    }
     Ok(())
 }

@@ -137,11 +137,9 @@ global!(
         let flags = u64::from(way.0);
         skb.mark_again();
         // What leaves is handled before the call returns, by this same program: the work is another's
-        // from here on.
-        if !skb.clone_redirect(key.ifindex, flags) {
-            skb.unmark();
-            return Ok(());
-        }
+        // from here on. So the packet does not go on, whatever the call says. A full queue says no
+        // after the program has run, too; then this piece is lost as any packet is there.
+        let _ = skb.clone_redirect(key.ifindex, flags);
         skb.unmark();
         for turn in 0..PIECES {
             key.turn = turn;
