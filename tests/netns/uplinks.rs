@@ -1,12 +1,19 @@
 //! Uplinks of other kinds than a plain Ethernet device, and queues that make traffic late, lost, disordered or paced. The devices and
 //! queues are modules that not every kernel has.
 
-use std::process::Command;
+use std::{net::SocketAddr, process::Command};
 
 use anyhow::bail;
 use rstest::rstest;
 use underpass_tests::{
-    capture::Capture, frame, kernel::Facility, prelude::*, wire::Wire, world::World,
+    capture::Capture,
+    frame,
+    kernel::Facility,
+    prelude::*,
+    second::{Kind, Second},
+    traffic::serve,
+    wire::Wire,
+    world::World,
 };
 
 use crate::scene::Scene;
@@ -16,6 +23,9 @@ const MTU: u32 = 1420;
 /// Of a datagram in several pieces.
 const LARGE: usize = 4000;
 const PIECES: usize = 3;
+/// Where a client and a server of their own are.
+const SOURCE: u16 = 45_678;
+const INSIDE: u16 = 80;
 /// Until chance puts pieces in disorder.
 const TRIES: usize = 50;
 
@@ -203,6 +213,33 @@ fn a_queue_that_paces_takes_nothing_for_the_future(#[values(V4, V6)] family: Fam
     scene.udp(family, &[100, LARGE, 100, 100])?;
     meter.expect(Counter::BypassWire, 50)?;
     meter.expect(Counter::BypassPeer, 50)
+}
+
+/// What such a client is answered keeps the container's address, packet after packet, though nothing takes the bypass.
+#[rstest]
+fn a_client_with_a_route_to_pods_is_answered_by_a_tunnel(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _second = Second::connect(&lab, Kind::Tunnel)?;
+    Second::answer(&lab)?;
+    let pod = lab.pod("a")?;
+    let _servers = serve(pod.netns(), family.port(INSIDE))?;
+    let (world, server) = (lab.world.netns(), pod.at(family, INSIDE));
+    let own = |port| SocketAddr::new(Second::gateway(family), port);
+    let meter = Meter::start(&lab.node)?;
+    let mut stream = tcp::Client::connect_between(world, own(SOURCE), server)?;
+    let mut socket = udp::Client::open_bound(world, own(SOURCE))?;
+    for _ in 0..3 {
+        stream.chat(10)?;
+        let seen = stream.exchange(100_000, 100_000)?.seen;
+        ensure!(seen == own(SOURCE), "by TCP the pod saw {seen}");
+        let seen = socket.chat(server, 10)?.seen;
+        ensure!(seen == own(SOURCE), "by UDP the pod saw {seen}");
+    }
+    meter.expect_none(Counter::Masqueraded)?;
+    meter.expect_no_bypass()
 }
 
 /// With and without an address, up and down: none of them leads anywhere.

@@ -111,10 +111,11 @@ fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Dev
     if !mapping::note(work) || is_given_up(work, skb) {
         return Ok(Left::Unknown);
     }
-    if !is_unchanged(skb, &work.head) {
+    if !learn::is_unchanged(skb, &work.head) {
         forget(work);
     } else if pod.flags & flags::BYPASS != 0 && work.head.plain {
-        if learn::agrees(work, skb, from, pod, Asked::Way) {
+        // Nothing takes the bypass to a device without Ethernet headers.
+        if work.head.l3 == ETHERNET && learn::agrees(work, skb, from, pod, Asked::Way) {
             leave_by_wire(work, from, skb.ifindex());
         } else {
             suspend(work);
