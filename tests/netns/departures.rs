@@ -129,3 +129,35 @@ fn an_add_outlives_an_uplink() -> Result<()> {
         added
     })
 }
+
+#[rstest]
+fn an_address_that_changes_hands_serves_its_new_owner(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    // One address is left for the second pod, the one that the first pod gave back.
+    let conf = lab.conf().with_ipam(
+        "ranges",
+        serde_json::json!([
+            [{ "subnet": "10.88.1.0/24", "rangeStart": "10.88.1.9", "rangeEnd": "10.88.1.9" }],
+            [{ "subnet": "fd00:88:1::/64", "rangeStart": "fd00:88:1::9", "rangeEnd": "fd00:88:1::9" }]
+        ]),
+    );
+    let conf = conf.with("name", "tight");
+    let a = lab.pod("a")?;
+    let mut client = udp::Client::open(a.netns(), family)?;
+    let mut address = None;
+    for name in ["first", "second"] {
+        let pod = lab.pod_with(name, &conf)?;
+        let _server = udp::Server::start(pod.netns(), family.port(PORT))?;
+        client.chat(pod.at(family, PORT), 5)?;
+        ensure!(
+            address
+                .replace(pod.ip(family))
+                .is_none_or(|ip| ip == pod.ip(family))
+        );
+        pod.del()?;
+    }
+    Ok(())
+}
