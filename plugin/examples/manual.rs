@@ -21,5 +21,6 @@ fn main() -> io::Result<()> {
     for shell in [Shell::Bash, Shell::Fish, Shell::Zsh] {
         clap_complete::generate_to(shell, &mut command, cli::NAME, &completions)?;
     }
-    clap_mangen::generate_to(command, man)
+    // A page on how to be helped, for each command, helps nobody.
+    clap_mangen::generate_to(command.disable_help_subcommand(true), man)
 }
