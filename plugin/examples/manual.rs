@@ -22,5 +22,5 @@ fn main() -> io::Result<()> {
         clap_complete::generate_to(shell, &mut command, cli::NAME, &completions)?;
     }
     // A page on how to be helped, for each command, helps nobody.
-    clap_mangen::generate_to(command.disable_help_subcommand(true), man)
+    clap_mangen::generate_to(cli::command().disable_help_subcommand(true), man)
 }
