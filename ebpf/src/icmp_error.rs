@@ -37,39 +37,35 @@ global!(
         ctx: *mut __sk_buff,
         is_quoted: bool,
     ) -> Step<Verdict> {
-        incoming(work, &mut Skb::new(ctx), is_quoted)
+        let mut skb = Skb::new(ctx);
+        let Work {
+            head,
+            inner,
+            partner: quote,
+            partner_place,
+            ..
+        } = &mut **work;
+        let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+            return Ok(Verdict::STACK);
+        };
+        // Others are known to connection tracking: the stack judges the error as related to them.
+        let is_past_tracking =
+            flow.state & state::STICKY != 0 && flow.halves.iter().any(|half| is_recent(half.stamp));
+        let half = half_of(flow, partner_place.end);
+        if !is_owned::<I>(half, inner.tuple.dst) {
+            return Ok(Verdict::STACK);
+        }
+        if half.rewrite & rewrite::DST != 0 {
+            *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+            let (src, dst) = (head.tuple.src, quote.src);
+            rewrite(&mut skb, head, inner, quote, src, dst)?;
+        }
+        if half.action != action::PEER || !is_past_tracking || head.l3 != ETHERNET {
+            return Ok(Verdict::STACK);
+        }
+        skb.deliver(half)
     }
 );
-
-#[inline(always)]
-fn incoming<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    let Work {
-        head,
-        inner,
-        partner: quote,
-        partner_place,
-        ..
-    } = &mut **work;
-    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
-        return Ok(Verdict::STACK);
-    };
-    // Others are known to connection tracking: the stack judges the error as related to them.
-    let is_past_tracking =
-        flow.state & state::STICKY != 0 && flow.halves.iter().any(|half| is_recent(half.stamp));
-    let half = half_of(flow, partner_place.end);
-    if !is_owned::<I>(half, inner.tuple.dst) {
-        return Ok(Verdict::STACK);
-    }
-    if half.rewrite & rewrite::DST != 0 {
-        *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
-        let (src, dst) = (head.tuple.src, quote.src);
-        rewrite(skb, head, inner, quote, src, dst)?;
-    }
-    if half.action != action::PEER || !is_past_tracking || head.l3 != ETHERNET {
-        return Ok(Verdict::STACK);
-    }
-    skb.deliver(half)
-}
 
 /// Whether a direction had a packet since the last change on the node, and not long ago.
 #[inline(always)]
@@ -87,30 +83,26 @@ global!(
         ctx: *mut __sk_buff,
         is_quoted: bool,
     ) -> Step<Verdict> {
-        delivered(work, &mut Skb::new(ctx), is_quoted)
+        let mut skb = Skb::new(ctx);
+        let Work {
+            head,
+            inner,
+            partner: quote,
+            partner_place,
+            ..
+        } = &mut **work;
+        let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+            return Ok(Verdict::STACK);
+        };
+        let half = half_of(flow, partner_place.end);
+        if half.rewrite != FROM_PORT {
+            return Ok(Verdict::STACK);
+        }
+        *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+        let (src, dst) = (source(head, inner, quote), head.tuple.dst);
+        rewrite(&mut skb, head, inner, quote, src, dst)
     }
 );
-
-#[inline(always)]
-fn delivered<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    let Work {
-        head,
-        inner,
-        partner: quote,
-        partner_place,
-        ..
-    } = &mut **work;
-    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
-        return Ok(Verdict::STACK);
-    };
-    let half = half_of(flow, partner_place.end);
-    if half.rewrite != FROM_PORT {
-        return Ok(Verdict::STACK);
-    }
-    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
-    let (src, dst) = (source(head, inner, quote), head.tuple.dst);
-    rewrite(skb, head, inner, quote, src, dst)
-}
 
 global!(
     /// An error to the world, as for [`error_from_wire`], from a pod or from this host: what it quotes must
@@ -120,48 +112,44 @@ global!(
         ctx: *mut __sk_buff,
         is_quoted: bool,
     ) -> Step<Verdict> {
-        sent_out(work, &mut Skb::new(ctx), is_quoted)
+        let mut skb = Skb::new(ctx);
+        let Work {
+            head,
+            inner,
+            partner: quote,
+            partner_place,
+            ..
+        } = &mut **work;
+        let sender = endpoint(head.tuple.src.wide());
+        let mut must_translate = false;
+        if let Some(sender) = sender
+            && let Some(pod) = device(sender.ifindex)
+        {
+            must_translate = masquerade::is_wanted::<I>(pod, head.tuple.dst);
+        }
+        let refused = if must_translate {
+            Verdict::dropped(Counter::DropUntranslated)
+        } else {
+            Verdict::STACK
+        };
+        let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+            return Ok(refused);
+        };
+        let half = half_of(flow, partner_place.end);
+        if half.rewrite & rewrite::SRC == 0 {
+            // Known, and not translated: a pod that answers to its own address.
+            return Ok(Verdict::STACK);
+        }
+        *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+        let src = if sender.is_some() {
+            quote.dst
+        } else {
+            head.tuple.src
+        };
+        let dst = head.tuple.dst;
+        rewrite(&mut skb, head, inner, quote, src, dst)
     }
 );
-
-#[inline(always)]
-fn sent_out<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<Verdict> {
-    let Work {
-        head,
-        inner,
-        partner: quote,
-        partner_place,
-        ..
-    } = &mut **work;
-    let sender = endpoint(head.tuple.src.wide());
-    let mut must_translate = false;
-    if let Some(sender) = sender
-        && let Some(pod) = device(sender.ifindex)
-    {
-        must_translate = masquerade::is_wanted::<I>(pod, head.tuple.dst);
-    }
-    let refused = if must_translate {
-        Verdict::dropped(Counter::DropUntranslated)
-    } else {
-        Verdict::STACK
-    };
-    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
-        return Ok(refused);
-    };
-    let half = half_of(flow, partner_place.end);
-    if half.rewrite & rewrite::SRC == 0 {
-        // Known, and not translated: a pod that answers to its own address.
-        return Ok(Verdict::STACK);
-    }
-    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
-    let src = if sender.is_some() {
-        quote.dst
-    } else {
-        head.tuple.src
-    };
-    let dst = head.tuple.dst;
-    rewrite(skb, head, inner, quote, src, dst)
-}
 
 global!(
     /// An error from a pod, as for [`error_from_wire`]: if it quotes what came from a process of this host, or
@@ -171,52 +159,48 @@ global!(
         ctx: *mut __sk_buff,
         is_quoted: bool,
     ) -> Step<()> {
-        backward(work, &mut Skb::new(ctx), is_quoted)
+        let mut skb = Skb::new(ctx);
+        let is_finishing = skb.ifindex() == LOOPBACK;
+        let unknown = if is_finishing {
+            Err(Verdict::dropped(Counter::DropNoFlow))
+        } else {
+            Ok(())
+        };
+        let Work {
+            head,
+            inner,
+            partner: quote,
+            partner_place,
+            ..
+        } = &mut **work;
+        let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
+            return unknown;
+        };
+        let half = half_of(flow, partner_place.end);
+        if half.rewrite & TWICE != TWICE || !is_owned::<I>(half, inner.tuple.dst) {
+            return unknown;
+        }
+        if !is_finishing {
+            if half.in_ifindex != skb.ifindex() {
+                return unknown;
+            }
+            if half.action == action::HOST {
+                return Err(hairpin::return_to_host(work, &mut skb)?);
+            }
+            if half.out_ifindex != skb.ifindex() {
+                return unknown;
+            }
+        }
+        *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+        let (src, dst) = (source(head, inner, quote), quote.src);
+        rewrite(&mut skb, head, inner, quote, src, dst)?;
+        Err(if is_finishing {
+            Verdict::STACK
+        } else {
+            skb.deliver(half)?
+        })
     }
 );
-
-#[inline(always)]
-fn backward<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb, is_quoted: bool) -> Step<()> {
-    let is_finishing = skb.ifindex() == LOOPBACK;
-    let unknown = if is_finishing {
-        Err(Verdict::dropped(Counter::DropNoFlow))
-    } else {
-        Ok(())
-    };
-    let Work {
-        head,
-        inner,
-        partner: quote,
-        partner_place,
-        ..
-    } = &mut **work;
-    let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
-        return unknown;
-    };
-    let half = half_of(flow, partner_place.end);
-    if half.rewrite & TWICE != TWICE || !is_owned::<I>(half, inner.tuple.dst) {
-        return unknown;
-    }
-    if !is_finishing {
-        if half.in_ifindex != skb.ifindex() {
-            return unknown;
-        }
-        if half.action == action::HOST {
-            return Err(hairpin::return_to_host(work, skb)?);
-        }
-        if half.out_ifindex != skb.ifindex() {
-            return unknown;
-        }
-    }
-    *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
-    let (src, dst) = (source(head, inner, quote), quote.src);
-    rewrite(skb, head, inner, quote, src, dst)?;
-    Err(if is_finishing {
-        Verdict::STACK
-    } else {
-        skb.deliver(half)?
-    })
-}
 
 /// The flow of the packet that an error quotes; [`Place::end`] sends what goes the other way, as the
 /// error does.
@@ -230,8 +214,7 @@ fn subject<I: Net>(
         return None;
     }
     place.set(&inner.tuple.reversed());
-    let flow = find::<I>(&place.key)?;
-    Some(flow)
+    find::<I>(&place.key)
 }
 
 /// Who an error comes from: where the quoted packet was for the sender itself, that has another

@@ -188,7 +188,8 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Ve
     let may_learn = work.head.kind == Kind::Flow
         && work.head.plain
         && skb.ingress_ifindex() == owner
-        && is_unchanged(skb, &work.head)
+        && work.head.l3 == ETHERNET
+        && learn::is_unchanged(skb, &work.head)
         && learn::agrees(work, skb, owner, pod, asked);
     if !is_masqueraded {
         if may_learn {
@@ -247,10 +248,4 @@ fn is_of_others<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
         && device(skb.ifindex())
             .and_then(I::masquerade_address)
             .is_some_and(|ours| ours == head.tuple.src)
-}
-
-/// Whether the stack carried the packet from its pod to here without a change.
-#[inline(always)]
-fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
-    head.l3 == ETHERNET && learn::is_unchanged(skb, head)
 }

@@ -157,56 +157,8 @@ macro_rules! number {
 
 /// Makes a function one that is verified once. If it is generic over the family, there are two of
 /// them, whose names in the object end with 4 and 6, and the caller's family says which one is called.
+/// One that is lent a work area opens a view of its own.
 macro_rules! global {
-    (
-        $(#[$attribute:meta])*
-        $visibility:vis fn $name:ident<$family:ident: $bound:ident>(
-            $work:ident: &mut $view:ident<$of:ident>
-            $(, $argument:ident: $type:ty)* $(,)?
-        ) -> $result:ty
-        $body:block
-    ) => {
-        $(#[$attribute])*
-        #[inline(always)]
-        $visibility fn $name<$family: $bound>(
-            _: &mut $view<$of>,
-            $($argument: $type),*
-        ) -> $result {
-            use underpass_ebpf::ip::{V4, V6};
-            use $crate::kernel::global::{Number, Outcome};
-
-            #[inline(always)]
-            fn body<$family: $bound>(
-                $work: &mut $view<$of>,
-                $($argument: $type),*
-            ) -> $result $body
-
-            let result = if <$family as $bound>::FAMILY == <V4 as $bound>::FAMILY {
-                #[unsafe(export_name = concat!(stringify!($name), "4"))]
-                #[inline(never)]
-                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
-                    // SAFETY: the caller has lent its view, and refers to nothing in the area.
-                    let Some(mut work) = (unsafe { $view::<V4>::open() }) else {
-                        return <$result as Outcome>::FALLBACK.encode();
-                    };
-                    body(&mut work, $(Number::decode($argument)),*).encode()
-                }
-                $name($(Number::encode($argument)),*)
-            } else {
-                #[unsafe(export_name = concat!(stringify!($name), "6"))]
-                #[inline(never)]
-                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
-                    // SAFETY: as above.
-                    let Some(mut work) = (unsafe { $view::<V6>::open() }) else {
-                        return <$result as Outcome>::FALLBACK.encode();
-                    };
-                    body(&mut work, $(Number::decode($argument)),*).encode()
-                }
-                $name($(Number::encode($argument)),*)
-            };
-            Number::decode(result)
-        }
-    };
     (
         $(#[$attribute:meta])*
         $visibility:vis fn $name:ident<$family:ident: $bound:ident>(
@@ -225,56 +177,65 @@ macro_rules! global {
     };
     (
         $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$family:ident: $bound:ident>(
+            $work:ident: &mut $view:ident<$of:ident>
+            $(, $argument:ident: $type:ty)* $(,)?
+        ) -> $result:ty
+        $body:block
+    ) => {
+        $(#[$attribute])*
+        #[inline(always)]
+        $visibility fn $name<$family: $bound>(
+            _: &mut $view<$of>,
+            $($argument: $type),*
+        ) -> $result {
+            $crate::kernel::global::global!(
+                fn global<$family: $bound>($($argument: $type),*) -> $result {
+                    // SAFETY: the caller has lent its view, and refers to nothing in the area.
+                    match unsafe { $view::<$of>::open() } {
+                        Some(mut work) => lent(&mut work, $($argument),*),
+                        None => <$result as $crate::kernel::global::Outcome>::FALLBACK,
+                    }
+                } as $name
+            );
+
+            #[inline(always)]
+            fn lent<$family: $bound>(
+                $work: &mut $view<$of>,
+                $($argument: $type),*
+            ) -> $result $body
+
+            global::<$family>($($argument),*)
+        }
+    };
+    (
+        $(#[$attribute:meta])*
         $visibility:vis fn $name:ident<$family:ident: $bound:ident>($($argument:ident: $type:ty),* $(,)?) -> $result:ty
         $body:block
+    ) => {
+        $crate::kernel::global::global!(
+            $(#[$attribute])*
+            $visibility fn $name<$family: $bound>($($argument: $type),*) -> $result $body as $name
+        );
+    };
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$family:ident: $bound:ident>($($argument:ident: $type:ty),*) -> $result:ty
+        $body:block as $export:ident
     ) => {
         $(#[$attribute])*
         #[inline(always)]
         $visibility fn $name<$family: $bound>($($argument: $type),*) -> $result {
             use underpass_ebpf::ip::{V4, V6};
-            use $crate::kernel::global::Number;
 
             #[inline(always)]
             fn body<$family: $bound>($($argument: $type),*) -> $result $body
 
-            let result = if <$family as $bound>::FAMILY == <V4 as $bound>::FAMILY {
-                #[unsafe(export_name = concat!(stringify!($name), "4"))]
-                #[inline(never)]
-                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
-                    body::<V4>($(Number::decode($argument)),*).encode()
-                }
-                $name($(Number::encode($argument)),*)
+            if <$family as $bound>::FAMILY == <V4 as $bound>::FAMILY {
+                $crate::kernel::global::global!(@call $export "4" body::<V4>($($argument: $type),*) -> $result)
             } else {
-                #[unsafe(export_name = concat!(stringify!($name), "6"))]
-                #[inline(never)]
-                extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
-                    body::<V6>($(Number::decode($argument)),*).encode()
-                }
-                $name($(Number::encode($argument)),*)
-            };
-            Number::decode(result)
-        }
-    };
-    (
-        $(#[$attribute:meta])*
-        $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty
-        $body:block
-    ) => {
-        $(#[$attribute])*
-        #[inline(always)]
-        $visibility fn $name($($argument: $type),*) -> $result {
-            use $crate::kernel::global::Number;
-
-            #[inline(always)]
-            fn body($($argument: $type),*) -> $result $body
-
-            #[unsafe(export_name = stringify!($name))]
-            #[inline(never)]
-            extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
-                body($(Number::decode($argument)),*).encode()
+                $crate::kernel::global::global!(@call $export "6" body::<V6>($($argument: $type),*) -> $result)
             }
-
-            Number::decode($name($(Number::encode($argument)),*))
         }
     };
     (
@@ -287,6 +248,32 @@ macro_rules! global {
             $visibility fn $name($($argument: $type),*) -> () $body
         );
     };
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty
+        $body:block
+    ) => {
+        $(#[$attribute])*
+        #[inline(always)]
+        $visibility fn $name($($argument: $type),*) -> $result {
+            #[inline(always)]
+            fn body($($argument: $type),*) -> $result $body
+
+            $crate::kernel::global::global!(@call $name "" body($($argument: $type),*) -> $result)
+        }
+    };
+    // Calls the function of the object that has this name, and is made here.
+    (@call $name:ident $suffix:literal $body:ident $(::<$family:ident>)? ($($argument:ident: $type:ty),*) -> $result:ty) => {{
+        use $crate::kernel::global::Number;
+
+        #[unsafe(export_name = concat!(stringify!($name), $suffix))]
+        #[inline(never)]
+        extern "C" fn $name($($argument: <$type as Number>::Raw),*) -> <$result as Number>::Raw {
+            $body $(::<$family>)? ($(Number::decode($argument)),*).encode()
+        }
+
+        Number::decode($name($(Number::encode($argument)),*))
+    }};
 }
 
 pub(crate) use {global, number};
