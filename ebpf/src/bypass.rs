@@ -115,14 +115,16 @@ global!(
                 Unsent::Stack
             });
         }
-        if !is_usual(&skb, &head, side, half, is_sticky) {
+        // Before 5.12 the MTU is only known as the length of a packet that fits.
+        let fits = skb.wire_length(head.l3, head.headers_length()) <= half.mtu;
+        if !is_usual(&skb, &head, side, half, is_sticky) || !fits && trust == Trust::Settled {
             if is_sticky && head.tcp_flags & tcp::SYN == 0 {
                 count(Counter::CameBack);
             }
             return Ok(Unsent::Stack);
         }
         let is_noted = !changes_state && is_usual_state;
-        if trust == Trust::Stamp && (!is_noted || half.stamp != stamp()) {
+        if trust == Trust::Stamp && (!is_noted || !fits || half.stamp != stamp()) {
             return Ok(Unsent::Stale);
         }
         if rewrite(&mut skb, &mut head, half).is_err() {
@@ -185,11 +187,8 @@ fn is_usual<I: Net>(
     if I::ttl(&head.header) <= 1 || !skb.is_for_host() {
         return false;
     }
-    if head.tcp_flags & tcp::SYN != 0 {
-        // A new connection is a new decision, also on an old tuple.
-        return false;
-    }
-    skb.wire_length(head.l3, head.headers_length()) <= half.mtu
+    // A new connection is a new decision, also on an old tuple.
+    head.tcp_flags & tcp::SYN == 0
 }
 
 /// Whether the packet's Ethernet source is `wanted`, or any will do.

@@ -19,7 +19,7 @@ use crate::{
         maps::{constant, device},
         memory::{self, zeroed},
         net::Net,
-        skb::size,
+        skb::{Skb, size},
         work_area::WorkArea,
     },
     model::work::Work,
@@ -55,16 +55,29 @@ fn is_delivered<I: Net>(
 ) -> bool {
     let Work { head, .. } = &mut **work;
     let mut params = ask::<I>(head, in_ifindex);
+    let result = look(ctx, &mut params, how);
+    result == RET_NOT_FORWARDED
+}
+
+/// Asks the kernel, which answers in `params`.
+#[inline(always)]
+fn look(ctx: *mut __sk_buff, params: &mut bpf_fib_lookup, flags: u32) -> i64 {
     // SAFETY: the context is valid, the arguments have the size that is passed.
-    let result = unsafe {
+    unsafe {
         generated::bpf_fib_lookup(
             ctx.cast(),
-            &raw mut params,
+            params,
             size::<bpf_fib_lookup>().cast_signed(),
-            how,
+            flags,
         )
-    };
-    result == RET_NOT_FORWARDED
+    }
+}
+
+/// The MTU that the kernel has told, in bytes; else the length that it was asked about.
+#[inline(always)]
+fn told(params: &bpf_fib_lookup) -> u32 {
+    // SAFETY: both members of the union are the same integer.
+    u32::from(unsafe { params.__bindgen_anon_1.mtu_result })
 }
 
 #[inline(always)]
@@ -101,7 +114,8 @@ global!(
     ///
     /// `tot_len` is given, as 1: without it the kernel compares the packet with the MTU by rules that
     /// are wrong for GSO packets and for devices without Ethernet headers; with it `mtu_result` is
-    /// filled since 5.12.
+    /// filled since 5.12. Before that the kernel only says whether a length fits, so it is asked again with the
+    /// packet's own, and [`Route::mtu`] is that; a packet that is too long is one for the stack.
     pub fn find_route<I: Net>(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
@@ -118,21 +132,18 @@ global!(
         let tells_source = asked == Asked::Source && constant!(features) & feature::FIB_SRC != 0;
         // A kernel that does not know the flag refuses the whole lookup.
         let flags = if tells_source { BPF_FIB_LOOKUP_SRC } else { 0 };
-        // SAFETY: the context is valid, the arguments have the size that is passed.
-        let result = unsafe {
-            generated::bpf_fib_lookup(
-                ctx.cast(),
-                &raw mut params,
-                size::<bpf_fib_lookup>().cast_signed(),
-                flags,
-            )
-        };
+        let mut result = look(ctx, &mut params, flags);
+        let mut mtu = told(&params);
+        if result == RET_SUCCESS && mtu == 1 {
+            mtu = Skb::new(ctx).wire_length(head.l3, head.headers_length());
+            params = ask::<I>(head, in_ifindex);
+            params.__bindgen_anon_1.tot_len = u16::try_from(mtu).unwrap_or(u16::MAX);
+            result = look(ctx, &mut params, flags);
+        }
         // Before 5.13 an unresolved neighbour left the incoming device in its place.
         if !(result == RET_SUCCESS || result == RET_NO_NEIGHBOUR && params.ifindex != in_ifindex) {
             return None;
         }
-        // SAFETY: both members of the union are the same integer.
-        let mtu = u32::from(unsafe { params.__bindgen_anon_1.mtu_result });
         let device = device(params.ifindex)?;
         route.mtu = if mtu > 1 { mtu } else { device.mtu };
         if result == RET_SUCCESS {
