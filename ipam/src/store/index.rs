@@ -31,7 +31,7 @@
 //! other's mark as a change.
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -43,7 +43,7 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
 use super::error::{Attempt, StoreError};
-use super::read_short;
+use super::file::{leases, read_short, remove_if_there, text, write_out};
 use crate::owner::Owner;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -185,11 +185,11 @@ impl Index {
     /// removed.
     fn learn_new_leases(&mut self) -> Result<(), StoreError> {
         let known = self.state.join("address");
-        let mut known: HashMap<IpAddr, u64> = super::leases(&known)
+        let mut known: HashMap<IpAddr, u64> = leases(&known)
             .attempt("list", &known)?
             .into_iter()
             .collect();
-        for (ip, inode) in super::leases(&self.leases).attempt("list", &self.leases)? {
+        for (ip, inode) in leases(&self.leases).attempt("list", &self.leases)? {
             if known.remove(&ip) == Some(inode) {
                 continue;
             }
@@ -313,25 +313,4 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
     })
-}
-
-/// A file as text; nothing, if it cannot be read or is none.
-fn text(path: &Path) -> Option<String> {
-    String::from_utf8(read_short(path).ok()?).ok()
-}
-
-fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Writes `text`, or leaves no file behind.
-fn write_out(file: io::Result<File>, path: &Path, text: &str) -> Result<(), StoreError> {
-    file.and_then(|mut file| file.write_all(text.as_bytes()))
-        .inspect_err(|_| {
-            let _ = fs::remove_file(path);
-        })
-        .attempt("write", path)
 }

@@ -1,0 +1,78 @@
+//! Small files: read and written in as few system calls as possible, and never in halves.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirEntryExt, FileExt};
+use std::path::Path;
+
+use super::error::{Attempt, StoreError};
+
+/// Longer than nearly every file here, in bytes.
+const SHORT: usize = 512;
+
+/// The content of a file that is expected to be shorter than [`SHORT`]: three system calls.
+pub(super) fn read_short(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let mut content = vec![0; SHORT];
+    let length = file.read(&mut content)?;
+    content.truncate(length);
+    if length == SHORT {
+        file.read_to_end(&mut content)?;
+    }
+    Ok(content)
+}
+
+/// A file as text; nothing, if it cannot be read or is none.
+pub(super) fn text(path: &Path) -> Option<String> {
+    String::from_utf8(read_short(path).ok()?).ok()
+}
+
+/// Writes `text` over a file of the same length, in one system call, which no kill divides: to make
+/// a file takes longer than all the rest of an ADD. False if that is not possible.
+pub(super) fn write_over(path: &Path, text: &str) -> bool {
+    let Ok(file) = OpenOptions::new().write(true).open(path) else {
+        return false;
+    };
+    let same_length = file
+        .metadata()
+        .is_ok_and(|meta| meta.is_file() && usize::try_from(meta.len()) == Ok(text.len()));
+    same_length
+        && file
+            .write_at(text.as_bytes(), 0)
+            .is_ok_and(|written| written == text.len())
+}
+
+/// Writes `text` to a file that was just made, or leaves no file behind.
+pub(super) fn write_out(file: io::Result<File>, path: &Path, text: &str) -> Result<(), StoreError> {
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .inspect_err(|_| {
+            let _ = fs::remove_file(path);
+        })
+        .attempt("write", path)
+}
+
+/// Removes a file. That there is none is no failure.
+pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The files in `dir` that are named by an address, with their inode numbers. Reads no file.
+pub(super) fn leases(dir: &Path) -> io::Result<Vec<(IpAddr, u64)>> {
+    let mut leases = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(ip) = name.to_str().and_then(|name| name.parse::<IpAddr>().ok()) else {
+            continue;
+        };
+        // Another spelling of an address is not the file that the address is looked up by.
+        if ip.to_string().as_str() == name && entry.file_type()?.is_file() {
+            leases.push((ip, entry.ino()));
+        }
+    }
+    Ok(leases)
+}

@@ -1,0 +1,155 @@
+//! The leases of a network while its lock is held: what may change them.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use super::Store;
+use super::error::{Attempt, StoreError};
+use super::file::{leases, read_short, write_over};
+use super::index::Index;
+use crate::owner::Owner;
+
+/// The leases, with the lock held. Dropping it releases the lock.
+#[derive(Debug)]
+pub struct Locked {
+    store: Store,
+    // Dropped before the lock: the index leaves its mark while the lock is held.
+    pub(super) index: Index,
+    _lock: File,
+}
+
+impl Locked {
+    pub(super) fn new(store: Store, index: Index, lock: File) -> Self {
+        Self {
+            store,
+            index,
+            _lock: lock,
+        }
+    }
+
+    /// Leases `ip` to `owner`. False if it is somebody's already.
+    pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> Result<bool, StoreError> {
+        self.index.bring_up_to_date()?;
+        let path = self.store.path(ip);
+        match fs::symlink_metadata(&path) {
+            Ok(meta) if meta.is_file() && meta.len() == 0 => {
+                fs::remove_file(&path).attempt("reclaim the empty lease", &path)?;
+            }
+            Ok(_) => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).attempt("look at the lease", &path),
+        }
+        let staged = self.index.stage(ip, owner)?;
+        match fs::hard_link(&staged, &path) {
+            Ok(()) => Ok(true),
+            Err(error) => {
+                self.index.forget(ip);
+                if error.kind() == io::ErrorKind::AlreadyExists {
+                    return Ok(false);
+                }
+                Err(error).attempt("create the lease", &path)
+            }
+        }
+    }
+
+    /// Frees `ip` if it is exactly `owner`'s. False if it is not.
+    pub fn release(&mut self, ip: IpAddr, owner: &Owner) -> Result<bool, StoreError> {
+        if self.owner(ip)?.as_ref() != Some(owner) {
+            return Ok(false);
+        }
+        self.remove(ip)?;
+        Ok(true)
+    }
+
+    /// Frees all that is `owner`'s; legacy leases only if there is nothing else, as the reference
+    /// does.
+    pub fn release_all(&mut self, owner: &Owner) -> Result<(), StoreError> {
+        let leases = self.owned(owner)?;
+        let exact = leases.iter().any(|(_, found)| found == owner);
+        let mut outcome = Ok(());
+        for (ip, found) in leases {
+            if exact && found != *owner {
+                continue;
+            }
+            outcome = outcome.and(self.remove(ip));
+        }
+        if outcome.is_ok() {
+            self.index.forget_owner(owner);
+        }
+        outcome
+    }
+
+    /// The leases of `owner`, legacy ones of its container included.
+    pub fn owned(&mut self, owner: &Owner) -> Result<Vec<(IpAddr, Owner)>, StoreError> {
+        // Without an index (a full disk, say) it takes longer, and is no less right.
+        let candidates = match self.index.bring_up_to_date() {
+            Ok(()) => self.index.candidates(owner),
+            Err(_) => self.leased()?.into_iter().collect(),
+        };
+        let mut leases = Vec::new();
+        for ip in candidates {
+            match self.owner(ip)? {
+                Some(found) if found.covers(owner) => leases.push((ip, found)),
+                Some(_) => {}
+                // A call was killed just before it made the lease, or somebody else removed it.
+                None => self.index.forget(ip),
+            }
+        }
+        Ok(leases)
+    }
+
+    /// Whose `ip` is: nobody's, if there is no file or it is empty.
+    pub fn owner(&self, ip: IpAddr) -> Result<Option<Owner>, StoreError> {
+        self.store.owner(ip)
+    }
+
+    /// Removes the file of `ip`, whoever's it is. Succeeds if there is none.
+    pub fn remove(&mut self, ip: IpAddr) -> Result<(), StoreError> {
+        let path = self.store.path(ip);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).attempt("remove the lease", &path);
+            }
+            _ => {}
+        }
+        self.index.forget(ip);
+        Ok(())
+    }
+
+    /// The addresses that have a file.
+    pub fn leased(&self) -> Result<HashSet<IpAddr>, StoreError> {
+        let leases = leases(&self.store.dir).attempt("list", &self.store.dir)?;
+        Ok(leases.into_iter().map(|(ip, _)| ip).collect())
+    }
+
+    /// Builds the index anew from every lease.
+    pub fn rebuild_index(&mut self) -> Result<(), StoreError> {
+        self.index.discard();
+        self.index.bring_up_to_date()
+    }
+
+    /// The address that pool `pool` leased last; nothing if that is not known.
+    #[must_use]
+    pub fn last_reserved(&self, pool: usize) -> Option<IpAddr> {
+        let content = read_short(&self.last_reserved_path(pool)).ok()?;
+        underpass_cni::address::parse_ip(str::from_utf8(&content).ok()?.trim())
+    }
+
+    /// Remembers what pool `pool` leased last.
+    pub fn set_last_reserved(&mut self, pool: usize, ip: IpAddr) -> Result<(), StoreError> {
+        let path = self.last_reserved_path(pool);
+        let text = ip.to_string();
+        if write_over(&path, &text) {
+            return Ok(());
+        }
+        let staged = self.index.stage_text("last", &text)?;
+        fs::rename(&staged, &path).attempt("write", &path)
+    }
+
+    fn last_reserved_path(&self, pool: usize) -> PathBuf {
+        self.store.dir.join(format!("last_reserved_ip.{pool}"))
+    }
+}
