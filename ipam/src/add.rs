@@ -2,20 +2,26 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use thiserror::Error;
 use underpass_cni::{Code, Dns, Error as CniError, IpConfig, Request, Route};
 
 use crate::config;
+use crate::exhausted::Exhausted;
 use crate::owner::Owner;
 use crate::pool::{Candidate, Pool};
 use crate::range::Range;
-use crate::store::{Locked, Store, StoreError};
+use crate::shorten;
+use crate::store::{Locked, Store, StoreError, both};
 
 /// So many addresses are tried one by one; then the directory is listed, which tells of all at
 /// once.
 const PROBES: usize = 32;
+
+/// The code for an attachment that is there already, as the interface plugin has it.
+const CODE_TAKEN: u32 = 101;
 
 /// What an attachment was given.
 #[derive(Debug)]
@@ -49,12 +55,13 @@ impl Lease {
     }
 }
 
-/// Why an address could not be had. The words are those of the reference plugin.
+/// Why an address could not be had. The words are those of the reference plugin, and what to do
+/// comes after them.
 #[derive(Debug, Error)]
 enum AllocationError {
     #[error("failed to allocate for range {pool}: {source}")]
     Pool { pool: usize, source: PoolFailure },
-    #[error("failed to allocate all requested IPs: {}", spaced(.0))]
+    #[error("failed to allocate all requested IPs: {}", shorten::part(spaced(.0)))]
     LeftOver(Vec<IpAddr>),
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -64,12 +71,24 @@ enum AllocationError {
 enum PoolFailure {
     #[error("requested ip {0} is subnet's gateway")]
     Gateway(IpAddr),
-    #[error("requested IP address {0} is not available in range set {1}")]
-    Unavailable(IpAddr, Pool),
-    #[error("{0} has been allocated to {1}, duplicate allocation is not allowed")]
-    Duplicate(IpAddr, String),
-    #[error("no IP addresses available in range set: {0}")]
-    Exhausted(Pool),
+    #[error(
+        "requested IP address {ip} is not available in range set {}",
+        shorten::part(pool)
+    )]
+    Unavailable { ip: IpAddr, pool: Pool },
+    #[error(
+        "{ip} has been allocated to {}, duplicate allocation is not allowed: \
+         the lease is in {}; DEL this attachment first, or wait for another ADD of it that is under way",
+        shorten::part(container),
+        shorten::path(folder)
+    )]
+    Duplicate {
+        ip: IpAddr,
+        container: String,
+        folder: PathBuf,
+    },
+    #[error(transparent)]
+    Exhausted(Exhausted),
 }
 
 fn spaced(ips: &[IpAddr]) -> String {
@@ -85,13 +104,13 @@ impl From<AllocationError> for CniError {
             AllocationError::Store(_) => Code::Io,
             // An address may become free.
             AllocationError::Pool {
-                source: PoolFailure::Exhausted(_) | PoolFailure::Unavailable(..),
+                source: PoolFailure::Exhausted(_) | PoolFailure::Unavailable { .. },
                 ..
             } => Code::TryAgainLater,
             AllocationError::Pool {
-                source: PoolFailure::Duplicate(..),
+                source: PoolFailure::Duplicate { .. },
                 ..
-            } => Code::Internal,
+            } => Code::Other(CODE_TAKEN),
             AllocationError::Pool {
                 source: PoolFailure::Gateway(_),
                 ..
@@ -158,13 +177,15 @@ fn allocate(
             take_requested(locked, pool, ip, owner)?.map_err(failed)?
         } else {
             if let Some(held) = held.iter().find(|ip| pool.range_of(**ip).is_some()) {
-                return Err(failed(PoolFailure::Duplicate(
-                    *held,
-                    owner.container_id.clone(),
-                )));
+                return Err(failed(PoolFailure::Duplicate {
+                    ip: *held,
+                    container: owner.container_id.clone(),
+                    folder: locked.store().dir().to_owned(),
+                }));
             }
-            take_next(locked, pool, index, owner)?
-                .ok_or_else(|| failed(PoolFailure::Exhausted(pool.clone())))?
+            take_next(locked, pool, index, owner)?.ok_or_else(|| {
+                failed(PoolFailure::Exhausted(Exhausted::of(locked.store(), pool)))
+            })?
         };
         taken.push(ip);
         locked.set_last_reserved(index, ip)?;
@@ -191,7 +212,10 @@ fn take_requested<'a>(
     Ok(match pool.range_of(ip) {
         Some(range) if range.gateway() == ip => Err(PoolFailure::Gateway(ip)),
         Some(range) if locked.reserve(ip, owner)? => Ok((ip, range)),
-        _ => Err(PoolFailure::Unavailable(ip, pool.clone())),
+        _ => Err(PoolFailure::Unavailable {
+            ip,
+            pool: pool.clone(),
+        }),
     })
 }
 
@@ -218,11 +242,11 @@ fn take_next<'a>(
     Ok(None)
 }
 
-/// Frees `taken`, all that can be, and reports the first failure.
+/// Frees `taken`, all that can be, and names what stays.
 fn release(locked: &mut Locked, taken: &[IpAddr], owner: &Owner) -> Result<(), StoreError> {
     let mut outcome = Ok(());
     for ip in taken {
-        outcome = outcome.and(locked.release(*ip, owner).map(drop));
+        outcome = both(outcome, locked.release(*ip, owner).map(drop));
     }
     outcome
 }

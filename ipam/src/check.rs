@@ -4,6 +4,7 @@ use underpass_cni::{Error, Request};
 
 use crate::config;
 use crate::owner::Owner;
+use crate::shorten;
 use crate::store::Store;
 
 /// Verifies that each address of `prevResult` that lies in our pools is leased to this attachment,
@@ -17,7 +18,7 @@ pub fn check(request: &Request) -> Result<(), Error> {
     let failed = || {
         Error::internal(format!(
             "host-local: Failed to find address added by container {}",
-            owner.container_id
+            shorten::part(&owner.container_id)
         ))
     };
     let holds = |ip| {
@@ -31,7 +32,7 @@ pub fn check(request: &Request) -> Result<(), Error> {
         if !holds(ip)? {
             return Err(failed().with_details(format!(
                 "{ip} has no lease of this container in {}",
-                store.dir().display()
+                shorten::path(store.dir())
             )));
         }
         verified += 1;

@@ -13,6 +13,7 @@ use underpass_cni::{Attachment, Dns, Error, NetConf, Route, Version, address};
 use crate::pool::Pool;
 use crate::range::Bounds;
 use crate::resolv;
+use crate::shorten;
 
 const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
 
@@ -160,9 +161,9 @@ pub(crate) fn requested(conf: &NetConf, attachment: &Attachment) -> Result<Vec<I
     let mut requested = Vec::new();
     for text in texts.chain(structured.ips).chain(runtime.ips) {
         let bare = address::parse_cidr(&text).map(|net| net.addr());
-        let ip = bare
-            .or_else(|| address::parse_ip(&text))
-            .ok_or_else(|| Error::config(format!("cannot understand ip: {text}")))?;
+        let ip = bare.or_else(|| address::parse_ip(&text)).ok_or_else(|| {
+            Error::config(format!("cannot understand ip: {}", shorten::part(&text)))
+        })?;
         if !requested.contains(&ip) {
             requested.push(ip);
         }
@@ -178,7 +179,10 @@ pub(crate) fn routes_and_dns(conf: &NetConf) -> Result<(Vec<Route>, Dns), Error>
     }
     let text = fs::read_to_string(&ipam.resolv_conf).map_err(|error| {
         Error::io(
-            format!("cannot read resolvConf {}", ipam.resolv_conf),
+            format!(
+                "cannot read resolvConf {}",
+                shorten::part(&ipam.resolv_conf)
+            ),
             &error,
         )
     })?;

@@ -6,7 +6,8 @@ use underpass_cni::{Code, Error, NetworkRequest};
 
 use crate::config;
 use crate::owner::Owner;
-use crate::store::Store;
+use crate::shorten;
+use crate::store::{Store, both};
 
 /// Frees every lease of this network whose owner is not a valid attachment; a legacy lease, if no
 /// attachment of its container is valid. Goes on past failures and reports them together.
@@ -27,32 +28,30 @@ pub fn gc(request: &NetworkRequest) -> Result<(), Error> {
     let Some(mut locked) = store.lock_existing()? else {
         return Ok(());
     };
-    let mut failures = Vec::new();
-    for ip in locked.leased()? {
-        let outcome = match locked.owner(ip) {
+    let mut failures = 0;
+    let mut outcome = Ok(());
+    let mut leased: Vec<_> = locked.leased()?.into_iter().collect();
+    leased.sort_unstable();
+    for ip in leased {
+        let freed = match locked.owner(ip) {
             Ok(Some(owner)) if is_valid(&owner, &valid, &containers) || !is_plausible(&owner) => {
                 Ok(())
             }
             Ok(_) => locked.remove(ip),
             Err(error) => Err(error),
         };
-        failures.extend(outcome.err());
+        failures += usize::from(freed.is_err());
+        outcome = both(outcome, freed);
     }
     // Owners who are gone leave the index, too.
-    failures.extend(locked.rebuild_index().err());
-    let Some(first) = failures.first() else {
-        return Ok(());
-    };
-    let error = Error::new(
-        Code::Io,
-        format!(
-            "GC of {} failed in {} places: {first}",
-            store.dir().display(),
-            failures.len()
-        ),
-    );
-    let all: Vec<_> = failures.iter().map(ToString::to_string).collect();
-    Err(error.with_details(all.join("; ")))
+    let rebuilt = locked.rebuild_index();
+    failures += usize::from(rebuilt.is_err());
+    outcome = both(outcome, rebuilt);
+    outcome.map_err(|error| {
+        let folder = shorten::path(store.dir());
+        let msg = format!("GC of {folder} failed in {failures} places: {error}");
+        Error::new(Code::Io, shorten::shortened(&msg, shorten::MESSAGE))
+    })
 }
 
 fn is_valid(owner: &Owner, valid: &HashSet<Owner>, containers: &HashSet<&str>) -> bool {

@@ -13,11 +13,13 @@ mod add;
 mod check;
 mod config;
 mod del;
+mod exhausted;
 mod gc;
 mod owner;
 pub mod pool;
 pub mod range;
 mod resolv;
+mod shorten;
 mod status;
 pub mod store;
 

@@ -1,6 +1,13 @@
 //! Whose a lease is, as a lease file says it.
 
+use std::fmt;
+
 use underpass_cni::{Attachment, AttachmentId};
+
+use crate::shorten::shortened;
+
+/// Room for an owner in a message, in bytes: an id as runtimes make them, and an interface.
+const SHOWN: usize = 88;
 
 /// The owner of a lease: a container's interface.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,6 +74,18 @@ impl Owner {
     pub fn covers(&self, owner: &Self) -> bool {
         self.container_id == owner.container_id
             && (self.ifname.is_none() || self.ifname == owner.ifname)
+    }
+}
+
+/// For people: in one line, and short, whatever a file holds.
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match &self.ifname {
+            Some(ifname) => format!("{} ({ifname})", self.container_id),
+            None => self.container_id.clone(),
+        };
+        let line = text.replace(char::is_control, " ");
+        f.write_str(&shortened(&line, SHOWN))
     }
 }
 

@@ -1,14 +1,20 @@
 //! STATUS: could an ADD be served?
 
+use std::collections::HashSet;
+use std::net::IpAddr;
+
 use nix::unistd::{AccessFlags, access};
 use underpass_cni::{Code, Error, NetworkRequest};
 
 use crate::config;
+use crate::exhausted::Exhausted;
+use crate::pool::Pool;
+use crate::shorten;
 use crate::store::Store;
 
 /// Says no with code 50 if some pool has no free address, or the folder cannot be written. Lists
-/// the folder, reads no lease, waits for no lock, changes nothing. Ranges that the runtime names at
-/// each ADD are not known here.
+/// the folder, waits for no lock, changes nothing; reads leases only to say who has a full pool. Ranges
+/// that the runtime names at each ADD are not known here.
 pub fn status(request: &NetworkRequest) -> Result<(), Error> {
     let pools = if config::waits_for_ranges(&request.conf)? {
         Vec::new()
@@ -20,26 +26,28 @@ pub fn status(request: &NetworkRequest) -> Result<(), Error> {
     let leased = store
         .glimpse()
         .map_err(|error| Error::new(Code::NotAvailable, error.to_string()))?;
-    for pool in &pools {
-        let in_use = leased.iter().filter(|ip| {
-            pool.range_of(**ip)
-                .is_some_and(|range| range.gateway() != **ip)
-        });
-        if u128::try_from(in_use.count()).is_ok_and(|in_use| in_use >= pool.capacity()) {
-            return Err(Error::not_available(format!(
-                "no IP addresses available in range set: {pool}"
-            )));
-        }
+    if let Some(pool) = pools.iter().find(|pool| is_full(pool, &leased)) {
+        return Err(Error::not_available(
+            Exhausted::of(&store, pool).to_string(),
+        ));
     }
     // The folder that an ADD would write in, or make it in.
     if let Some(folder) = store.dir().ancestors().find(|folder| folder.exists()) {
         access(folder, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
             Error::not_available(format!(
                 "the folder of the leases, {}, cannot be written: {}: make it writable, or set ipam.dataDir",
-                folder.display(),
+                shorten::path(folder),
                 errno.desc()
             ))
         })?;
     }
     Ok(())
+}
+
+fn is_full(pool: &Pool, leased: &HashSet<IpAddr>) -> bool {
+    let in_use = leased.iter().filter(|ip| {
+        pool.range_of(**ip)
+            .is_some_and(|range| range.gateway() != **ip)
+    });
+    u128::try_from(in_use.count()).is_ok_and(|in_use| in_use >= pool.capacity())
 }

@@ -34,6 +34,7 @@ mod locked;
 
 use error::Attempt;
 pub use error::StoreError;
+pub(crate) use error::both;
 use file::{leases, read_short};
 pub use locked::Locked;
 

@@ -1,33 +1,120 @@
 //! What can go wrong with a directory, and what to do about it.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::unistd::geteuid;
 use thiserror::Error;
 use underpass_cni::Error as CniError;
 
-/// A file operation that failed.
+use crate::shorten;
+
+/// So many paths are named in one message.
+const NAMED: usize = 3;
+
+/// A file operation that failed, on one file or on several alike.
 #[derive(Debug, Error)]
-#[error("cannot {action} {}: {source}{}", path.display(), remedy(source))]
+#[error("cannot {action} {paths}: {source}{}", remedy(*.action, source))]
 pub struct StoreError {
-    action: &'static str,
-    path: PathBuf,
+    action: Action,
+    paths: Paths,
     source: io::Error,
 }
 
-fn remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+/// What was attempted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    /// In these words.
+    Other(&'static str),
+    /// To remove a lease, which stays where that fails.
+    Free,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Other(words) => words,
+            Self::Free => "free",
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Paths(Vec<PathBuf>);
+
+impl fmt::Display for Paths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, path) in self.0.iter().take(NAMED).enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{}", shorten::path(path))?;
+        }
+        match self.0.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+fn remedy(action: Action, error: &io::Error) -> &'static str {
+    match (error.kind(), action) {
+        (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => {
             ": free space or inodes on that file system"
         }
-        io::ErrorKind::ReadOnlyFilesystem => {
+        (io::ErrorKind::ReadOnlyFilesystem, Action::Free) => {
+            ": still leased; make the file system writable and repeat the call"
+        }
+        (io::ErrorKind::ReadOnlyFilesystem, Action::Other(_)) => {
             ": make it writable, or set ipam.dataDir to a folder that is"
         }
-        io::ErrorKind::PermissionDenied => {
+        (io::ErrorKind::PermissionDenied, _) if is(error, Errno::EPERM) => {
+            ": the file system or a security module forbids it; is something there immutable (lsattr)?"
+        }
+        (io::ErrorKind::PermissionDenied, _) if geteuid().is_root() => {
+            ": correct the owner and mode of the folder, or what a security module allows; \
+             root may lack the capability CAP_DAC_OVERRIDE here"
+        }
+        (io::ErrorKind::PermissionDenied, _) => {
             ": run the plugin as root, or correct the owner and mode of the folder"
         }
-        io::ErrorKind::NotADirectory => ": something that is no folder is in its place",
+        (io::ErrorKind::NotADirectory, _) => ": something that is no folder is in its place",
+        (_, Action::Free) => ": still leased; repeat the call when that is put right",
         _ => "",
+    }
+}
+
+fn is(error: &io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno as i32)
+}
+
+impl StoreError {
+    /// A lease that could not be removed.
+    pub(super) fn lease_stays(path: &Path, source: io::Error) -> Self {
+        Self {
+            action: Action::Free,
+            paths: Paths(vec![path.to_owned()]),
+            source,
+        }
+    }
+
+    /// Both failures as one, as far as they are alike; else the first.
+    fn with(mut self, mut other: Self) -> Self {
+        if self.action == other.action && self.source.kind() == other.source.kind() {
+            self.paths.0.append(&mut other.paths.0);
+        }
+        self
+    }
+}
+
+/// Both outcomes of steps that do not depend on each other.
+pub(crate) fn both(
+    first: Result<(), StoreError>,
+    second: Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    match (first, second) {
+        (Err(first), Err(second)) => Err(first.with(second)),
+        (first, second) => first.and(second),
     }
 }
 
@@ -45,8 +132,8 @@ pub(super) trait Attempt<T> {
 impl<T> Attempt<T> for io::Result<T> {
     fn attempt(self, action: &'static str, path: &Path) -> Result<T, StoreError> {
         self.map_err(|source| StoreError {
-            action,
-            path: path.to_owned(),
+            action: Action::Other(action),
+            paths: Paths(vec![path.to_owned()]),
             source,
         })
     }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::Store;
-use super::error::{Attempt, StoreError};
+use super::error::{Attempt, StoreError, both};
 use super::file::{leases, read_short, write_over};
 use super::index::Index;
 use crate::owner::Owner;
@@ -28,6 +28,12 @@ impl Locked {
             index,
             _lock: lock,
         }
+    }
+
+    /// The leases as they are seen without the lock.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Leases `ip` to `owner`. False if it is somebody's already.
@@ -74,7 +80,7 @@ impl Locked {
             if exact && found != *owner {
                 continue;
             }
-            outcome = outcome.and(self.remove(ip));
+            outcome = both(outcome, self.remove(ip));
         }
         if outcome.is_ok() {
             self.index.forget_owner(owner);
@@ -111,7 +117,7 @@ impl Locked {
         let path = self.store.path(ip);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).attempt("remove the lease", &path);
+                return Err(StoreError::lease_stays(&path, error));
             }
             _ => {}
         }

@@ -251,4 +251,12 @@ fn a_failure_says_what_to_do() {
         error.starts_with("cannot create the folder ") && error.contains("/net: "),
         "{error}"
     );
+    // To be root does not help against what nobody may do.
+    let forbidden = io::Error::from_raw_os_error(nix::errno::Errno::EPERM as i32);
+    let error = Err::<(), _>(forbidden).attempt("remove", Path::new("/lease"));
+    let error = error.expect_err("forbidden").to_string();
+    assert!(
+        error.contains("immutable") && !error.contains("as root"),
+        "{error}"
+    );
 }

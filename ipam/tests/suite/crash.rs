@@ -187,7 +187,7 @@ fn a_folder_without_permission_is_a_clear_error() {
         assert!(answer.contains("ermission denied"), "{answer}");
     }
     assert!(
-        answers[0].contains("run the plugin as root"),
+        answers[0].contains("correct the owner and mode") && !answers[0].contains("run the plugin"),
         "{}",
         answers[0]
     );

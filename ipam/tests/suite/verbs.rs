@@ -61,8 +61,16 @@ fn a_dual_stack_result_has_everything_that_was_configured() {
 fn a_second_add_is_refused_and_the_first_lease_stays() {
     let network = Network::with_subnets(&["10.0.0.0/29", "2001:db8::/125"]);
     assert_eq!(add(&network, C1), Ok(texts(&["10.0.0.2", "2001:db8::2"])));
-    let refusal = "failed to allocate for range 0: 10.0.0.2 has been allocated to c1, duplicate allocation is not allowed";
-    assert_eq!(add(&network, C1), Err((999, refusal.into())));
+    let (code, msg) = add(&network, C1).expect_err("a duplicate");
+    let folder = network.dir().display().to_string();
+    assert_eq!(code, 101);
+    assert_eq!(
+        msg,
+        format!(
+            "failed to allocate for range 0: 10.0.0.2 has been allocated to c1, duplicate allocation is not allowed: \
+             the lease is in {folder}; DEL this attachment first, or wait for another ADD of it that is under way"
+        )
+    );
     assert_eq!(add(&network, C2), Ok(texts(&["10.0.0.3", "2001:db8::3"])));
     assert_eq!(
         add(&network, Of("c1", "eth1")),
@@ -77,14 +85,16 @@ fn a_failed_add_frees_what_it_took_and_no_more() {
     // An older lease of the same container, in the second pool only.
     network.write("2001:db8::2", "c1\r\neth0");
     let refusal = "failed to allocate for range 1: 2001:db8::2 has been allocated to c1, duplicate allocation is not allowed";
-    assert_eq!(add(&network, C1), Err((999, refusal.into())));
+    let (code, msg) = add(&network, C1).expect_err("a duplicate");
+    assert!(code == 101 && msg.starts_with(refusal), "{code}: {msg}");
     assert_eq!(
         network.leases().into_keys().collect::<Vec<_>>(),
         ["2001:db8::2"]
     );
     network.write("2001:db8::3", "c3\r\neth0");
     let refusal = "failed to allocate for range 1: no IP addresses available in range set: 2001:db8::1-2001:db8::3";
-    assert_eq!(add(&network, C2), Err((11, refusal.into())));
+    let (code, msg) = add(&network, C2).expect_err("no address");
+    assert!(code == 11 && msg.starts_with(refusal), "{code}: {msg}");
     assert_eq!(network.leases().len(), 2);
 }
 
@@ -207,7 +217,8 @@ fn status_tells_of_a_full_pool_and_touches_nothing() {
     assert_eq!(call(&network, "STATUS", C1), Ok(Value::Null));
     add(&network, C2).expect("the last IPv6 address");
     let full = "no IP addresses available in range set: 2001:db8::1-2001:db8::3";
-    assert_eq!(call(&network, "STATUS", C1), Err((50, full.into())));
+    let (code, msg) = call(&network, "STATUS", C1).expect_err("full");
+    assert!(code == 50 && msg.starts_with(full), "{code}: {msg}");
     network.del(Via::Library, C1);
     assert_eq!(call(&network, "STATUS", C1), Ok(Value::Null));
 }
@@ -227,4 +238,69 @@ fn a_pool_with_one_free_address_among_many_is_found_out() {
         Ok(texts(&["10.0.0.77"])),
         "an empty file is nobody's"
     );
+}
+
+#[test]
+fn a_full_pool_names_the_folder_and_who_is_in_it() {
+    let network = Network::with_subnets(&["10.0.0.0/29", "2001:db8::/64"]);
+    let id = |number: u8| format!("{}{number}", "0123456789abcdef".repeat(4));
+    for number in 2..=6 {
+        add(&network, Of(&id(number), "eth0")).expect("an address");
+    }
+    let folder = network.dir().display().to_string();
+    for verb in ["ADD", "STATUS"] {
+        let (_, msg) = call(&network, verb, C1).expect_err("full");
+        let phrase = "no IP addresses available in range set: 10.0.0.1-10.0.0.6: ";
+        assert!(
+            msg.trim_start_matches("failed to allocate for range 0: ")
+                .starts_with(phrase),
+            "{msg}"
+        );
+        let holders: Vec<_> = (2..=4)
+            .map(|number| format!("10.0.0.{number} of {} (eth0)", id(number)))
+            .collect();
+        let said = format!("{folder} holds 10 leases, such as {};", holders.join(", "));
+        assert!(msg.contains(&said), "{msg}");
+        assert!(msg.contains("by DEL, by GC"), "{msg}");
+    }
+}
+
+#[test]
+fn no_message_is_longer_than_a_kibibyte() {
+    let deep: String = "/a-long-name-of-a-folder-that-somebody-likes".repeat(20);
+    let ranges: Vec<_> = (0..100)
+        .map(|net| json!({"subnet": format!("10.0.{net}.0/30")}))
+        .collect();
+    let mut network = Network::new(json!({"ranges": [ranges]}));
+    let data_dir = format!("{}{deep}", network.dir().display());
+    network.set("ipam", json!({"dataDir": data_dir, "ranges": [ranges]}));
+    let leases = std::path::Path::new(&data_dir).join("net");
+    fs::create_dir_all(&leases).expect("a folder");
+    let owner = |number: usize| format!("{}{number}", "long".repeat(100));
+    for number in 0..100 {
+        let lease = leases.join(format!("10.0.{number}.2"));
+        fs::write(lease, format!("{}\r\neth0", owner(number))).expect("a lease");
+    }
+    let short = |(code, msg): (u64, String)| {
+        assert!(msg.len() <= 1024, "{}: {msg}", msg.len());
+        (code, msg)
+    };
+    let call = |verb, of| short(call(&network, verb, of).expect_err("a refusal"));
+    assert_eq!(call("ADD", C1).0, 11);
+    assert_eq!(call("STATUS", C1).0, 50);
+    let (holder, nobody) = (owner(1), owner(200));
+    assert_eq!(call("ADD", Of(&holder, "eth0")).0, 101);
+    assert_eq!(call("CHECK", Of(&nobody, "eth0")).0, 999);
+    // Folders in the place of leases can't be removed.
+    for number in 0..100 {
+        let lease = leases.join(format!("10.0.{number}.2"));
+        fs::remove_file(&lease).expect("removed");
+        fs::create_dir(&lease).expect("a folder");
+    }
+    fs::write(leases.join("10.0.1.1"), "c1\r\neth0").expect("a lease");
+    fs::remove_file(leases.join("lock")).expect("removed");
+    fs::create_dir(leases.join("lock")).expect("a folder");
+    for verb in ["ADD", "DEL"] {
+        assert_eq!(call(verb, C1).0, 5);
+    }
 }
