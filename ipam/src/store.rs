@@ -7,10 +7,11 @@
 //! frees it.
 //!
 //! # Crashes
-//! A lease appears by `link(2)`, complete or not at all. An empty file, as the reference leaves one
-//! behind when it is killed between creating and writing, is nobody's: it is reclaimed, under the
-//! lock, under which nobody else can be about to write it. Nothing is synced to the disk: after a
-//! power failure, containers are gone with their leases.
+//! A lease appears by `link(2)` (or `rename(2)`, where there are no hard links), complete or not at
+//! all. An empty file, as the reference leaves one behind when it is killed between creating and
+//! writing, is nobody's: it is reclaimed, under the lock, under which nobody else can be about to
+//! write it. Nothing is synced to the disk: after a power failure, containers are gone with their
+//! leases.
 //!
 //! # Size
 //! Whose lease a file is stands in the file, so the reference reads every file in every call. An
@@ -20,7 +21,7 @@ use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::owner::Owner;
@@ -35,12 +36,8 @@ mod locked;
 use error::Attempt;
 pub use error::StoreError;
 pub(crate) use error::both;
-use file::{leases, read_short};
+use file::{addresses, read_short};
 pub use locked::Locked;
-
-/// The folder of our own, in the data directory. No network's name begins with a dot, and the
-/// reference never looks outside its network's folder.
-const STATE: &str = ".underpass";
 
 /// The leases of one network.
 #[derive(Clone, Debug)]
@@ -100,11 +97,10 @@ impl Store {
         let path = lock::path(&self.dir);
         let lock = lock.attempt("open the lock file", &path)?;
         lock.lock().attempt("lock", &path)?;
-        let folder = |path: &Path| fs::metadata(path).attempt("look at the folder", path);
-        let leases = folder(&self.dir)?;
-        let beside = leases.dev() == folder(&self.data_dir)?.dev();
-        let modified = leases.modified().attempt("look at the folder", &self.dir)?;
-        let index = Index::open(self.dir.clone(), self.state_dir(beside), modified);
+        let modified = fs::metadata(&self.dir)
+            .and_then(|meta| meta.modified())
+            .attempt("look at the folder", &self.dir)?;
+        let index = Index::open(&self.data_dir, &self.network, modified);
         Ok(Locked::new(self.clone(), index, lock))
     }
 
@@ -132,21 +128,10 @@ impl Store {
 
     /// The addresses that have a file, without waiting for the lock: a glimpse.
     pub fn glimpse(&self) -> Result<HashSet<IpAddr>, StoreError> {
-        match leases(&self.dir) {
+        match addresses(&self.dir, "") {
             Ok(leases) => Ok(leases.into_iter().map(|(ip, _)| ip).collect()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(HashSet::new()),
             Err(error) => Err(error).attempt("list", &self.dir),
-        }
-    }
-
-    /// Where the index lives: beside the folder, or inside where the folder is a mount of its own,
-    /// as hard links do not cross that border. There, too, the reference reads it as what it
-    /// is: the same leases once more.
-    fn state_dir(&self, beside: bool) -> PathBuf {
-        if beside {
-            self.data_dir.join(STATE).join(&self.network)
-        } else {
-            self.dir.join(STATE)
         }
     }
 }

@@ -88,6 +88,21 @@ fn is(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno as i32)
 }
 
+/// Whether it was link(2) that cannot be had between these places: not across mounts, and not on
+/// every file system.
+pub(super) fn refuses_links(error: &io::Error) -> bool {
+    [
+        Errno::EXDEV,
+        Errno::EPERM,
+        Errno::EOPNOTSUPP,
+        Errno::ENOSYS,
+        Errno::EMLINK,
+        Errno::EINVAL,
+    ]
+    .into_iter()
+    .any(|errno| is(error, errno))
+}
+
 impl StoreError {
     /// A lease that could not be removed.
     pub(super) fn lease_stays(path: &Path, source: io::Error) -> Self {

@@ -55,24 +55,34 @@ pub(super) fn write_out(file: io::Result<File>, path: &Path, text: &str) -> Resu
 /// Removes a file. That there is none is no failure.
 pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Err(error)
+            if !matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Err(error)
+        }
         _ => Ok(()),
     }
 }
 
-/// The files in `dir` that are named by an address, with their inode numbers. Reads no file.
-pub(super) fn leases(dir: &Path) -> io::Result<Vec<(IpAddr, u64)>> {
-    let mut leases = Vec::new();
+/// The files in `dir` that are named by an address behind `prefix`, with their inode numbers. Reads
+/// no file.
+pub(super) fn addresses(dir: &Path, prefix: &str) -> io::Result<Vec<(IpAddr, u64)>> {
+    let mut addresses = Vec::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
-        let Some(ip) = name.to_str().and_then(|name| name.parse::<IpAddr>().ok()) else {
+        let name = name.to_str().and_then(|name| name.strip_prefix(prefix));
+        let Some((name, ip)) = name.and_then(|name| Some((name, name.parse::<IpAddr>().ok()?)))
+        else {
             continue;
         };
         // Another spelling of an address is not the file that the address is looked up by.
-        if ip.to_string().as_str() == name && entry.file_type()?.is_file() {
-            leases.push((ip, entry.ino()));
+        if ip.to_string() == name && entry.file_type()?.is_file() {
+            addresses.push((ip, entry.ino()));
         }
     }
-    Ok(leases)
+    Ok(addresses)
 }

@@ -5,7 +5,7 @@
 //! - `owner/<container>:<interface>`: the addresses that may be this owner's, one a line. Never
 //!   trusted: the lease file itself is read before anything is done to it. An address too many is
 //!   harmless, so lines are only appended.
-//! - `address/<address>`: a second hard link to each lease file that the index knows.
+//! - `address/lease-<address>`: a second hard link to each lease file that the index knows.
 //! - `mark`: the boot and the modification time of the directory with which the index was complete.
 //!
 //! # Why it is never wrong
@@ -29,36 +29,45 @@
 //!
 //! A second index for the same directory, by another path to it, is no danger: each sees the
 //! other's mark as a change.
+//!
+//! # Where there is none
+//! Without hard links (on vfat, say) there is no index: every lease is read in every call, as the
+//! reference does it, and a lease is made by `rename(2)`. Each call finds that out for itself, so
+//! nothing has to be remembered that could become wrong.
 
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, OpenOptions};
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use nix::fcntl::AT_FDCWD;
-use nix::sys::stat::{UtimensatFlags, utimensat};
-use nix::sys::time::TimeSpec;
-
-use super::error::{Attempt, StoreError};
-use super::file::{leases, read_short, remove_if_there, text, write_out};
+use super::error::{Attempt, StoreError, refuses_links};
+use super::file::{addresses, read_short, remove_if_there, write_out};
 use crate::owner::Owner;
+use mark::{Boot, Mark};
+use state::{LINK_PREFIX, State};
 
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+mod mark;
+mod place;
+mod state;
 
-/// How far in the past the mark is.
-const MARK_AGE: Duration = Duration::from_hours(24);
+/// The folder of our own, in the data directory or in that of the leases. No network's name begins
+/// with a dot, and what the reference finds below its network's folder it takes for no lease.
+const FOLDER: &str = ".underpass";
 
-/// The longest owner that is written out as a file name, in bytes.
-const NAME_MAX: usize = 200;
+/// A file in the folder of leases that is about to be one of them. The reference knows none of this
+/// name.
+const STAGED: &str = ".underpass-new";
 
 /// The index of one network's leases. Use it only with the lock held.
 #[derive(Debug)]
 pub struct Index {
     leases: PathBuf,
-    state: PathBuf,
+    /// Where it may be: beside the folder of leases; or inside, where that is a mount.
+    places: [State; 2],
+    state: State,
     /// Of the directory, when the lock was taken.
     modified: SystemTime,
     completeness: Completeness,
@@ -71,101 +80,118 @@ enum Completeness {
     Unknown,
     /// Yes, and this is the modification time that says so.
     Marked(SystemTime),
+    /// There is no index here.
+    Impossible,
+}
+
+/// Where the index of the leases in `<data_dir>/<network>` may be.
+fn places(data_dir: &Path, network: &str) -> [State; 2] {
+    [
+        State::at(data_dir.join(FOLDER).join(network)),
+        State::at(data_dir.join(network).join(FOLDER)),
+    ]
+}
+
+/// The place that an index is at, and what it says of itself.
+fn marked(places: &[State]) -> Option<(&State, Mark)> {
+    places
+        .iter()
+        .find_map(|place| Some((place, Mark::read(&place.file("mark"))?)))
 }
 
 impl Index {
-    pub(super) fn open(leases: PathBuf, state: PathBuf, modified: SystemTime) -> Self {
+    pub(super) fn open(data_dir: &Path, network: &str, modified: SystemTime) -> Self {
+        let places = places(data_dir, network);
         Self {
-            leases,
-            state,
+            leases: data_dir.join(network),
+            state: places[0].clone(),
+            places,
             modified,
             completeness: Completeness::Unknown,
         }
     }
 
-    /// Makes sure that every lease is known.
-    pub(super) fn bring_up_to_date(&mut self) -> Result<(), StoreError> {
-        if self.completeness != Completeness::Unknown {
-            return Ok(());
+    /// Makes sure that every lease is known. False if there can be no index: then they have to be
+    /// looked at.
+    pub(super) fn bring_up_to_date(&mut self) -> Result<bool, StoreError> {
+        match self.completeness {
+            Completeness::Marked(_) => return Ok(true),
+            Completeness::Impossible => return Ok(false),
+            Completeness::Unknown => {}
         }
-        let boot = text(Path::new(BOOT_ID)).unwrap_or_default();
-        let boot = boot.trim();
-        let mark = self.read_mark(boot);
-        if let Some(mark) = mark
-            && mark == self.modified
-        {
-            self.completeness = Completeness::Marked(mark);
-            return Ok(());
-        }
-        if mark.is_none() {
+        let boot = Boot::current();
+        let found = marked(&self.places).map(|(state, mark)| (state.clone(), mark));
+        match found {
+            Some((state, mark)) if mark.boot == boot => {
+                self.state = state;
+                if mark.time == self.modified {
+                    self.completeness = Completeness::Marked(mark.time);
+                } else {
+                    self.complete(&boot)?;
+                }
+            }
             // Another boot's index, or none.
-            self.discard();
+            _ => self.rebuild(&boot)?,
         }
-        for folder in ["address", "owner"] {
-            let path = self.state.join(folder);
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(&path)
-                .attempt("create the folder", &path)?;
-        }
-        self.learn_new_leases()?;
-        let mark = self.write_mark(boot)?;
-        self.completeness = Completeness::Marked(mark);
-        Ok(())
+        Ok(self.completeness != Completeness::Impossible)
     }
 
     /// Forgets everything.
-    pub(super) fn discard(&mut self) {
+    pub(super) fn discard(&mut self) -> Result<(), StoreError> {
         self.completeness = Completeness::Unknown;
-        // The mark first: without it the rest counts for nothing.
-        let _ = fs::remove_file(self.state.join("mark"));
-        let _ = fs::remove_dir_all(&self.state);
+        self.places.iter().try_for_each(State::remove)
     }
 
-    /// Writes the lease of `ip` where a hard link makes it valid, and the index for it. Returns the
-    /// file's path.
-    pub(super) fn stage(&mut self, ip: IpAddr, owner: &Owner) -> Result<PathBuf, StoreError> {
-        self.note(ip, owner)?;
-        let path = self.address_path(ip);
-        let create = || {
-            OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&path)
-        };
-        let file = match create() {
-            // The link of a lease that is gone; written over, it might still be somebody's lease.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                fs::remove_file(&path).and_then(|()| create())
+    /// Makes the lease of `ip` for `owner`, complete or not at all. False if there is one.
+    pub(super) fn make_lease(&mut self, ip: IpAddr, owner: &Owner) -> Result<bool, StoreError> {
+        let lease = self.leases.join(ip.to_string());
+        if self.bring_up_to_date()? {
+            self.state.note(ip, owner)?;
+            let staged = self.state.stage(ip, &owner.content())?;
+            match fs::hard_link(&staged, &lease) {
+                Ok(()) => return Ok(true),
+                Err(error) if refuses_links(&error) => self.give_up(),
+                Err(error) => {
+                    self.state.forget(ip);
+                    if error.kind() == io::ErrorKind::AlreadyExists {
+                        return Ok(false);
+                    }
+                    return Err(error).attempt("create the lease", &lease);
+                }
             }
-            outcome => outcome,
-        };
-        write_out(file, &path, &owner.content())?;
-        Ok(path)
+        }
+        // Whoever makes a lease holds the lock, so none can come in between.
+        if lease.symlink_metadata().is_ok() {
+            return Ok(false);
+        }
+        self.replace(&lease, &owner.content())?;
+        Ok(true)
     }
 
-    /// Writes a file that is to be renamed to its place.
-    pub(super) fn stage_text(&mut self, name: &str, text: &str) -> Result<PathBuf, StoreError> {
-        let path = self.state.join(name);
+    /// Writes a file among the leases by renaming one that is complete.
+    pub(super) fn replace(&mut self, path: &Path, text: &str) -> Result<(), StoreError> {
+        let staged = match self.completeness {
+            Completeness::Marked(_) => self.state.file("last"),
+            _ => self.leases.join(STAGED),
+        };
         let file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
-            .open(&path);
-        write_out(file, &path, text)?;
-        Ok(path)
+            .open(&staged);
+        write_out(file, &staged, text)?;
+        fs::rename(&staged, path)
+            .inspect_err(|_| {
+                let _ = fs::remove_file(&staged);
+            })
+            .attempt("write", path)
     }
 
     /// Addresses that may be `owner`'s, or its container's as a whole.
     pub(super) fn candidates(&self, owner: &Owner) -> Vec<IpAddr> {
-        let mut candidates: Vec<IpAddr> = Vec::new();
-        for owner in [owner, &owner.legacy()] {
-            let lines = text(&self.owner_path(owner)).unwrap_or_default();
-            candidates.extend(lines.lines().filter_map(|line| line.parse::<IpAddr>().ok()));
-        }
+        let mut candidates = self.state.noted(owner);
+        candidates.extend(self.state.noted(&owner.legacy()));
         candidates.sort_unstable();
         candidates.dedup();
         candidates
@@ -173,23 +199,58 @@ impl Index {
 
     /// The lease of `ip` is gone.
     pub(super) fn forget(&mut self, ip: IpAddr) {
-        let _ = fs::remove_file(self.address_path(ip));
+        if self.completeness != Completeness::Impossible {
+            self.state.forget(ip);
+        }
     }
 
     /// All leases of `owner` are gone.
     pub(super) fn forget_owner(&mut self, owner: &Owner) {
-        let _ = fs::remove_file(self.owner_path(owner));
+        if self.completeness != Completeness::Impossible {
+            self.state.forget_owner(owner);
+        }
+    }
+
+    /// Builds the index from every lease.
+    fn rebuild(&mut self, boot: &Boot) -> Result<(), StoreError> {
+        self.discard()?;
+        if let Some(place) = place::find(&self.leases, &self.places)?.cloned() {
+            self.state = place;
+            self.complete(boot)
+        } else {
+            self.completeness = Completeness::Impossible;
+            Ok(())
+        }
+    }
+
+    /// Learns what is missing.
+    fn complete(&mut self, boot: &Boot) -> Result<(), StoreError> {
+        self.learn_new_leases()?;
+        if self.completeness != Completeness::Impossible {
+            let mark = self.state.file("mark");
+            let time = Mark::write(&mark, &self.leases, boot)?;
+            self.completeness = Completeness::Marked(time);
+        }
+        Ok(())
+    }
+
+    /// Somebody has mounted something since the index was made. This call has none; the next one finds
+    /// another place.
+    fn give_up(&mut self) {
+        // What stays has a mark that does not fit the changes of this call.
+        let _ = self.discard();
+        self.completeness = Completeness::Impossible;
     }
 
     /// Reads the leases that somebody else made, and drops the links of those that somebody else
     /// removed.
     fn learn_new_leases(&mut self) -> Result<(), StoreError> {
-        let known = self.state.join("address");
-        let mut known: HashMap<IpAddr, u64> = leases(&known)
-            .attempt("list", &known)?
+        let links = self.state.links();
+        let mut known: HashMap<IpAddr, u64> = addresses(&links, LINK_PREFIX)
+            .attempt("list", &links)?
             .into_iter()
             .collect();
-        for (ip, inode) in leases(&self.leases).attempt("list", &self.leases)? {
+        for (ip, inode) in addresses(&self.leases, "").attempt("list", &self.leases)? {
             if known.remove(&ip) == Some(inode) {
                 continue;
             }
@@ -202,115 +263,31 @@ impl Index {
             let Some(owner) = Owner::parse(&content) else {
                 continue;
             };
-            self.note(ip, &owner)?;
-            let link = self.address_path(ip);
+            self.state.note(ip, &owner)?;
+            let link = self.state.link(ip);
             remove_if_there(&link).attempt("remove", &link)?;
-            fs::hard_link(&lease, &link).attempt("create", &link)?;
+            match fs::hard_link(&lease, &link) {
+                Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                    self.give_up();
+                    return Ok(());
+                }
+                // One that is immutable takes no link; then it is read each time.
+                Err(error) if refuses_links(&error) => {}
+                outcome => outcome.attempt("create", &link)?,
+            }
         }
         for ip in known.into_keys() {
             self.forget(ip);
         }
         Ok(())
     }
-
-    fn note(&self, ip: IpAddr, owner: &Owner) -> Result<(), StoreError> {
-        let path = self.owner_path(owner);
-        OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            // The newline comes first: whatever a crash left behind is a line of its own.
-            .and_then(|mut file| file.write_all(format!("\n{ip}").as_bytes()))
-            .attempt("write", &path)
-    }
-
-    fn modified(&self) -> Result<SystemTime, StoreError> {
-        fs::metadata(&self.leases)
-            .and_then(|meta| meta.modified())
-            .attempt("look at the folder", &self.leases)
-    }
-
-    fn set_modified(&self, time: SystemTime) -> io::Result<()> {
-        let since = time
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .map_err(io::Error::other)?;
-        utimensat(
-            AT_FDCWD,
-            &self.leases,
-            &TimeSpec::UTIME_OMIT,
-            &TimeSpec::from_duration(since),
-            UtimensatFlags::FollowSymlink,
-        )
-        .map_err(io::Error::from)
-    }
-
-    /// The mark, if it was made since the machine booted.
-    fn read_mark(&self, boot: &str) -> Option<SystemTime> {
-        let mark = text(&self.state.join("mark"))?;
-        let mut fields = mark.split_whitespace();
-        if fields.next() != Some(boot) {
-            return None;
-        }
-        let seconds = fields.next()?.parse().ok()?;
-        let nanos = fields.next()?.parse().ok()?;
-        (nanos < 1_000_000_000).then(|| SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos))
-    }
-
-    /// Chooses a mark and notes it as the file system stores it, which may be coarser.
-    fn write_mark(&self, boot: &str) -> Result<SystemTime, StoreError> {
-        let time = SystemTime::now()
-            .checked_sub(MARK_AGE)
-            .unwrap_or(SystemTime::UNIX_EPOCH);
-        self.set_modified(time)
-            .attempt("set the time of", &self.leases)?;
-        let mark = self.modified()?;
-        let since = mark
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        let path = self.state.join("mark");
-        fs::write(
-            &path,
-            format!("{boot} {} {}\n", since.as_secs(), since.subsec_nanos()),
-        )
-        .attempt("write", &path)?;
-        Ok(mark)
-    }
-
-    fn address_path(&self, ip: IpAddr) -> PathBuf {
-        self.state.join("address").join(ip.to_string())
-    }
-
-    fn owner_path(&self, owner: &Owner) -> PathBuf {
-        let name = format!(
-            "{}:{}",
-            owner.container_id,
-            owner.ifname.as_deref().unwrap_or_default()
-        );
-        let is_name =
-            name.len() <= NAME_MAX && !name.contains(|c: char| c == '/' || c.is_control());
-        let name = if is_name {
-            name
-        } else {
-            // Two owners in one file are harmless, as what is read there is verified.
-            format!("~{:016x}", fnv1a(name.as_bytes()))
-        };
-        self.state.join("owner").join(name)
-    }
 }
 
 impl Drop for Index {
     fn drop(&mut self) {
-        if let Completeness::Marked(mark) = self.completeness {
+        if let Completeness::Marked(time) = self.completeness {
             // Without the mark the next call compares names, and is right as well.
-            let _ = self.set_modified(mark);
+            let _ = mark::set_modified(&self.leases, time);
         }
     }
-}
-
-/// FNV-1a, which every build computes alike.
-fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-    })
 }

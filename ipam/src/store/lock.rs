@@ -13,7 +13,8 @@ pub(super) fn path(leases: &Path) -> PathBuf {
 pub(super) fn open(leases: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
-        // std asks for write access wherever it may create; the file is never written to.
+        // std asks for write access wherever it may create; the file is never written to. On NFS an
+        // exclusive lock needs it, too.
         .write(true)
         .create(true)
         .truncate(false)

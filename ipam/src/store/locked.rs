@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use super::Store;
 use super::error::{Attempt, StoreError, both};
-use super::file::{leases, read_short, write_over};
+use super::file::{addresses, read_short, write_over};
 use super::index::Index;
 use crate::owner::Owner;
 
@@ -48,17 +48,7 @@ impl Locked {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).attempt("look at the lease", &path),
         }
-        let staged = self.index.stage(ip, owner)?;
-        match fs::hard_link(&staged, &path) {
-            Ok(()) => Ok(true),
-            Err(error) => {
-                self.index.forget(ip);
-                if error.kind() == io::ErrorKind::AlreadyExists {
-                    return Ok(false);
-                }
-                Err(error).attempt("create the lease", &path)
-            }
-        }
+        self.index.make_lease(ip, owner)
     }
 
     /// Frees `ip` if it is exactly `owner`'s. False if it is not.
@@ -71,11 +61,10 @@ impl Locked {
     }
 
     /// Frees all that is `owner`'s; legacy leases only if there is nothing else, as the reference
-    /// does.
+    /// does. Frees what it can, and names what stays.
     pub fn release_all(&mut self, owner: &Owner) -> Result<(), StoreError> {
-        let leases = self.owned(owner)?;
+        let (leases, mut outcome) = self.look_up(owner);
         let exact = leases.iter().any(|(_, found)| found == owner);
-        let mut outcome = Ok(());
         for (ip, found) in leases {
             if exact && found != *owner {
                 continue;
@@ -90,21 +79,33 @@ impl Locked {
 
     /// The leases of `owner`, legacy ones of its container included.
     pub fn owned(&mut self, owner: &Owner) -> Result<Vec<(IpAddr, Owner)>, StoreError> {
-        // Without an index (a full disk, say) it takes longer, and is no less right.
+        let (leases, outcome) = self.look_up(owner);
+        outcome.map(|()| leases)
+    }
+
+    /// The leases of `owner` that can be read, and what could not be.
+    fn look_up(&mut self, owner: &Owner) -> (Vec<(IpAddr, Owner)>, Result<(), StoreError>) {
         let candidates = match self.index.bring_up_to_date() {
-            Ok(()) => self.index.candidates(owner),
-            Err(_) => self.leased()?.into_iter().collect(),
+            Ok(true) => self.index.candidates(owner),
+            // Without an index (a full disk, say) it takes longer, and is no less right.
+            Ok(false) | Err(_) => match self.leased() {
+                Ok(leased) => leased.into_iter().collect(),
+                Err(error) => return (Vec::new(), Err(error)),
+            },
         };
         let mut leases = Vec::new();
+        let mut outcome = Ok(());
         for ip in candidates {
-            match self.owner(ip)? {
-                Some(found) if found.covers(owner) => leases.push((ip, found)),
-                Some(_) => {}
+            match self.owner(ip) {
+                Ok(Some(found)) if found.covers(owner) => leases.push((ip, found)),
+                Ok(Some(_)) => {}
                 // A call was killed just before it made the lease, or somebody else removed it.
-                None => self.index.forget(ip),
+                Ok(None) => self.index.forget(ip),
+                Err(error) => outcome = both(outcome, Err(error)),
             }
         }
-        Ok(leases)
+        leases.sort();
+        (leases, outcome)
     }
 
     /// Whose `ip` is: nobody's, if there is no file or it is empty.
@@ -127,14 +128,14 @@ impl Locked {
 
     /// The addresses that have a file.
     pub fn leased(&self) -> Result<HashSet<IpAddr>, StoreError> {
-        let leases = leases(&self.store.dir).attempt("list", &self.store.dir)?;
+        let leases = addresses(&self.store.dir, "").attempt("list", &self.store.dir)?;
         Ok(leases.into_iter().map(|(ip, _)| ip).collect())
     }
 
     /// Builds the index anew from every lease.
     pub fn rebuild_index(&mut self) -> Result<(), StoreError> {
-        self.index.discard();
-        self.index.bring_up_to_date()
+        self.index.discard()?;
+        self.index.bring_up_to_date().map(drop)
     }
 
     /// The address that pool `pool` leased last; nothing if that is not known.
@@ -151,8 +152,7 @@ impl Locked {
         if write_over(&path, &text) {
             return Ok(());
         }
-        let staged = self.index.stage_text("last", &text)?;
-        fs::rename(&staged, &path).attempt("write", &path)
+        self.index.replace(&path, &text)
     }
 
     fn last_reserved_path(&self, pool: usize) -> PathBuf {

@@ -1,4 +1,4 @@
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use tempfile::TempDir;
 
@@ -39,6 +39,11 @@ impl Fixture {
     fn write(&self, name: &str, content: &str) {
         fs::create_dir_all(self.store.dir()).expect("a folder");
         fs::write(self.store.dir().join(name), content).expect("a file");
+    }
+
+    /// A file of the index.
+    fn state(&self, name: &str) -> PathBuf {
+        self.folder.path().join(".underpass/net").join(name)
     }
 
     fn names(&self) -> Vec<String> {
@@ -160,14 +165,13 @@ fn a_lease_known_to_the_index_is_not_read_again() {
 fn the_index_is_built_anew_when_it_is_lost_or_of_another_boot() {
     let fixture = Fixture::new();
     assert!(fixture.reserve("10.0.0.2", &owner()));
-    let state = fixture.folder.path().join(STATE).join("net");
-    fs::remove_dir_all(&state).expect("removed");
+    fs::remove_dir_all(fixture.state("")).expect("removed");
     assert_eq!(fixture.owned(&owner()), ["10.0.0.2"]);
-    let mark = state.join("mark");
+    let mark = fixture.state("mark");
     let text = fs::read_to_string(&mark).expect("a mark");
     let (_, time) = text.split_once(' ').expect("boot and time");
     fs::write(&mark, format!("another-boot {time}")).expect("written");
-    fs::remove_dir_all(state.join("owner")).expect("removed");
+    fs::remove_dir_all(fixture.state("owner")).expect("removed");
     assert_eq!(fixture.owned(&owner()), ["10.0.0.2"]);
 }
 
@@ -224,9 +228,10 @@ fn a_call_killed_between_any_two_steps_leaves_a_valid_directory() {
     assert!(fixture.reserve("10.0.0.2", &owner()));
     // Staged, not linked.
     let mut locked = fixture.lock();
-    locked.index.bring_up_to_date().expect("an index");
-    let staged = locked.index.stage(address("10.0.0.3"), &owner());
-    let staged = staged.expect("staged");
+    assert!(locked.index.bring_up_to_date().expect("an index"));
+    let staged = fixture.state("address/lease-10.0.0.3");
+    fs::write(fixture.state("owner/c1:eth0"), "\n10.0.0.2\n10.0.0.3").expect("noted");
+    fs::write(&staged, owner().content()).expect("staged");
     kill(locked);
     assert!(staged.exists());
     assert_eq!(fixture.owned(&owner()), ["10.0.0.2"]);
@@ -259,4 +264,17 @@ fn a_failure_says_what_to_do() {
         error.contains("immutable") && !error.contains("as root"),
         "{error}"
     );
+}
+
+#[test]
+fn a_lease_is_a_link_in_the_index_and_the_lock_is_none() {
+    let fixture = Fixture::new();
+    assert!(fixture.reserve("10.0.0.2", &owner()));
+    let links = |path: PathBuf| fs::metadata(path).expect("a file").nlink();
+    assert_eq!(links(fixture.store.dir().join("10.0.0.2")), 2);
+    assert_eq!(links(fixture.store.dir().join("lock")), 1);
+    let linked = fixture.state("address/lease-10.0.0.2");
+    assert!(linked.exists());
+    fixture.lock().release_all(&owner()).expect("released");
+    assert!(!linked.exists());
 }

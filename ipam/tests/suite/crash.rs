@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use crate::file_systems::without_hard_links;
 use crate::network::{Network, Of, Via, ours};
+use crate::sandbox::output_of;
 
 /// The number of calls to kill, each at another moment of its life.
 const KILLS: u64 = 150;
@@ -16,6 +17,15 @@ const STEP: Duration = Duration::from_micros(20);
 
 #[test]
 fn a_call_killed_at_any_moment_leaves_a_valid_directory() {
+    kill_calls();
+}
+
+#[test]
+fn a_call_killed_where_there_are_no_hard_links_does_too() {
+    without_hard_links(libc::EPERM, kill_calls);
+}
+
+fn kill_calls() {
     let network = Network::with_subnets(&["10.0.0.0/22", "2001:db8::/64"]);
     let Via::Executable(plugin) = ours() else {
         unreachable!("ours is an executable")
@@ -64,42 +74,10 @@ fn a_call_killed_at_any_moment_leaves_a_valid_directory() {
     assert!(network.leases().is_empty(), "{:?}", network.leases());
 }
 
-/// Runs `script` with our plugin as `$0` where mounts are its own. Needs root, or user namespaces.
-fn with_own_mounts(script: &str) -> String {
-    let Via::Executable(plugin) = ours() else {
-        unreachable!("ours is an executable")
-    };
-    let output = Command::new("unshare")
-        .args(["--user", "--map-root-user", "--mount", "sh", "-euc", script])
-        .arg(plugin)
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-        .envs([
-            ("CNI_IFNAME", "eth0"),
-            ("CNI_NETNS", "/nonexistent"),
-            ("CNI_PATH", "/"),
-        ])
-        .output()
-        .expect("unshare (util-linux) is installed");
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "unshare or the script failed: {stderr}"
-    );
-    String::from_utf8(output.stdout).expect("text")
-}
-
-const PRELUDE: &str = r#"
-folder=$(mktemp -d)
-trap 'cd /; umount "$folder"; rmdir "$folder"' EXIT
-call() { echo '{"cniVersion":"1.1.0","name":"net","ipam":{"dataDir":"'$folder'","ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"2001:db8::/64"}]]}}' |
-    CNI_COMMAND=$1 CNI_CONTAINERID=$2 ${as:-env} "$0"; }
-"#;
-
 #[test]
 fn a_full_disk_is_a_clear_error_and_loses_nothing() {
-    let script = format!(
-        r#"{PRELUDE}
+    let output = output_of(
+        r#"
         mount -t tmpfs -o nr_inodes=40 tmpfs "$folder"
         added=0
         while call ADD c$added > "$folder.answer"; do added=$((added + 1)); done
@@ -109,9 +87,8 @@ fn a_full_disk_is_a_clear_error_and_loses_nothing() {
         call ADD again > /dev/null; echo again
         for c in $(seq 0 $added) gain; do call DEL c$c; done; call DEL again
         ls "$folder/net"
-        "#
+        "#,
     );
-    let output = with_own_mounts(&script);
     let mut parts = output.split('=');
     let answer = parts.next().expect("an answer");
     assert!(
@@ -137,8 +114,8 @@ fn a_full_disk_is_a_clear_error_and_loses_nothing() {
 
 #[test]
 fn a_read_only_disk_is_a_clear_error() {
-    let script = format!(
-        r#"{PRELUDE}
+    let output = output_of(
+        r#"
         mount -t tmpfs tmpfs "$folder"
         call ADD c1 > /dev/null
         mount -o remount,ro "$folder"
@@ -146,9 +123,8 @@ fn a_read_only_disk_is_a_clear_error() {
         ls "$folder/net"; echo =
         call CHECK c1 && echo held; echo =
         call CHECK c2 || true
-        "#
+        "#,
     );
-    let output = with_own_mounts(&script);
     let answers: Vec<_> = output.split('=').collect();
     for (answer, code) in answers.iter().zip([5, 5, 50]) {
         assert!(answer.contains(&format!("\"code\": {code}")), "{answer}");
@@ -170,17 +146,16 @@ fn a_read_only_disk_is_a_clear_error() {
 #[test]
 fn a_folder_without_permission_is_a_clear_error() {
     // Root without capabilities is a user like any other.
-    let script = format!(
-        r#"{PRELUDE}
+    let output = output_of(
+        r#"
         mount -t tmpfs tmpfs "$folder"
         call ADD c1 > /dev/null
         chmod 555 "$folder/net"
         as='setpriv --bounding-set=-all'
         for call in 'ADD c2' 'DEL c1' 'STATUS c1'; do call $call && echo succeeded; echo =; done
         ls "$folder/net"
-        "#
+        "#,
     );
-    let output = with_own_mounts(&script);
     let answers: Vec<_> = output.split('=').collect();
     for (answer, code) in answers.iter().zip([5, 5, 50]) {
         assert!(answer.contains(&format!("\"code\": {code}")), "{answer}");

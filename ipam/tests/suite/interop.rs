@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use crate::network::{Network, Of, Via, ours};
 
-const REFERENCE: &str = "/usr/lib/cni/host-local";
+pub(crate) const REFERENCE: &str = "/usr/lib/cni/host-local";
 
 /// The reference plugin, if it is installed. Under CI it has to be.
-fn reference() -> Option<Via<'static>> {
+pub(crate) fn reference() -> Option<Via<'static>> {
     let path = Path::new(REFERENCE);
     if path.exists() {
         return Some(Via::Executable(path));

@@ -176,7 +176,9 @@ impl Network {
                     path,
                 )
             })
-            .filter(|(name, _)| name != "lock" && !name.starts_with("last_reserved_ip."))
+            .filter(|(name, _)| {
+                name != "lock" && !name.starts_with("last_reserved_ip.") && !name.starts_with('.')
+            })
             .map(|(name, path)| (name, fs::read_to_string(path).expect("a lease")))
             .collect()
     }

@@ -1,0 +1,99 @@
+//! The mark: when and in which boot the index was complete.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use nix::fcntl::AT_FDCWD;
+use nix::sys::stat::{UtimensatFlags, utimensat};
+use nix::sys::time::TimeSpec;
+
+use super::super::error::{Attempt, StoreError};
+use super::super::file::text;
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// How far in the past the mark is.
+const MARK_AGE: Duration = Duration::from_hours(24);
+
+/// What an index says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// The boot in which every link of the index was made, or an earlier one's.
+    pub(super) boot: Boot,
+    /// The modification time of the folder of leases with which the index was complete.
+    pub(super) time: SystemTime,
+}
+
+impl Mark {
+    /// The mark in a file; nothing if there is none, or half of one.
+    pub(super) fn read(path: &Path) -> Option<Self> {
+        let mark = text(path)?;
+        let mut fields = mark.strip_suffix('\n')?.split(' ');
+        let boot = Boot::parse(fields.next()?);
+        let seconds = fields.next()?.parse().ok()?;
+        let nanos = fields.next()?.parse().ok()?;
+        if nanos >= 1_000_000_000 {
+            return None;
+        }
+        let time = SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))?;
+        Some(Self { boot, time })
+    }
+
+    /// Sets the time of the folder `leases` to one that no clock shows again, and notes it as the file
+    /// system stores it, which may be coarser.
+    pub(super) fn write(path: &Path, leases: &Path, boot: &Boot) -> Result<SystemTime, StoreError> {
+        let time = SystemTime::now()
+            .checked_sub(MARK_AGE)
+            .unwrap_or(SystemTime::UNIX_EPOCH);
+        set_modified(leases, time).attempt("set the time of", leases)?;
+        let time = fs::metadata(leases)
+            .and_then(|meta| meta.modified())
+            .attempt("look at the folder", leases)?;
+        let since = time
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let (seconds, nanos) = (since.as_secs(), since.subsec_nanos());
+        fs::write(path, format!("{boot} {seconds} {nanos}\n")).attempt("write", path)?;
+        Ok(time)
+    }
+}
+
+pub(super) fn set_modified(folder: &Path, time: SystemTime) -> std::io::Result<()> {
+    let since = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_err(std::io::Error::other)?;
+    utimensat(
+        AT_FDCWD,
+        folder,
+        &TimeSpec::UTIME_OMIT,
+        &TimeSpec::from_duration(since),
+        UtimensatFlags::FollowSymlink,
+    )
+    .map_err(std::io::Error::from)
+}
+
+/// A boot of the kernel, as it names it; nothing if that is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Boot(Option<String>);
+
+impl Boot {
+    pub(super) fn current() -> Self {
+        Self::parse(text(Path::new(BOOT_ID)).unwrap_or_default().trim())
+    }
+
+    fn parse(text: &str) -> Self {
+        let is_uuid = text.len() == 36
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        Self(is_uuid.then(|| text.to_owned()))
+    }
+}
+
+impl fmt::Display for Boot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.as_deref().unwrap_or("unknown"))
+    }
+}
