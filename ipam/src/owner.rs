@@ -6,6 +6,9 @@ use underpass_cni::{Attachment, AttachmentId};
 
 use crate::shorten::shortened;
 
+/// The longest name that a network device can have, in bytes.
+const IFNAME_MAX: usize = 15;
+
 /// Room for an owner in a message, in bytes: an id as runtimes make them, and an interface.
 const SHOWN: usize = 88;
 
@@ -68,6 +71,22 @@ impl Owner {
         })
     }
 
+    /// Whether this is what a plugin of today writes for an attachment, and not a note of somebody who
+    /// reserved an address by hand: both parts are there, and are such names as a runtime gives.
+    #[must_use]
+    pub fn is_attachment(&self) -> bool {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+        let is_id = |id: &str| {
+            id.starts_with(|first: char| first.is_ascii_alphanumeric()) && id.chars().all(is_plain)
+        };
+        let is_ifname = |name: &str| {
+            !name.is_empty()
+                && name.len() <= IFNAME_MAX
+                && !name.contains(|c: char| c.is_whitespace() || matches!(c, '/' | ':'))
+        };
+        is_id(&self.container_id) && self.ifname.as_deref().is_some_and(is_ifname)
+    }
+
     /// Whether a lease of `self` is one of `owner`, who has an interface: exactly, or as a legacy
     /// lease.
     #[must_use]
@@ -112,6 +131,23 @@ mod tests {
         assert_eq!(Owner::parse(b" c1\r\neth0\n"), Some(owner.clone()));
         assert_eq!(Owner::parse(b"c1\n"), Some(owner.legacy()));
         assert_eq!(Owner::parse(b" \r\n"), None);
+    }
+
+    #[test]
+    fn an_attachment_is_told_from_a_note() {
+        let is_attachment =
+            |content: &[u8]| Owner::parse(content).is_some_and(|owner| owner.is_attachment());
+        assert!(is_attachment(b"c1\r\neth0") && is_attachment(b"0a_b.c-d\r\nnet1\n"));
+        for note in [
+            &b"printer"[..],
+            b"the printer\r\neth0",
+            b"c1\neth0",
+            b"c1\r\neth0\r\nand more",
+            b"-c1\r\neth0",
+            b"c1\r\nan-interface-nobody-has",
+        ] {
+            assert!(!is_attachment(note), "{note:?}");
+        }
     }
 
     #[test]

@@ -13,8 +13,9 @@ use crate::shorten;
 use crate::store::Store;
 
 /// Says no with code 50 if some pool has no free address, or the folder cannot be written. Lists
-/// the folder, waits for no lock, changes nothing; reads leases only to say who has a full pool. Ranges
-/// that the runtime names at each ADD are not known here.
+/// the folder, waits for no lock, changes nothing; reads leases only where a pool seems to be full.
+/// Those that a reboot has ended do not count then, because an ADD would free them. Ranges that the
+/// runtime names at each ADD are not known here.
 pub fn status(request: &NetworkRequest) -> Result<(), Error> {
     let pools = if config::waits_for_ranges(&request.conf)? {
         Vec::new()
@@ -26,10 +27,13 @@ pub fn status(request: &NetworkRequest) -> Result<(), Error> {
     let leased = store
         .glimpse()
         .map_err(|error| Error::new(Code::NotAvailable, error.to_string()))?;
-    if let Some(pool) = pools.iter().find(|pool| is_full(pool, &leased)) {
-        return Err(Error::not_available(
-            Exhausted::of(&store, pool).to_string(),
-        ));
+    if pools.iter().any(|pool| is_full(pool, &leased)) {
+        let leased = &leased - &store.ended().into_iter().collect();
+        if let Some(pool) = pools.iter().find(|pool| is_full(pool, &leased)) {
+            return Err(Error::not_available(
+                Exhausted::of(&store, pool).to_string(),
+            ));
+        }
     }
     // The folder that an ADD would write in, or make it in.
     if let Some(folder) = store.dir().ancestors().find(|folder| folder.exists()) {

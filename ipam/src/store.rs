@@ -16,6 +16,10 @@
 //! # Size
 //! Whose lease a file is stands in the file, so the reference reads every file in every call. An
 //! index beside the directory (see [`index`]) answers that question here with one look-up.
+//!
+//! # Reboots
+//! Leases are on the disk and containers are not. The first call after a reboot frees what the index
+//! had known before it.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File};
@@ -133,6 +137,13 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(HashSet::new()),
             Err(error) => Err(error).attempt("list", &self.dir),
         }
+    }
+
+    /// The addresses whose file is of an earlier boot, so that the next ADD frees them; as
+    /// [`Self::glimpse`].
+    #[must_use]
+    pub fn ended(&self) -> Vec<IpAddr> {
+        index::ended(&self.data_dir, &self.network)
     }
 }
 

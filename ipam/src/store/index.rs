@@ -6,7 +6,8 @@
 //!   trusted: the lease file itself is read before anything is done to it. An address too many is
 //!   harmless, so lines are only appended.
 //! - `address/lease-<address>`: a second hard link to each lease file that the index knows.
-//! - `mark`: the boot and the modification time of the directory with which the index was complete.
+//! - `mark`: boot and machine, and the modification time of the directory with which the index was
+//!   complete.
 //!
 //! # Why it is never wrong
 //! What must not happen is a lease that the index does not know. Leases are made by this crate,
@@ -22,7 +23,8 @@
 //!
 //! After a reboot, when a crash of the machine may have lost any part of either directory, the
 //! index is built anew: the one time that every lease is read. That takes about five times as long
-//! as a call of the reference, which reads them every time.
+//! as a call of the reference, which reads them every time. What the old index knew for certain has
+//! ended with the boot and is freed before; see [`reboot`].
 //!
 //! What it does not see is a lease that somebody writes over in place, for another owner: no plugin
 //! does. An editor that makes a new file of it, `mv` and `rm` are seen.
@@ -46,11 +48,12 @@ use std::time::SystemTime;
 use super::error::{Attempt, StoreError, refuses_links};
 use super::file::{addresses, read_short, remove_if_there, write_out};
 use crate::owner::Owner;
-use mark::{Boot, Mark};
+use mark::{Boot, Machine, Mark};
 use state::{LINK_PREFIX, State};
 
 mod mark;
 mod place;
+mod reboot;
 mod state;
 
 /// The folder of our own, in the data directory or in that of the leases. No network's name begins
@@ -92,6 +95,15 @@ fn places(data_dir: &Path, network: &str) -> [State; 2] {
     ]
 }
 
+/// The leases of `network` that an earlier boot has ended, and that the next call with the lock
+/// frees.
+pub(super) fn ended(data_dir: &Path, network: &str) -> Vec<IpAddr> {
+    let leases = data_dir.join(network);
+    marked(&places(data_dir, network))
+        .map(|(state, mark)| reboot::ended(&leases, state, &mark))
+        .unwrap_or_default()
+}
+
 /// The place that an index is at, and what it says of itself.
 fn marked(places: &[State]) -> Option<(&State, Mark)> {
     places
@@ -127,11 +139,18 @@ impl Index {
                 if mark.time == self.modified {
                     self.completeness = Completeness::Marked(mark.time);
                 } else {
-                    self.complete(&boot)?;
+                    self.complete(&boot, &mark.machine)?;
                 }
             }
-            // Another boot's index, or none.
-            _ => self.rebuild(&boot)?,
+            Some((state, mark)) => {
+                for ip in reboot::ended(&self.leases, &state, &mark) {
+                    // One that can't be removed stays, as does every other that is in doubt.
+                    let _ = fs::remove_file(self.leases.join(ip.to_string()));
+                    state.forget(ip);
+                }
+                self.rebuild(&boot, &Machine::current().after(&mark.machine))?;
+            }
+            None => self.rebuild(&boot, &Machine::current())?,
         }
         Ok(self.completeness != Completeness::Impossible)
     }
@@ -212,11 +231,13 @@ impl Index {
     }
 
     /// Builds the index from every lease.
-    fn rebuild(&mut self, boot: &Boot) -> Result<(), StoreError> {
+    ///
+    /// Fails if an old mark stays: with that, a later call would take new links for old ones.
+    fn rebuild(&mut self, boot: &Boot, machine: &Machine) -> Result<(), StoreError> {
         self.discard()?;
         if let Some(place) = place::find(&self.leases, &self.places)?.cloned() {
             self.state = place;
-            self.complete(boot)
+            self.complete(boot, machine)
         } else {
             self.completeness = Completeness::Impossible;
             Ok(())
@@ -224,11 +245,11 @@ impl Index {
     }
 
     /// Learns what is missing.
-    fn complete(&mut self, boot: &Boot) -> Result<(), StoreError> {
+    fn complete(&mut self, boot: &Boot, machine: &Machine) -> Result<(), StoreError> {
         self.learn_new_leases()?;
         if self.completeness != Completeness::Impossible {
             let mark = self.state.file("mark");
-            let time = Mark::write(&mark, &self.leases, boot)?;
+            let time = Mark::write(&mark, &self.leases, boot, machine)?;
             self.completeness = Completeness::Marked(time);
         }
         Ok(())

@@ -235,7 +235,11 @@ fn an_overlay_is_a_folder_like_any_other() {
         call CHECK below
         call ADD above > /dev/null
         leases; echo =
-        call DEL below; call DEL above
+        call DEL below
+        reboot
+        call ADD new > /dev/null
+        leases; echo =
+        call DEL new
         use_it a
         umount "$folder"; umount -l "$layers"
         "#
@@ -244,5 +248,6 @@ fn an_overlay_is_a_folder_like_any_other() {
         words(&parts[0]),
         ["10.0.0.2", "10.0.0.3", "2001:db8::2", "2001:db8::3"]
     );
-    assert_eq!(parts[1], "");
+    assert_eq!(words(&parts[1]), ["10.0.0.4", "2001:db8::4"]);
+    assert_eq!(parts[2], "");
 }

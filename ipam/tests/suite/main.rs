@@ -5,5 +5,6 @@ mod file_systems;
 mod interop;
 mod model;
 mod network;
+mod reboot;
 mod sandbox;
 mod verbs;

@@ -1,4 +1,4 @@
-//! The mark: when and in which boot the index was complete.
+//! The mark: when, in which boot and on which machine the index was complete.
 
 use std::fmt;
 use std::fs;
@@ -13,6 +13,7 @@ use super::super::error::{Attempt, StoreError};
 use super::super::file::text;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const MACHINE_ID: &str = "/etc/machine-id";
 
 /// How far in the past the mark is.
 const MARK_AGE: Duration = Duration::from_hours(24);
@@ -22,6 +23,8 @@ const MARK_AGE: Duration = Duration::from_hours(24);
 pub(super) struct Mark {
     /// The boot in which every link of the index was made, or an earlier one's.
     pub(super) boot: Boot,
+    /// Where that was.
+    pub(super) machine: Machine,
     /// The modification time of the folder of leases with which the index was complete.
     pub(super) time: SystemTime,
 }
@@ -34,16 +37,26 @@ impl Mark {
         let boot = Boot::parse(fields.next()?);
         let seconds = fields.next()?.parse().ok()?;
         let nanos = fields.next()?.parse().ok()?;
+        let machine = Machine::parse(fields.next()?);
         if nanos >= 1_000_000_000 {
             return None;
         }
         let time = SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))?;
-        Some(Self { boot, time })
+        Some(Self {
+            boot,
+            machine,
+            time,
+        })
     }
 
     /// Sets the time of the folder `leases` to one that no clock shows again, and notes it as the file
     /// system stores it, which may be coarser.
-    pub(super) fn write(path: &Path, leases: &Path, boot: &Boot) -> Result<SystemTime, StoreError> {
+    pub(super) fn write(
+        path: &Path,
+        leases: &Path,
+        boot: &Boot,
+        machine: &Machine,
+    ) -> Result<SystemTime, StoreError> {
         let time = SystemTime::now()
             .checked_sub(MARK_AGE)
             .unwrap_or(SystemTime::UNIX_EPOCH);
@@ -55,7 +68,7 @@ impl Mark {
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
         let (seconds, nanos) = (since.as_secs(), since.subsec_nanos());
-        fs::write(path, format!("{boot} {seconds} {nanos}\n")).attempt("write", path)?;
+        fs::write(path, format!("{boot} {seconds} {nanos} {machine}\n")).attempt("write", path)?;
         Ok(time)
     }
 }
@@ -90,10 +103,67 @@ impl Boot {
                 .all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
         Self(is_uuid.then(|| text.to_owned()))
     }
+
+    /// Whether both are known, and not the same.
+    pub(super) fn is_over_in(&self, now: &Self) -> bool {
+        self.0.is_some() && now.0.is_some() && self != now
+    }
 }
 
 impl fmt::Display for Boot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.as_deref().unwrap_or("unknown"))
+    }
+}
+
+/// On which machine the leases were made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Machine {
+    /// The one with this id, and only there.
+    Known(String),
+    /// Nobody knows.
+    Unknown,
+    /// More than one has worked on the folder.
+    Several,
+}
+
+impl Machine {
+    pub(super) fn current() -> Self {
+        Self::parse(text(Path::new(MACHINE_ID)).unwrap_or_default().trim())
+    }
+
+    fn parse(text: &str) -> Self {
+        let is_id = text.len() == 32
+            && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+            && text.bytes().any(|byte| byte != b'0');
+        match text {
+            "several" => Self::Several,
+            _ if is_id => Self::Known(text.to_owned()),
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Whether both are known, and the same.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Known(one), Self::Known(other)) if one == other)
+    }
+
+    /// What to say of leases that are made here, among others that were made on `earlier`.
+    pub(super) fn after(self, earlier: &Self) -> Self {
+        if self == *earlier {
+            self
+        } else {
+            Self::Several
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Known(id) => id,
+            Self::Unknown => "unknown",
+            Self::Several => "several",
+        })
     }
 }
