@@ -50,8 +50,10 @@ pub struct Lease {
 impl Lease {
     /// Frees what this ADD took, and nothing that the container held before.
     pub fn release(self) -> Result<(), CniError> {
-        let mut locked = self.store.lock()?;
-        release(&mut locked, &self.taken, &self.owner).map_err(CniError::from)
+        if let Some(mut locked) = self.store.lock_existing()? {
+            release(&mut locked, &self.taken, &self.owner)?;
+        }
+        Ok(())
     }
 }
 

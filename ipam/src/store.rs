@@ -89,9 +89,10 @@ impl Store {
         self.wait(lock)
     }
 
-    /// As [`Self::lock`], but nothing if there is no folder: then nothing is leased.
+    /// As [`Self::lock`], but nothing if there is no folder: then nothing is leased. Locks where
+    /// nothing can be written, too.
     pub fn lock_existing(&self) -> Result<Option<Locked>, StoreError> {
-        match lock::open(&self.dir) {
+        match lock::open_existing(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             outcome => self.wait(outcome).map(Some),
         }

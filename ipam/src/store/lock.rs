@@ -21,3 +21,18 @@ pub(super) fn open(leases: &Path) -> io::Result<File> {
         .mode(0o750)
         .open(path(leases))
 }
+
+/// Opens it for a call that has something to do only if there are leases. Where nothing can be
+/// written a file that is open for reading locks as well; and should it be missing, so does the
+/// folder, as nobody can make the file now.
+pub(super) fn open_existing(leases: &Path) -> io::Result<File> {
+    match open(leases) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            match File::open(path(leases)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => File::open(leases),
+                outcome => outcome,
+            }
+        }
+        outcome => outcome,
+    }
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::file_systems::without_hard_links;
 use crate::network::{Network, Of, Via, ours};
-use crate::sandbox::output_of;
+use crate::sandbox::{output_of, parts_of, words};
 
 /// The number of calls to kill, each at another moment of its life.
 const KILLS: u64 = 150;
@@ -113,34 +113,100 @@ fn a_full_disk_is_a_clear_error_and_loses_nothing() {
 }
 
 #[test]
-fn a_read_only_disk_is_a_clear_error() {
+fn on_a_disk_with_little_room_an_add_takes_all_or_nothing_and_a_del_frees() {
+    // Files of one page or less, each of which needs an inode, too.
     let output = output_of(
         r#"
-        mount -t tmpfs tmpfs "$folder"
-        call ADD c1 > /dev/null
-        mount -o remount,ro "$folder"
-        for verb in ADD DEL STATUS; do call $verb c2 && echo succeeded; echo =; done
-        ls "$folder/net"; echo =
-        call CHECK c1 && echo held; echo =
-        call CHECK c2 || true
+        ranges='[{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.7"}],[{"subnet":"2001:db8::/64","rangeStart":"2001:db8::d"}]'
+        for limit in size=512k nr_inodes=128; do
+            for room in 0 1 2 3 4 5 6 7 8 9 10 11 12; do
+                mount -t tmpfs -o $limit tmpfs "$folder"
+                for c in 1 2 3; do call ADD c$c > /dev/null; done
+                call DEL c2
+                dd if=/dev/zero of="$folder/page.0" bs=4096 count=1 2> /dev/null
+                page=0
+                while cp "$folder/page.0" "$folder/page.$page.copy" 2> /dev/null; do page=$((page + 1)); done
+                rm -f "$folder/page.$page.copy"
+                for give in $(seq $room); do rm "$folder/page.$give.copy"; done
+                before=$(leases | wc -l)
+                if call ADD new > /dev/null; then taken=2; echo room; else taken=0; echo none; fi
+                [ $(leases | wc -l) = $((before + taken)) ] || echo half an ADD with $limit and $room
+                cat "$folder/page.0" > "$folder/last" 2> /dev/null || true
+                for c in c1 c3 new; do call DEL $c; done
+                [ $(leases | wc -l) = 0 ] || echo half a DEL with $limit and $room
+                umount "$folder"
+            done
+        done
         "#,
     );
-    let answers: Vec<_> = output.split('=').collect();
-    for (answer, code) in answers.iter().zip([5, 5, 50]) {
-        assert!(answer.contains(&format!("\"code\": {code}")), "{answer}");
-        assert!(
-            answer.contains("Read-only file system") && answer.contains("make it writable"),
-            "{answer}"
-        );
-    }
-    assert!(answers[3].contains("10.0.0.2"), "{}", answers[3]);
-    // To look needs no disk that can be written.
-    assert_eq!(answers[4].trim(), "held");
-    assert!(
-        answers[5].contains("Failed to find address added by container c2"),
-        "{}",
-        answers[5]
+    let answers: BTreeSet<&str> = output.lines().collect();
+    assert_eq!(answers, BTreeSet::from(["none", "room"]));
+}
+
+#[test]
+fn a_read_only_disk_is_a_clear_error_where_something_has_to_change() {
+    let parts = parts_of(
+        r#"
+        for state in indexed unindexed unlocked rebooted; do
+            mount -t tmpfs tmpfs "$folder"
+            call ADD c1 > /dev/null
+            case $state in
+                unindexed) rm -r "$folder/.underpass" ;;
+                unlocked) rm "$folder/net/lock" ;;
+                rebooted) reboot ;;
+            esac
+            mount -o remount,ro "$folder"
+            for call in 'ADD c2' 'DEL c1' 'STATUS c1'; do call $call && echo succeeded; echo =; done
+            # Nothing to do is done.
+            call DEL c2; call CHECK c1
+            keys='"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}],' call GC c1
+            leases; echo =
+            call CHECK c2 || true; echo =
+            keys='"cni.dev/valid-attachments":[],' call GC c1 && echo succeeded; echo =
+            umount "$folder"
+        done
+        "#,
     );
+    for answers in parts.chunks_exact(6) {
+        for (answer, code) in answers.iter().zip([5, 5, 50]) {
+            assert!(answer.contains(&format!("\"code\": {code}")), "{answer}");
+            assert!(answer.contains("Read-only file system"), "{answer}");
+            assert!(answer.contains("make"), "{answer}");
+        }
+        for answer in [&answers[1], &answers[5]] {
+            assert!(
+                answer.contains("/net/10.0.0.2, /") && answer.contains("/net/2001:db8::2: "),
+                "it names what stays: {answer}"
+            );
+            assert!(answer.contains("repeat the call"), "{answer}");
+        }
+        assert_eq!(words(&answers[3]), ["10.0.0.2", "2001:db8::2"]);
+        let unknown = "Failed to find address added by container c2";
+        assert!(answers[4].contains(unknown), "{}", answers[4]);
+    }
+}
+
+#[test]
+fn a_del_frees_what_it_can_and_names_what_stays() {
+    let parts = parts_of(
+        r#"
+        call ADD c1 > /dev/null
+        # What is mounted can't be removed.
+        mount --bind "$folder/net/10.0.0.2" "$folder/net/10.0.0.2"
+        call DEL c1 && echo succeeded; echo =
+        leases; echo =
+        umount "$folder/net/10.0.0.2"
+        call DEL c1
+        leases
+        "#,
+    );
+    assert!(
+        parts[0].contains("\"code\": 5") && parts[0].contains("/net/10.0.0.2: "),
+        "{}",
+        parts[0]
+    );
+    assert!(parts[0].contains("repeat the call"), "{}", parts[0]);
+    assert_eq!(parts[1..], ["10.0.0.2", ""]);
 }
 
 #[test]
