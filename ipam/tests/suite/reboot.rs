@@ -232,6 +232,25 @@ fn a_call_killed_while_it_frees_harms_nobody() {
 }
 
 #[test]
+fn a_call_killed_while_it_learns_takes_nothing_new_for_old() {
+    let parts = parts_of(
+        r#"
+        call ADD a > /dev/null
+        reboot
+        # In whatever order they are read, one with a short name comes before the long one,
+        for ip in 10.0.0.7 10.0.0.100 10.0.0.8; do write $ip "lives-$ip\r\neth0"; done
+        # and the kernel kills who writes a file of more bytes than a line for it has.
+        as='prlimit --fsize=9' call ADD killed > /dev/null && echo not killed
+        ls "$folder/.underpass/net/address" | grep -c '[78]$'; echo =
+        for call in 1 2; do call ADD b$call > /dev/null; done
+        leases | grep -c '0[.][78]$\|100$'
+        "#,
+    );
+    assert_ne!(parts[0], "0", "links were made in this boot");
+    assert_eq!(parts[1], "3", "each of them lives");
+}
+
+#[test]
 fn while_another_holds_the_lock_nothing_is_freed() {
     let parts = parts_of(
         r#"
