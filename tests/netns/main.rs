@@ -16,6 +16,7 @@ mod host_port;
 mod impostors;
 mod ipsec;
 mod kube_proxy;
+mod leases;
 mod leftovers;
 mod lifecycle;
 mod loading;
