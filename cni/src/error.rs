@@ -84,6 +84,10 @@ impl Code {
     }
 }
 
+/// So many bytes of `msg` and `details` together are shown to a runtime, which puts them into an event, a log
+/// and maybe a label. What is longer is on stderr as a whole.
+pub const LENGTH_MAX: usize = 1024;
+
 /// A failure as the runtime gets to see it.
 ///
 /// `msg` says what happened, to what, and what to do; `details` holds what would distract there.
@@ -172,6 +176,27 @@ impl Error {
         Self::new(Code::Internal, msg)
     }
 
+    /// The error with the middle of its texts left out, if it is too long for a runtime's events: at most
+    /// [`LENGTH_MAX`] bytes. `None` if it is short enough.
+    #[must_use]
+    pub fn shortened(&self) -> Option<Self> {
+        if self.msg.len() + self.details.len() <= LENGTH_MAX {
+            return None;
+        }
+        let room = if self.details.is_empty() {
+            LENGTH_MAX
+        } else {
+            LENGTH_MAX / 4 * 3
+        };
+        let msg = without_middle(&self.msg, room);
+        let details = without_middle(&self.details, LENGTH_MAX - msg.len());
+        Some(Self {
+            code: self.code,
+            msg,
+            details,
+        })
+    }
+
     /// The document for stdout: keys as the specification has them, four spaces deep, no newline at
     /// the end.
     #[must_use]
@@ -183,6 +208,19 @@ impl Error {
             details: &self.details,
         })
     }
+}
+
+/// Leaves out the middle of a text: it begins with what happened, and ends with what to do, or with the last
+/// lines of a log.
+fn without_middle(text: &str, room: usize) -> String {
+    const GAP: &str = " [...] ";
+    if text.len() <= room {
+        return text.to_owned();
+    }
+    let half = room.saturating_sub(GAP.len()) / 2;
+    let head = text.floor_char_boundary(half);
+    let tail = text.ceil_char_boundary(text.len() - half);
+    format!("{}{GAP}{}", &text[..head], &text[tail..])
 }
 
 impl fmt::Display for Error {
@@ -217,6 +255,28 @@ mod tests {
             assert_eq!(Code::from_number(code.number()), code);
         }
         assert_eq!(Code::from_number(123), Code::Other(123));
+    }
+
+    #[test]
+    fn what_is_too_long_for_an_event_keeps_its_beginning_and_its_end() {
+        let short = Error::config("x".repeat(LENGTH_MAX - 2)).with_details("yz");
+        assert_eq!(short.shortened(), None);
+        let log = format!(
+            "program p: refused: {}the last line",
+            "verbose\n".repeat(10_000)
+        );
+        for details in [String::new(), "d".repeat(5_000)] {
+            let whole = Error::internal(log.clone()).with_details(details.clone());
+            let short = whole.shortened().expect("too long");
+            assert!(short.msg.len() + short.details.len() <= LENGTH_MAX);
+            assert!(short.msg.starts_with("program p: refused:"), "{short}");
+            assert!(short.msg.ends_with("the last line"), "{short}");
+            assert_eq!(short.details.is_empty(), details.is_empty());
+            assert_eq!(short.code, Code::Internal);
+        }
+        let wide = Error::config("\u{e9}".repeat(LENGTH_MAX));
+        let short = wide.shortened().expect("too long");
+        assert!(short.msg.len() <= LENGTH_MAX);
     }
 
     #[test]

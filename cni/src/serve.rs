@@ -110,11 +110,14 @@ pub fn answer(
     let mut version = Version::LATEST;
     match dispatch(about, plugin, lookup, stdin, &mut version) {
         Ok(outcome) => outcome,
-        Err(error) => Outcome {
-            stdout: error.to_json(version),
-            stderr: String::new(),
-            success: false,
-        },
+        Err(error) => {
+            let short = error.shortened();
+            Outcome {
+                stdout: short.as_ref().unwrap_or(&error).to_json(version),
+                stderr: short.map_or_else(String::new, |_| format!("{error}\n")),
+                success: false,
+            }
+        }
     }
 }
 
