@@ -1,7 +1,7 @@
 //! bpf(2), where no library makes the call.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     io,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
@@ -10,12 +10,17 @@ use std::{
     path::Path,
 };
 
+use aya::Pod;
+
 /// `BPF_PROG_TYPE_SCHED_CLS`.
 const CLASSIFIER: u32 = 3;
 
 /// A command, by its number in `linux/bpf.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Command {
+    MapCreate = 0,
+    MapLookup = 1,
+    MapUpdate = 2,
     MapDelete = 3,
     MapNextKey = 4,
     ProgramLoad = 5,
@@ -24,6 +29,7 @@ pub(crate) enum Command {
     ProgramAttach = 8,
     ProgramDetach = 9,
     ProgramQuery = 16,
+    MapLookupBatch = 24,
 }
 
 /// What `BPF_PROG_LOAD` needs of `union bpf_attr`.
@@ -48,6 +54,30 @@ struct PinAttributes {
     flags: u32,
 }
 
+/// What `BPF_MAP_CREATE` needs of `union bpf_attr`.
+#[repr(C)]
+struct CreateAttributes {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map: u32,
+    numa_node: u32,
+    /// Ends with a zero byte.
+    name: [u8; 16],
+}
+
+/// What `BPF_MAP_LOOKUP_ELEM` and `BPF_MAP_UPDATE_ELEM` need of `union bpf_attr`.
+#[repr(C)]
+struct ElementAttributes {
+    map: u32,
+    reserved: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
 /// What `BPF_MAP_GET_NEXT_KEY` and `BPF_MAP_DELETE_ELEM` need of `union bpf_attr`.
 #[repr(C)]
 struct KeyAttributes {
@@ -56,6 +86,22 @@ struct KeyAttributes {
     key: u64,
     /// Where the next one goes; unused by a deletion.
     next: u64,
+}
+
+/// What `BPF_MAP_LOOKUP_BATCH` needs of `union bpf_attr`.
+#[repr(C)]
+struct BatchAttributes {
+    /// Where the last answer ended; 0 for the beginning.
+    after: u64,
+    /// Where this one ends.
+    end: u64,
+    keys: u64,
+    values: u64,
+    /// How many there is room for, and then how many there are.
+    count: u32,
+    map: u32,
+    element_flags: u64,
+    flags: u64,
 }
 
 /// Loads a program for tc that was made by hand, so that no compiler adds anything to it: each word is one
@@ -103,35 +149,160 @@ pub fn pin(object: impl AsFd, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// A map to make.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewMap {
+    /// At most 15 bytes of it are taken.
+    pub(crate) name: &'static CStr,
+    /// One of `enum bpf_map_type`.
+    pub(crate) kind: u32,
+    /// In bytes, as the next one.
+    pub(crate) key_size: u32,
+    pub(crate) value_size: u32,
+    pub(crate) max_entries: u32,
+}
+
+/// Makes a map that no object has.
+pub(crate) fn create_map(new: NewMap) -> io::Result<OwnedFd> {
+    let mut name = [0; 16];
+    for (to, from) in name[..15].iter_mut().zip(new.name.to_bytes()) {
+        *to = *from;
+    }
+    let mut attributes = CreateAttributes {
+        kind: new.kind,
+        key_size: new.key_size,
+        value_size: new.value_size,
+        max_entries: new.max_entries,
+        flags: 0,
+        inner_map: 0,
+        numa_node: 0,
+        name,
+    };
+    // SAFETY: the attributes have no pointers.
+    unsafe { open(Command::MapCreate, &mut attributes) }
+}
+
+/// Sets the entry of a map whose keys and values have four bytes.
+pub(crate) fn update(map: BorrowedFd<'_>, key: u32, value: u32) -> io::Result<()> {
+    let mut attributes = ElementAttributes {
+        map: map.as_raw_fd().cast_unsigned(),
+        reserved: 0,
+        key: (&raw const key) as u64,
+        value: (&raw const value) as u64,
+        flags: 0,
+    };
+    // SAFETY: key and value outlive the call, and have the sizes of the map's.
+    unsafe { call(Command::MapUpdate, &mut attributes) }?;
+    Ok(())
+}
+
+/// Tells whether a map whose keys and values have four bytes has the key.
+pub(crate) fn has_key(map: BorrowedFd<'_>, key: u32) -> io::Result<bool> {
+    let mut value = 0_u32;
+    let mut attributes = ElementAttributes {
+        map: map.as_raw_fd().cast_unsigned(),
+        reserved: 0,
+        key: (&raw const key) as u64,
+        value: (&raw mut value) as u64,
+        flags: 0,
+    };
+    // SAFETY: key and value outlive the call, and have the sizes of the map's.
+    found(unsafe { call(Command::MapLookup, &mut attributes) })
+}
+
+/// Gives any key of a map whose keys have four bytes.
+pub(crate) fn first_key(map: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let mut key = [0; 4];
+    let found = next_key(map, None, &mut key)?;
+    Ok(found.then_some(u32::from_ne_bytes(key)))
+}
+
+/// Counts the entries of a map whose keys have `key_size` bytes, while nobody else removes any.
+pub(crate) fn count_keys(map: BorrowedFd<'_>, key_size: usize) -> io::Result<usize> {
+    let mut key = vec![0; key_size];
+    let mut next = key.clone();
+    let mut count = 0;
+    while next_key(map, (count > 0).then_some(key.as_slice()), &mut next)? {
+        count += 1;
+        key.copy_from_slice(&next);
+    }
+    Ok(count)
+}
+
+/// Writes the key that comes after one, or the first. Both have the size of the map's keys. Returns false
+/// if there is none.
+fn next_key(map: BorrowedFd<'_>, after: Option<&[u8]>, next: &mut [u8]) -> io::Result<bool> {
+    let mut attributes = KeyAttributes {
+        map: map.as_raw_fd().cast_unsigned(),
+        reserved: 0,
+        key: after.map_or(0, |key| key.as_ptr() as u64),
+        next: next.as_mut_ptr() as u64,
+    };
+    // SAFETY: no key asks for the first; one that is given is whole, and there is room for the next.
+    found(unsafe { call(Command::MapNextKey, &mut attributes) })
+}
+
+/// Tells whether there was an entry.
+fn found(answer: io::Result<libc::c_long>) -> io::Result<bool> {
+    match answer {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads all entries of a hash map, each at most once, whatever is removed meanwhile. One call reads many of
+/// them, since 5.6.
+pub(crate) fn entries<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
+    /// More than any bucket ever holds.
+    const ROOM: usize = 256;
+    let (mut keys, mut values) = (Vec::<K>::with_capacity(ROOM), Vec::<V>::with_capacity(ROOM));
+    let mut all = Vec::new();
+    // The number of a bucket.
+    let mut end = 0_u32;
+    let mut after = 0;
+    loop {
+        let mut attributes = BatchAttributes {
+            after,
+            end: (&raw mut end) as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: u32::try_from(ROOM).map_err(io::Error::other)?,
+            map: map.as_raw_fd().cast_unsigned(),
+            element_flags: 0,
+            flags: 0,
+        };
+        // SAFETY: there is room for as many keys and values as are asked for; who opens a map compares the
+        // sizes of both with the kernel's.
+        let is_more = found(unsafe { call(Command::MapLookupBatch, &mut attributes) })?;
+        let count = usize::try_from(attributes.count).map_or(ROOM, |count| count.min(ROOM));
+        // SAFETY: the kernel has filled so many; a `Pod` is valid whatever its bytes are.
+        unsafe {
+            keys.set_len(count);
+            values.set_len(count);
+        }
+        all.extend(keys.drain(..).zip(values.drain(..)));
+        if !is_more {
+            return Ok(all);
+        }
+        after = (&raw const end) as u64;
+    }
+}
+
 /// Removes every entry of a map of any kind with keys, of `key_size` bytes.
 pub fn remove_all(map: BorrowedFd<'_>, key_size: usize) -> io::Result<()> {
     let mut key = vec![0_u8; key_size];
-    loop {
-        let mut first = KeyAttributes {
+    while next_key(map, None, &mut key)? {
+        let mut removed = KeyAttributes {
             map: map.as_raw_fd().cast_unsigned(),
             reserved: 0,
-            key: 0,
-            next: key.as_mut_ptr() as u64,
-        };
-        // SAFETY: no key is given, which asks for the first, and there is room for one.
-        match unsafe { call(Command::MapNextKey, &mut first) } {
-            Ok(_) => {}
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
-            Err(error) => return Err(error),
-        }
-        let mut removed = KeyAttributes {
             key: key.as_ptr() as u64,
             next: 0,
-            ..first
         };
-        // SAFETY: the key is a whole one.
-        match unsafe { call(Command::MapDelete, &mut removed) } {
-            Ok(_) => {}
-            // A program was first.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(error) => return Err(error),
-        }
+        // SAFETY: the key is a whole one. A program may have been first.
+        found(unsafe { call(Command::MapDelete, &mut removed) })?;
     }
+    Ok(())
 }
 
 /// Makes a call that answers with a descriptor.

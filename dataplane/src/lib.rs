@@ -11,7 +11,9 @@ use std::{
 pub mod attach;
 pub mod bpf;
 pub mod feature;
+mod home;
 pub mod kernel;
+pub mod layout;
 pub mod lock;
 pub mod map;
 pub mod netkit;
@@ -22,7 +24,7 @@ pub mod port;
 pub mod test_run;
 
 pub use map::Maps;
-pub use pin::Pins;
+pub use pin::{Loaded, Pins};
 
 /// Why the dataplane can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +38,18 @@ pub enum Error {
     /// Nothing is pinned, and the caller must not load.
     #[error("no programs are loaded at {}: the first ADD loads them", .0.display())]
     NotLoaded(PathBuf),
+    /// What is pinned belongs to another network namespace.
+    #[error(
+        "bpfRoot {} has the programs of another network namespace, net:[{namespace}], which still exists: \
+         two nodes can't share them; set another bpfRoot here, or mount a bpffs of this node's own there",
+        root.display()
+    )]
+    Elsewhere {
+        /// The folder of pins.
+        root: PathBuf,
+        /// The inode number of the other namespace.
+        namespace: u32,
+    },
     /// A file or folder.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
@@ -58,7 +72,7 @@ pub enum Error {
         source: Box<aya::programs::ProgramError>,
     },
     /// A map.
-    #[error("map {name}: {source}")]
+    #[error("map {name}: {source}{}", remedy(source))]
     Map {
         /// The name, one of [`underpass_abi::map::MAPS`].
         name: &'static str,
@@ -68,6 +82,14 @@ pub enum Error {
     /// A device or a filter.
     #[error(transparent)]
     Netlink(#[from] underpass_netlink::Error),
+    /// The entries of a map, all together.
+    #[error("cannot list the map {name}: {source}")]
+    List {
+        /// The name, one of [`underpass_abi::map::MAPS`].
+        name: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// The map of pods that take frames.
     #[error("map XDP_PODS: {0}")]
     XdpPods(#[from] aya::maps::xdp::XdpMapError),
@@ -92,6 +114,25 @@ pub enum Error {
     /// The object lacks something that this binary was built to use.
     #[error("the eBPF object has no {0}: this build is broken, build it again")]
     Missing(&'static str),
+}
+
+/// Says what to do about the kernel's refusal to change a map.
+fn remedy(error: &aya::maps::MapError) -> &'static str {
+    let aya::maps::MapError::SyscallError(error) = error else {
+        return "";
+    };
+    match error.io_error.raw_os_error() {
+        Some(libc::E2BIG) => {
+            ": the map is full; detach containers that are not needed (`underpass status` lists them), or have GC remove what is left of dead ones"
+        }
+        Some(libc::ENOMEM) => {
+            ": the kernel has no memory for the entry; raise the memory limit of the cgroup that the runtime is in"
+        }
+        Some(libc::EPERM) => {
+            ": run it as root in the initial user namespace, with CAP_BPF and CAP_NET_ADMIN"
+        }
+        _ => "",
+    }
 }
 
 /// Tells whether something had to be put right.
@@ -131,5 +172,29 @@ impl Error {
             name,
             source: Box::new(source),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::{maps::MapError, sys::SyscallError};
+
+    use super::*;
+
+    #[test]
+    fn a_full_map_says_what_to_do() {
+        let refused = |errno| {
+            let error = SyscallError {
+                call: "bpf_map_update_elem",
+                io_error: io::Error::from_raw_os_error(errno),
+            };
+            Error::map("OWNERS")(MapError::from(error)).to_string()
+        };
+        let full = refused(libc::E2BIG);
+        assert!(full.starts_with("map OWNERS: "), "{full}");
+        assert!(full.contains("the map is full"), "{full}");
+        assert!(refused(libc::ENOMEM).contains("memory limit"));
+        assert!(refused(libc::EPERM).contains("CAP_BPF"));
+        assert!(!refused(libc::ENOENT).contains(';'));
     }
 }

@@ -1,11 +1,11 @@
 //! The pinned maps that user space reads and writes, each opened when it is first needed.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, os::fd::AsFd as _};
 
 use aya::{
     Pod,
     maps::{
-        Array, HashMap, Map, MapData, MapError, PerCpuArray,
+        Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray,
         lpm_trie::{Key as TrieKey, LpmTrie},
         xdp::DevMapHash,
     },
@@ -20,7 +20,7 @@ use underpass_abi::{
     node::{Node, State},
 };
 
-use crate::{Error, Pins};
+use crate::{Error, Loaded, Pins, bpf};
 
 /// Bits of a [`Destination`] before its address.
 const NETWORK_BITS: u32 = 32;
@@ -50,12 +50,12 @@ impl Maps {
         })
     }
 
-    /// Opens the maps, if anything was ever loaded.
+    /// Opens the maps, if anything was ever loaded for the calling thread's network namespace.
     pub fn open_existing(pins: &Pins) -> Result<Option<Self>, Error> {
-        if !pins.are_complete() {
-            return Ok(None);
+        match pins.loaded()? {
+            Loaded::Here => Self::open(pins).map(Some),
+            Loaded::Nothing | Loaded::Leftover => Ok(None),
         }
-        Self::open(pins).map(Some)
     }
 
     /// Finds what an attachment put into maps.
@@ -65,7 +65,7 @@ impl Maps {
 
     /// Lists all attachments.
     pub fn attachments(&self) -> Result<Vec<(Owner, Attachment)>, Error> {
-        entries(self.owners.iter(), map::OWNERS)
+        entries(&self.owners, map::OWNERS)
     }
 
     /// Tells whether there is any attachment.
@@ -93,7 +93,7 @@ impl Maps {
 
     /// Lists all devices that the programs know.
     pub fn devices(&self) -> Result<Vec<(u32, Device)>, Error> {
-        entries(self.devices.iter(), map::DEVICES)
+        entries(&self.devices, map::DEVICES)
     }
 
     /// Tells the programs of a device.
@@ -130,7 +130,7 @@ impl Maps {
 
     /// Lists all addresses and their owners.
     pub fn endpoints(&self) -> Result<Vec<(IpAddr, Endpoint)>, Error> {
-        let all = entries(self.endpoints.iter(), map::ENDPOINTS)?;
+        let all = entries(&self.endpoints, map::ENDPOINTS)?;
         Ok(all
             .into_iter()
             .map(|(addr, endpoint)| (addr.into(), endpoint))
@@ -313,11 +313,12 @@ pub(crate) fn gone(answer: Result<(), MapError>, name: &'static str) -> Result<(
     }
 }
 
-pub(crate) fn entries<K, V>(
-    all: impl Iterator<Item = Result<(K, V), MapError>>,
+/// Reads all entries of a map.
+pub(crate) fn entries<K: Pod, V: Pod>(
+    map: &HashMap<MapData, K, V>,
     name: &'static str,
 ) -> Result<Vec<(K, V)>, Error> {
-    all.collect::<Result<_, _>>().map_err(Error::map(name))
+    bpf::entries(map.map().fd().as_fd()).map_err(|source| Error::List { name, source })
 }
 
 fn key(network: u32, net: IpNet) -> TrieKey<Destination> {

@@ -20,7 +20,7 @@ use underpass_abi::{
     node::{NODE_SYMBOL, Node, State, slots},
 };
 
-use crate::{Error, Pins, feature, lock::Lock, pin::Folder, policy::Rules};
+use crate::{Error, Loaded, Pins, feature, home, lock::Lock, pin::Folder, policy::Rules};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
@@ -79,15 +79,21 @@ pub fn open_or_load(root: &Path) -> Result<Pins, Error> {
 /// else of what the node's memory suggests.
 pub fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins, Error> {
     let pins = Pins::at(root);
-    if pins.are_complete() {
+    if pins.loaded()? == Loaded::Here {
         return Ok(pins);
     }
     pins.require_bpffs()?;
     let _lock = Lock::acquire(root)?;
     // Another call may have been first.
-    if !pins.are_complete() {
-        load(&pins, flows.unwrap_or_else(|| flow_count(memory())))?;
+    let loaded = pins.loaded()?;
+    if loaded == Loaded::Here {
+        return Ok(pins);
     }
+    if loaded == Loaded::Leftover {
+        // Its devices are gone, and whatever was attached to them.
+        pins.remove()?;
+    }
+    load(&pins, flows.unwrap_or_else(|| flow_count(memory())))?;
     Ok(pins)
 }
 
@@ -128,6 +134,7 @@ fn load(pins: &Pins, flows: u32) -> Result<(), Error> {
 }
 
 fn load_into(folder: &Folder, node: Node) -> Result<(), Error> {
+    home::pin(&folder.home())?;
     let mut object = parse(&node, folder)?;
     fill(&mut object, map::CONSTANTS, node)?;
     let mut state = State {

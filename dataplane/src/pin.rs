@@ -1,10 +1,11 @@
-//! Where programs and maps are pinned: `<bpfRoot>/v<ABI>/{maps,programs}/<name>`.
+//! Where programs and maps are pinned: `<bpfRoot>/v<ABI>/{maps,programs}/<name>`, and beside them `home`,
+//! the network namespace that they are for.
 //!
 //! The folder is made under another name and renamed when everything is in it, so one that exists
 //! is complete: a call killed half-way leaves only a folder that the next one removes.
 
 use std::{
-    fs, io,
+    fs,
     os::unix::fs::DirBuilderExt as _,
     path::{self, Path, PathBuf},
     process,
@@ -17,7 +18,21 @@ use aya::{
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use underpass_abi::ABI;
 
-use crate::Error;
+use crate::{
+    Error,
+    home::{self, Home},
+};
+
+/// What is pinned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Loaded {
+    /// Nothing of this layout.
+    Nothing,
+    /// Everything, for the calling thread's network namespace.
+    Here,
+    /// What was loaded for a network namespace that has ended: a node in a container that was started anew.
+    Leftover,
+}
 
 /// The pins of one node.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,10 +61,26 @@ impl Pins {
         Folder(self.root.join(format!("v{ABI}")))
     }
 
-    /// Tells whether all maps and the usual programs are loaded and pinned.
-    #[must_use]
-    pub fn are_complete(&self) -> bool {
-        self.folder().0.is_dir()
+    /// Tells whether all maps and the usual programs are loaded and pinned, for the calling thread's network
+    /// namespace. Fails if they are pinned for another one that exists: its devices have other numbers.
+    pub fn loaded(&self) -> Result<Loaded, Error> {
+        let folder = self.folder();
+        if !folder.0.is_dir() {
+            return Ok(Loaded::Nothing);
+        }
+        match home::read(&folder.home())? {
+            Home::Here => Ok(Loaded::Here),
+            Home::Gone => Ok(Loaded::Leftover),
+            Home::Elsewhere(namespace) => Err(Error::Elsewhere {
+                root: self.root.clone(),
+                namespace,
+            }),
+        }
+    }
+
+    /// Makes the calling thread's network namespace the one that everything pinned is for.
+    pub fn settle(&self) -> Result<(), Error> {
+        home::pin(&self.folder().home())
     }
 
     /// Fails unless `root`, or the folder that it will be made in, is on a bpffs.
@@ -99,20 +130,9 @@ impl Pins {
         })
     }
 
-    /// Removes all pins, and the folders that are empty after that. Returns whether there were any.
-    /// The caller holds the lock.
-    pub fn remove(&self) -> Result<bool, Error> {
-        let Folder(folder) = self.folder();
-        if !folder.exists() {
-            return Ok(false);
-        }
-        remove(&folder)?;
-        match fs::remove_dir(&self.root) {
-            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => {
-                Err(Error::file("remove", &self.root)(error))
-            }
-            _ => Ok(true),
-        }
+    /// Removes the pins of this layout. The caller holds the lock.
+    pub(crate) fn remove(&self) -> Result<(), Error> {
+        remove(&self.folder().0)
     }
 
     /// Opens a pinned map.
@@ -140,8 +160,10 @@ impl Pins {
     }
 }
 
-const MAPS: &str = "maps";
-const PROGRAMS: &str = "programs";
+pub(crate) const MAPS: &str = "maps";
+/// See [`home`].
+pub(crate) const HOME: &str = "home";
+pub(crate) const PROGRAMS: &str = "programs";
 
 /// A folder of pins.
 #[derive(Debug)]
@@ -156,6 +178,11 @@ impl Folder {
     /// Names the place where a program is pinned.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.0.join(PROGRAMS).join(name)
+    }
+
+    /// Names the place where the network namespace is pinned that all of it is for.
+    pub(crate) fn home(&self) -> PathBuf {
+        self.0.join(HOME)
     }
 
     /// Shows the folder to people.
@@ -193,6 +220,6 @@ impl Unfinished {
     }
 }
 
-fn remove(folder: &Path) -> Result<(), Error> {
+pub(crate) fn remove(folder: &Path) -> Result<(), Error> {
     fs::remove_dir_all(folder).map_err(Error::file("remove", folder))
 }

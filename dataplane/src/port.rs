@@ -51,12 +51,12 @@ impl HostPorts {
 
     /// Lists all ports and who serves them.
     pub fn serving(&self) -> Result<Vec<(HostPort, PortTarget)>, Error> {
-        entries(self.serving.iter(), map::PORTS)
+        entries(&self.serving, map::PORTS)
     }
 
     /// Lists all older mappings of ports.
     pub fn shadowed(&self) -> Result<Vec<(ShadowedPort, PortTarget)>, Error> {
-        entries(self.shadowed.iter(), map::SHADOWED_PORTS)
+        entries(&self.shadowed, map::SHADOWED_PORTS)
     }
 
     /// Sends a port to a container, whoever served it.

@@ -107,10 +107,16 @@ impl Link {
         self.kind == Some(InfoKind::Veth)
     }
 
+    /// Tells whether it is a netkit.
+    #[must_use]
+    pub fn is_netkit(&self) -> bool {
+        self.kind == Some(InfoKind::Netkit)
+    }
+
     /// Tells whether it is one end of a pair: a veth or a netkit.
     #[must_use]
     pub fn is_paired(&self) -> bool {
-        matches!(self.kind, Some(InfoKind::Veth | InfoKind::Netkit))
+        self.is_veth() || self.is_netkit()
     }
 }
 

@@ -113,6 +113,12 @@ enum Failure {
     InUse(usize),
 }
 
+impl From<underpass_netlink::Error> for Failure {
+    fn from(error: underpass_netlink::Error) -> Self {
+        Self::Plugin(error.into())
+    }
+}
+
 impl From<underpass_dataplane::Error> for Failure {
     fn from(error: underpass_dataplane::Error) -> Self {
         Self::Plugin(error.into())

@@ -10,6 +10,7 @@ mod feeding;
 mod fixtures;
 mod fragments;
 mod full_table;
+mod homes;
 mod hops;
 mod host;
 mod host_port;

@@ -17,7 +17,7 @@ use aya::{
     programs::ProgramInfo,
 };
 use underpass_abi::{ABI, counter::Counter, map, node::State};
-use underpass_dataplane::bpf;
+use underpass_dataplane::{Pins, bpf};
 
 use crate::netns::Netns;
 
@@ -55,7 +55,10 @@ pub(crate) fn lend(netns: &Netns, root: &Path) -> Result<()> {
         let name = map.info()?.name_as_str().unwrap_or_default().to_owned();
         empty(map, &name).with_context(|| format!("empty {name}"))?;
     }
-    netns.run(|| pin_all(&root.join(version), &objects))
+    netns.run(|| -> Result<()> {
+        pin_all(&root.join(version), &objects)?;
+        Ok(Pins::at(root).settle()?)
+    })
 }
 
 fn open(pin: &Path) -> Result<OwnedFd> {

@@ -8,7 +8,7 @@ use std::{
     sync::LazyLock,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::{loaded, netns::Netns};
@@ -82,6 +82,15 @@ impl Node {
         let mut command = Command::new(plugin());
         command.env_clear().args(arguments);
         self.netns.expect(&mut command, &[])
+    }
+
+    /// What a command of the plugin's command line says here on its standard error, where it must fail.
+    pub fn underpass_error(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(plugin());
+        command.env_clear().args(arguments);
+        let output = self.netns.output(&mut command, &[])?;
+        ensure!(!output.status.success(), "{arguments:?} succeeded");
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     /// The entries that `underpass flows` shows for these two ends, in whatever order.

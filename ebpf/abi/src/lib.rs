@@ -15,7 +15,7 @@ pub mod port;
 pub mod quota;
 
 /// Version of all layouts in this crate; part of the pins' path (`<bpfRoot>/v<ABI>/`).
-pub const ABI: u32 = 6;
+pub const ABI: u32 = 7;
 
 /// Marks a type as free of padding and valid for every bit pattern, so that it may be filled from a
 /// packet or a map.

@@ -56,11 +56,8 @@ pub(super) fn run(root: &Path, format: Format, out: &mut impl io::Write) -> Resu
 }
 
 fn collect(root: &Path) -> Result<Vec<Line>, Error> {
-    let pins = Pins::at(root);
-    if !pins.are_complete() {
-        return Err(DataplaneError::NotLoaded(root.to_owned()).into());
-    }
-    let maps = Maps::open(&pins)?;
+    let maps = Maps::open_existing(&Pins::at(root))?;
+    let maps = maps.ok_or_else(|| DataplaneError::NotLoaded(root.to_owned()))?;
     let names: HashMap<u32, String> = Netlink::open()?
         .links()?
         .into_iter()

@@ -13,7 +13,7 @@ use underpass_abi::{
     endpoint::device,
     map,
 };
-use underpass_dataplane::{Maps, Pins, attach, kernel::release, policy::Rules};
+use underpass_dataplane::{Maps, Pins, attach, kernel::release, layout::Layout, policy::Rules};
 use underpass_netlink::{Netlink, link::Link};
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
@@ -36,6 +36,8 @@ struct Status {
     kernel: String,
     bpf_root: String,
     loaded: bool,
+    /// Layouts that other versions of the plugin have left there.
+    other_layouts: Vec<u32>,
     /// Raised by every change that flows must notice; 0 if nothing is loaded.
     epoch: u32,
     features: Vec<Feature>,
@@ -108,18 +110,16 @@ pub(super) fn run(root: &Path, format: Format, out: &mut impl io::Write) -> Resu
 impl Status {
     fn collect(root: &Path) -> Result<Self, Error> {
         let pins = Pins::at(root);
-        let maps = if pins.are_complete() {
-            Some(Maps::open(&pins)?)
-        } else {
-            None
-        };
+        let maps = Maps::open_existing(&pins)?;
         let state = maps.as_ref().map(Maps::state).transpose()?;
+        let other_layouts = pins.layouts()?.into_iter().filter(Layout::is_other);
         let mut status = Self {
             version: env!("CARGO_PKG_VERSION"),
             abi: ABI,
             kernel: release(),
             bpf_root: root.display().to_string(),
             loaded: maps.is_some(),
+            other_layouts: other_layouts.map(|layout| layout.number()).collect(),
             epoch: state.map_or(0, |state| state.epoch),
             features: feature::collect(),
             network_stack: stack::collect(state.as_ref().map(Rules::in_force)),
@@ -219,6 +219,13 @@ impl Status {
             )?;
         }
 
+        for other in &self.other_layouts {
+            writeln!(
+                out,
+                "{BAD}also there{BAD:#}: layout {other} of another version; `underpass unload` removes it, too"
+            )?;
+        }
+
         feature::print(&self.features, out)?;
         self.network_stack.print(out)?;
         if !self.loaded {
@@ -305,6 +312,7 @@ mod tests {
             kernel: "6.1.0".to_owned(),
             bpf_root: "/run/b".to_owned(),
             loaded: true,
+            other_layouts: vec![6],
             epoch: 3,
             features: vec![Feature {
                 name: "BPF_F_IPV6",
@@ -379,6 +387,7 @@ mod tests {
         insta::assert_snapshot!(text.join("\n"), @r"
         underpass 1.2.3 on kernel 6.1.0
         programs: loaded, pinned at /run/b (layout 1)
+        also there: layout 6 of another version; `underpass unload` removes it, too
 
         Kernel features
           BPF_F_IPV6           no   needs kernel 6.16: checksums

@@ -30,11 +30,9 @@ pub(super) fn run(
     out: &mut impl io::Write,
 ) -> Result<(), Failure> {
     let pins = Pins::at(root);
-    if !pins.are_complete() {
-        return Err(DataplaneError::NotLoaded(root.to_owned()).into());
-    }
+    let maps = Maps::open_existing(&pins)?;
+    let maps = maps.ok_or_else(|| DataplaneError::NotLoaded(root.to_owned()))?;
     let _only = Lock::try_acquire_trace(root)?.ok_or(Failure::TraceBusy)?;
-    let maps = Maps::open(&pins)?;
     // All programs that log share one map. This one is loaded on every node, and logs what it learns.
     let id = pins.program(map::TO_WIRE)?.id();
     // From here on signals are read like any other event, so that the level is reset however the

@@ -9,7 +9,7 @@ use underpass_abi::{endpoint::device, map};
 use underpass_dataplane::{Pins, kernel, lock::Lock, object};
 use underpass_netlink::{
     Netlink, ethtool,
-    link::{Device, Link},
+    link::Device,
     xdp::{Attached, XdpMode},
 };
 
@@ -179,17 +179,6 @@ pub(crate) fn ours(pins: &Pins, programs: &[Attached]) -> Result<Option<XdpMode>
     let ours = pins.program(map::FROM_WIRE_XDP)?.id();
     let found = programs.iter().find(|attached| attached.program == ours);
     Ok(found.map(|attached| attached.mode))
-}
-
-/// Takes our program off a device. Returns whether it was there.
-pub(crate) fn detach(node: &Netlink, pins: &Pins, link: &Link) -> Result<bool, Error> {
-    let Some(mode) = ours(pins, &link.xdp)? else {
-        return Ok(false);
-    };
-    let device = Device::from(link);
-    let program = pins.program_fd(map::FROM_WIRE_XDP)?;
-    node.detach_xdp(&device, mode, program.as_fd())?;
-    Ok(true)
 }
 
 #[cfg(test)]

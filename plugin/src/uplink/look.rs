@@ -1,6 +1,9 @@
 //! The uplinks as they are now.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+};
 
 use underpass_abi::endpoint::device;
 use underpass_dataplane::Maps;
@@ -20,6 +23,8 @@ const FEW: usize = 8;
 /// The node's uplinks, and what else matters of the devices that belong to no container.
 #[derive(Debug)]
 pub(crate) struct Uplinks<'a> {
+    /// The numbers of all devices of the node, containers' included.
+    pub(crate) indices: BTreeSet<u32>,
     pub(crate) list: Vec<Uplink>,
     /// See [`Surroundings::service_addresses`].
     pub(crate) service_addresses: Vec<IpAddr>,
@@ -36,13 +41,17 @@ impl<'a> Uplinks<'a> {
         patterns: Option<&'a [Glob]>,
     ) -> Result<Self, Error> {
         let all = node.indices()?;
-        let mut others = BTreeSet::new();
-        for &index in &all {
-            let entry = maps.device(index)?;
-            if entry.is_none_or(|entry| entry.flags & device::POD == 0) {
-                others.insert(index);
-            }
-        }
+        let pods: HashSet<u32> = maps
+            .devices()?
+            .into_iter()
+            .filter(|(_, entry)| entry.flags & device::POD != 0)
+            .map(|(index, _)| index)
+            .collect();
+        let others: BTreeSet<u32> = all
+            .iter()
+            .copied()
+            .filter(|index| !pods.contains(index))
+            .collect();
         // One in a list costs as much as one that is asked for.
         let mut links = if others.len() <= FEW.max(all.len() / 2) {
             let asked = others.iter().map(|index| node.link(By::Index(*index)));
@@ -73,6 +82,7 @@ impl<'a> Uplinks<'a> {
             rp_filter: node.rp_filter()?,
         };
         Ok(Self {
+            indices: all,
             list: surroundings.uplinks(patterns),
             service_addresses: surroundings.service_addresses(),
             patterns,

@@ -1,0 +1,169 @@
+//! Folders of pins of any layout, as far as they are alike: which programs they have, whether attachments
+//! use them, and how to be rid of them.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs, io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use aya::programs::ProgramInfo;
+use nix::errno::Errno;
+use underpass_abi::{ABI, endpoint::Owner, map};
+use underpass_netlink::{Netlink, filter::Direction, link::Link};
+
+use crate::{
+    Error, Pins, bpf,
+    home::{self, Home},
+    netkit,
+    pin::{self, HOME, MAPS, PROGRAMS},
+};
+
+/// The folder of one layout.
+#[derive(Debug)]
+pub struct Layout {
+    number: u32,
+    root: PathBuf,
+    folder: PathBuf,
+}
+
+impl Pins {
+    /// Lists the layouts that are pinned, whichever version of the plugin did it.
+    pub fn layouts(&self) -> Result<Vec<Layout>, Error> {
+        let entries = match fs::read_dir(self.root()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(Error::file("list", self.root()))?,
+        };
+        let mut layouts = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(Error::file("list", self.root()))?;
+            if let Some(number) = number(&entry.file_name()) {
+                layouts.push(Layout {
+                    number,
+                    root: self.root().to_owned(),
+                    folder: entry.path(),
+                });
+            }
+        }
+        layouts.sort_unstable_by_key(|layout| layout.number);
+        Ok(layouts)
+    }
+}
+
+/// Reads the number in `v<number>`.
+fn number(name: &OsStr) -> Option<u32> {
+    name.to_str()?.strip_prefix('v')?.parse().ok()
+}
+
+impl Layout {
+    /// Gives the number of the layout, as [`ABI`] counts them.
+    #[must_use]
+    pub const fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Tells whether another version of the plugin made it.
+    #[must_use]
+    pub const fn is_other(&self) -> bool {
+        self.number != ABI
+    }
+
+    /// Names the folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Fails if it is for another network namespace than the calling thread's, which exists. Layouts before
+    /// 7 do not say.
+    pub fn require_here(&self) -> Result<(), Error> {
+        let path = self.folder.join(HOME);
+        if !path.exists() {
+            return Ok(());
+        }
+        match home::read(&path)? {
+            Home::Here | Home::Gone => Ok(()),
+            Home::Elsewhere(namespace) => Err(Error::Elsewhere {
+                root: self.root.clone(),
+                namespace,
+            }),
+        }
+    }
+
+    /// Counts the attachments whose map entries are there.
+    pub fn attachments(&self) -> Result<usize, Error> {
+        let path = self.folder.join(MAPS).join(map::OWNERS);
+        let count = || bpf::count_keys(bpf::open_pin(&path)?.as_fd(), size_of::<Owner>());
+        count().map_err(Error::file("read the map", &path))
+    }
+
+    /// Takes its programs off a device, wherever they sit there. Returns whether there were any.
+    pub fn detach(&self, netlink: &Netlink, link: &Link) -> Result<bool, Error> {
+        let programs = self.programs()?;
+        let mut found = false;
+        let places = [Direction::Ingress, Direction::Egress].map(|way| (link.index, way));
+        let sitting = netlink.filter_programs(&places)?;
+        for ((index, direction), program) in places.into_iter().zip(sitting) {
+            if program.is_some_and(|program| programs.contains_key(&program)) {
+                found |= netlink.delete_filter(index, direction)?;
+            }
+        }
+        if link.is_netkit() {
+            for id in netkit::programs(link.index)? {
+                if let Some(pin) = programs.get(&id) {
+                    let program = bpf::open_pin(pin).map_err(Error::file("open the pin", pin))?;
+                    found |= netkit::detach(link.index, &link.name, program.as_fd())?;
+                }
+            }
+        }
+        for attached in &link.xdp {
+            if let Some(pin) = programs.get(&attached.program) {
+                let program = bpf::open_pin(pin).map_err(Error::file("open the pin", pin))?;
+                netlink.detach_xdp(&link.into(), attached.mode, program.as_fd())?;
+                found = true;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Lists the pins of its programs by the kernel's numbers of these.
+    fn programs(&self) -> Result<BTreeMap<u32, PathBuf>, Error> {
+        let folder = self.folder.join(PROGRAMS);
+        let mut programs = BTreeMap::new();
+        for entry in fs::read_dir(&folder).map_err(Error::file("list", &folder))? {
+            let path = entry.map_err(Error::file("list", &folder))?.path();
+            let program = ProgramInfo::from_pin(&path)
+                .map_err(io::Error::other)
+                .map_err(Error::file("open the pin", &path))?;
+            programs.insert(program.id(), path);
+        }
+        Ok(programs)
+    }
+
+    /// Removes its pins, and the folder of all layouts if nothing is left in it. The caller holds the lock.
+    pub fn remove(self) -> Result<(), Error> {
+        pin::remove(&self.folder)?;
+        match fs::remove_dir(&self.root) {
+            Err(error) if error.raw_os_error() != Some(Errno::ENOTEMPTY as i32) => {
+                Err(Error::file("remove", &self.root)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_layouts_have_numbers() {
+        assert_eq!(number("v7".as_ref()), Some(7));
+        assert_eq!(number("v12".as_ref()), Some(12));
+        for other in ["", "v", "7", "vx", "new-7", "v7.old"] {
+            assert_eq!(number(other.as_ref()), None, "{other}");
+        }
+    }
+}
