@@ -12,6 +12,7 @@
 mod add;
 mod check;
 mod config;
+mod dead;
 mod del;
 mod exhausted;
 mod gc;
@@ -28,6 +29,7 @@ use underpass_cni::{CniResult, Error, NetworkRequest, Plugin, Request};
 pub use add::{Allocation, Lease, add};
 pub use check::check;
 pub use config::data_dir;
+pub use dead::free_dead;
 pub use del::del;
 pub use gc::gc;
 pub use owner::Owner;

@@ -6,7 +6,7 @@ use underpass_cni::{Code, Error as CniError};
 use underpass_dataplane as dataplane;
 use underpass_netlink::{self as netlink, netns};
 
-use crate::finding::Findings;
+use crate::{finding::Findings, identity::Identity};
 
 /// Code for a CHECK that found something wrong; the contract leaves 100 and up to plugins.
 const CODE_BROKEN: u32 = 100;
@@ -45,7 +45,7 @@ pub enum Error {
     NoNetns(PathBuf),
     /// ADD without DEL between.
     #[error(
-        "{ifname} of container {container} is attached to network {network} already: DEL it first"
+        "{ifname} of container {container} is already attached to network {network}, or another ADD is at it: DEL it first"
     )]
     Attached {
         /// The network.
@@ -56,13 +56,15 @@ pub enum Error {
         ifname: String,
     },
     /// The container has an interface of that name.
-    #[error("container veth name ({container:?}) peer provided ({host:?}) already exists")]
-    NameTaken {
-        /// The name of the container's end.
-        container: String,
-        /// The name of the host's end.
-        host: String,
-    },
+    #[error(
+        "interface {0} already exists in the container, and is none of this plugin's attachment: delete it, or ask for another CNI_IFNAME"
+    )]
+    NameTaken(String),
+    /// The node has a device of that name.
+    #[error(
+        "device {0} already exists on the node, and is none of this plugin's: delete or rename it (`ip link`)"
+    )]
+    HostNameTaken(String),
     /// A veth vanished between two requests.
     #[error("{0} vanished while it was being set up: another program deleted it")]
     Vanished(String),
@@ -88,13 +90,29 @@ impl Error {
         }
     }
 
+    /// The attachment is there already.
+    pub(crate) fn attached(identity: &Identity) -> Self {
+        let Identity {
+            network,
+            container,
+            ifname,
+        } = identity.clone();
+        Self::Attached {
+            network,
+            container,
+            ifname,
+        }
+    }
+
     fn code(&self) -> Code {
         match self {
             Self::Contract(error) => error.code,
             Self::Netns(_) | Self::NoNetns(_) => Code::InvalidNetns,
             Self::Dataplane(_) | Self::Sysctl { .. } => Code::Io,
             Self::Netlink(_) | Self::Vanished(_) | Self::NoAddress => Code::Internal,
-            Self::Attached { .. } | Self::NameTaken { .. } => Code::Other(CODE_TAKEN),
+            Self::Attached { .. } | Self::NameTaken(_) | Self::HostNameTaken(_) => {
+                Code::Other(CODE_TAKEN)
+            }
             Self::Broken(_) => Code::Other(CODE_BROKEN),
             Self::Several(errors) => errors.first().map_or(Code::Internal, Self::code),
         }

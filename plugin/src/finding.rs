@@ -220,7 +220,10 @@ pub enum Finding {
     #[error("the map XDP_PODS does not have {0}: XDP sends it nothing")]
     NotInXdp(String),
     /// A program is not where it belongs.
-    #[error("program {} is not attached to the {} of {device}", place.program, place.hook.name())]
+    #[error(
+        "program {} is not attached to the {} of {device}: the next ADD or GC puts it back on an uplink and on lo; a container with its device has to be recreated",
+        place.program, place.hook.name()
+    )]
     NotAttached {
         /// The program and its place.
         place: Place,

@@ -13,6 +13,7 @@ pub mod glob;
 pub mod identity;
 pub mod log;
 pub mod plan;
+mod reap;
 mod step;
 mod stopwatch;
 pub mod uplink;

@@ -1,10 +1,13 @@
 //! The verbs of the contract, one file each.
 
-use underpass_abi::endpoint::Owner;
-use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
-use underpass_dataplane::Maps;
+use std::collections::BTreeSet;
 
-use crate::{error::Error, identity::Identity};
+use underpass_abi::endpoint::Owner;
+use underpass_cni::{CniResult, Error as CniError, NetConf, NetworkRequest, Plugin, Request};
+use underpass_dataplane::{Error as DataplaneError, Maps, Pins};
+use underpass_netlink::Netlink;
+
+use crate::{conf::Conf, error::Error, identity::Identity, reap::reap};
 
 pub use chained::Portmap;
 
@@ -52,11 +55,31 @@ fn identity(request: &Request) -> Identity {
 /// Refuses an attachment that the maps know already.
 fn require_detached(maps: &Maps, owner: Owner, identity: &Identity) -> Result<(), Error> {
     match maps.attachment(owner)? {
-        Some(_) => Err(Error::Attached {
-            network: identity.network.clone(),
-            container: identity.container.clone(),
-            ifname: identity.ifname.clone(),
-        }),
+        Some(_) => Err(Error::attached(identity)),
         None => Ok(()),
+    }
+}
+
+/// Opens the maps that a DEL has to clean. Those of another network namespace matter only if they know what
+/// is to be detached: an ADD here was refused.
+fn maps_to_clean(conf: &NetConf, owners: &[Owner]) -> Result<Option<Maps>, Error> {
+    let pins = Pins::at(&Conf::bpf_root(conf)?);
+    let error = match Maps::open_existing(&pins) {
+        Err(error @ DataplaneError::Elsewhere { .. }) => error,
+        opened => return Ok(opened?),
+    };
+    let maps = Maps::open(&pins)?;
+    for owner in owners {
+        if maps.attachment(*owner)?.is_some() {
+            return Err(error.into());
+        }
+    }
+    Ok(None)
+}
+
+/// Takes away what lost DELs have left, of all networks. An ADD works all the same if that fails.
+fn reap_or_warn(node: &Netlink, maps: &mut Maps, devices: &BTreeSet<u32>, conf: &NetConf) {
+    if let Err(error) = reap(node, maps, devices, conf) {
+        tracing::warn!("cannot take away all that lost DELs have left: {error}");
     }
 }

@@ -21,6 +21,7 @@ mod leases;
 mod leftovers;
 mod lifecycle;
 mod loading;
+mod lost_dels;
 mod masquerade;
 mod mtu;
 mod netkit;

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use underpass_abi::{
     addr::Addr,
-    endpoint::{Attachment as Record, Device as Entry, Endpoint, MAX_ADDRESSES, device, role},
+    endpoint::{
+        Attachment as Record, Device as Entry, Endpoint, MAX_ADDRESSES, Owner, device, role,
+    },
 };
 use underpass_cni::Error as CniError;
 use underpass_dataplane::{Maps, attach, lock::Lock};
@@ -253,25 +255,37 @@ impl Revert for Entries {
     /// Takes from the programs what they know of the container. The interface is somebody else's, and may be
     /// gone.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
-        let (node, owner) = (detachment.node, detachment.owner);
-        let Some(Known { maps, record }) = &mut detachment.known else {
-            return Ok(());
-        };
-        let _lock = Lock::acquire(maps.pins().root())?;
-        for addr in addresses(record) {
-            maps.remove_endpoint(addr, record.ifindex)?;
+        match &mut detachment.known {
+            Some(Known { maps, record }) => {
+                let lock = Lock::acquire(maps.pins().root())?;
+                remove(&lock, detachment.node, maps, detachment.owner, record)
+            }
+            None => Ok(()),
         }
-        withdraw(node, maps, record.ifindex)?;
-        let is_shared = maps
-            .attachments()?
-            .iter()
-            .any(|(other, shared)| *other != owner && shared.via == record.via);
-        if !is_shared {
-            withdraw(node, maps, record.via)?;
-        }
-        maps.remove_attachment(owner)?;
-        Ok(maps.raise_epoch()?)
     }
+}
+
+/// Removes all entries of an attachment, and takes the programs off devices that they were told of here.
+pub(super) fn remove(
+    _lock: &Lock,
+    node: &Netlink,
+    maps: &mut Maps,
+    owner: Owner,
+    record: &Record,
+) -> Result<(), Error> {
+    for addr in addresses(record) {
+        maps.remove_endpoint(addr, record.ifindex)?;
+    }
+    withdraw(node, maps, record.ifindex)?;
+    let is_shared = maps
+        .attachments()?
+        .iter()
+        .any(|(other, shared)| *other != owner && shared.via == record.via);
+    if !is_shared {
+        withdraw(node, maps, record.via)?;
+    }
+    maps.remove_attachment(owner)?;
+    Ok(maps.raise_epoch()?)
 }
 
 /// Takes the programs off a device that they were told of here.

@@ -1,10 +1,10 @@
-//! What DEL, GC and a failed ADD take away.
+//! What DEL, GC and a failed ADD take away, and an ADD of what a lost DEL has left.
 
 use underpass_abi::endpoint::{Attachment as Record, Owner, role};
-use underpass_dataplane::Maps;
+use underpass_dataplane::{Maps, lock::Lock};
 use underpass_netlink::Netlink;
 
-use super::{REVERT_CHAINED, REVERT_INTERFACE};
+use super::{REVERT_CHAINED, REVERT_INTERFACE, chained, endpoint, port};
 use crate::error::Error;
 
 /// An attachment that has to go: whatever the kernel and the maps still have of it.
@@ -45,5 +45,24 @@ pub(crate) fn detach_chained(node: &Netlink, maps: &mut Maps, owner: Owner) -> R
     match maps.attachment(owner)? {
         Some(_) => detach(node, Some(maps), owner),
         None => Ok(()),
+    }
+}
+
+/// Makes the maps forget an attachment whose device is gone, if they know it by this record still: the
+/// container may have been attached anew, with the names of before.
+pub(crate) fn forget(
+    node: &Netlink,
+    maps: &mut Maps,
+    owner: Owner,
+    record: &Record,
+) -> Result<(), Error> {
+    let lock = Lock::acquire(maps.pins().root())?;
+    if maps.attachment(owner)?.as_ref() != Some(record) {
+        return Ok(());
+    }
+    port::give_up(&lock, node, maps, owner, record)?;
+    match record.role {
+        role::CHAINED => chained::remove(&lock, node, maps, owner, record),
+        _ => endpoint::remove(&lock, maps, owner, record),
     }
 }

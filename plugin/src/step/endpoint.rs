@@ -112,18 +112,26 @@ impl Revert for Entries {
     /// itself goes last, so that a call that is killed can be repeated.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
         match &mut detachment.known {
-            Some(Known { maps, record }) => remove(maps, detachment.owner, record),
+            Some(Known { maps, record }) => {
+                let lock = Lock::acquire(maps.pins().root())?;
+                remove(&lock, maps, detachment.owner, record)
+            }
             None => Ok(()),
         }
     }
 }
 
-fn remove(maps: &mut Maps, owner: Owner, record: &Record) -> Result<(), Error> {
+/// Removes all entries of an attachment. The lock is held from the first to the last: two calls may be at it.
+pub(super) fn remove(
+    _lock: &Lock,
+    maps: &mut Maps,
+    owner: Owner,
+    record: &Record,
+) -> Result<(), Error> {
     for addr in addresses(record) {
         maps.remove_endpoint(addr, record.ifindex)?;
     }
     maps.remove_device(record.ifindex)?;
-    let _lock = Lock::acquire(maps.pins().root())?;
     maps.remove_attachment(owner)?;
     let last = maps
         .attachments()?
@@ -139,7 +147,8 @@ fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {
     let mut maps = Maps::open(pins)?;
     if let Some(record) = maps.attachment(owner)? {
         link::delete(node, owner, Some(record.ifindex))?;
-        remove(&mut maps, owner, &record)?;
+        let lock = Lock::acquire(pins.root())?;
+        remove(&lock, &mut maps, owner, &record)?;
     }
     Ok(())
 }

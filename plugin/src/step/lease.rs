@@ -111,6 +111,19 @@ pub(crate) fn collect(request: &NetworkRequest) -> Result<(), Error> {
     Ok(answer?)
 }
 
+/// Gives back addresses, where this process gives them, of the networks that `is_of` names: of the attachments
+/// (network, container, interface) that `is_dead` names.
+pub(crate) fn free_dead(
+    conf: &NetConf,
+    is_of: impl Fn(&str) -> bool,
+    is_dead: impl Fn(&str, &str, &str) -> bool,
+) -> Result<(), Error> {
+    match ipam(conf)? {
+        Ipam::BuiltIn => Ok(underpass_ipam::free_dead(conf, is_of, is_dead)?),
+        Ipam::None | Ipam::Delegate(_) => Ok(()),
+    }
+}
+
 /// Says whether there are addresses to give.
 pub(crate) fn status(request: &NetworkRequest) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {

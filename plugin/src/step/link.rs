@@ -22,7 +22,7 @@ use crate::{
     conf,
     error::Error,
     finding::{Finding, Findings},
-    identity::{self, Alias},
+    identity::{self, Alias, Identity},
     plan::{self, Plan},
 };
 
@@ -56,12 +56,7 @@ pub(crate) fn make<'a>(
         plan.mtu,
     );
     match created {
-        Err(error) if error.is_present() => {
-            return Err(Error::NameTaken {
-                container: plan.container.name.clone(),
-                host: plan.host.name.clone(),
-            });
-        }
+        Err(error) if error.is_present() => return Err(taken(node, &plan.identity)?),
         created => created?,
     }
     let owner = plan.identity.owner();
@@ -99,6 +94,16 @@ fn end(end: &plan::End) -> End<'_> {
         name: &end.name,
         mac: end.mac,
     }
+}
+
+/// Says why there can be no such pair: which of the two names is taken, and by whom.
+pub(crate) fn taken(node: &Netlink, identity: &Identity) -> Result<Error, Error> {
+    let host = identity.host_name();
+    Ok(match node.link(By::Name(&host))? {
+        Some(link) if is_of(&link, identity.owner()) => Error::attached(identity),
+        Some(_) => Error::HostNameTaken(host),
+        None => Error::NameTaken(identity.ifname.clone()),
+    })
 }
 
 /// Finds the two ends, the host's first, and says what is wrong with them.

@@ -79,12 +79,12 @@ struct Claims<'a> {
     ports: &'a [Binding],
 }
 
-fn serve(
-    node: &Netlink,
+fn serve<'a>(
+    node: &'a Netlink,
     maps: &mut Maps,
     claims: Claims<'_>,
     services: &[IpAddr],
-    undo: &mut Undo<'_>,
+    undo: &mut Undo<'a>,
 ) -> Result<(), Error> {
     let Claims { owner, host, ports } = claims;
     if ports.is_empty() {
@@ -97,8 +97,9 @@ fn serve(
     let mut table = Pinned {
         ports: Ports::open(&pins)?,
         maps,
+        node,
     };
-    undo.push(NAME, move || undo_apply(&pins, owner));
+    undo.push(NAME, move || undo_apply(node, &pins, owner));
     // Raised below, while the lock is held: no two ADDs see the same.
     let serial = u64::from(maps.state()?.epoch);
     for binding in ports {
@@ -154,31 +155,41 @@ fn compare(
 impl Revert for HostPorts {
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
         match &detachment.known {
-            Some(Known { maps, record }) => give_up(maps, detachment.owner, record),
-            None => Ok(()),
+            Some(Known { maps, record }) if record.port_count > 0 => {
+                let lock = Lock::acquire(maps.pins().root())?;
+                give_up(&lock, detachment.node, maps, detachment.owner, record)
+            }
+            _ => Ok(()),
         }
     }
 }
 
 /// Takes its ports from an attachment that the maps still know. Older mappings of the same ports
 /// serve again.
-fn give_up(maps: &Maps, owner: Owner, record: &Record) -> Result<(), Error> {
+pub(super) fn give_up(
+    _lock: &Lock,
+    node: &Netlink,
+    maps: &Maps,
+    owner: Owner,
+    record: &Record,
+) -> Result<(), Error> {
     if record.port_count == 0 {
         return Ok(());
     }
-    let _lock = Lock::acquire(maps.pins().root())?;
     let mut table = Pinned {
         ports: Ports::open(maps.pins())?,
         maps,
+        node,
     };
     release(&mut table, owner)?;
     Ok(maps.raise_epoch()?)
 }
 
-fn undo_apply(pins: &Pins, owner: Owner) -> Result<(), Error> {
+fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {
     let maps = Maps::open(pins)?;
+    let lock = Lock::acquire(pins.root())?;
     match maps.attachment(owner)? {
-        Some(record) => give_up(&maps, owner, &record),
+        Some(record) => give_up(&lock, node, &maps, owner, &record),
         None => Ok(()),
     }
 }

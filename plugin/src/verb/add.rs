@@ -7,7 +7,7 @@ use underpass_cni::{CniResult, Error as CniError, Request};
 use underpass_dataplane::{Maps, object};
 use underpass_netlink::{Netlink, Netns, link::By};
 
-use super::{chained, identity, require_detached};
+use super::{chained, identity, reap_or_warn, require_detached};
 use crate::{
     conf::{Conf, chained::Name, masquerade::KEY},
     error::Error,
@@ -38,21 +38,20 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("config");
 
     let pins = object::open_or_load(&conf.bpf_root)?;
-    let maps = Maps::open(&pins)?;
+    let mut maps = Maps::open(&pins)?;
     time.lap("pins");
-    require_detached(&maps, owner, &identity)?;
     let node = Netlink::open()?;
     let pod = netns.run(Netlink::open)??;
     if pod.link(By::Name(&identity.ifname))?.is_some() {
-        return Err(Error::NameTaken {
-            host: identity.host_name(),
-            container: identity.ifname,
-        });
+        return Err(link::taken(&node, &identity)?);
     }
     time.lap("netlink sockets");
     require_local(&node, &conf.masquerade_addresses)?;
     let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
     time.lap("uplinks");
+    reap_or_warn(&node, &mut maps, &uplinks.indices, &request.conf);
+    require_detached(&maps, owner, &identity)?;
+    time.lap("lost DELs");
 
     let mut undo = Undo::default();
     let lease = lease::take(request, &mut undo)?;

@@ -7,10 +7,9 @@ use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Reques
 use underpass_dataplane::{Maps, Pins, object};
 use underpass_netlink::{Netlink, Netns, link::Device};
 
-use super::{gc, identity, require_detached, status};
+use super::{gc, identity, maps_to_clean, reap_or_warn, require_detached, status};
 use crate::{
     conf::{
-        Conf,
         chained::{Chained, Name},
         port::{Binding, bindings},
     },
@@ -61,10 +60,11 @@ pub(super) fn add(request: &Request, previous: CniResult, name: Name) -> Result<
     };
     let (node, chained) = look(request, &identity, first)?;
     let pins = object::open_or_load(&conf.bpf_root)?;
-    let maps = Maps::open(&pins)?;
+    let mut maps = Maps::open(&pins)?;
     let owner = identity.chained_owner();
-    require_detached(&maps, owner, &identity)?;
     let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
+    reap_or_warn(&node, &mut maps, &uplinks.indices, &request.conf);
+    require_detached(&maps, owner, &identity)?;
 
     let attachment = Attachment {
         undo: Undo::default(),
@@ -114,8 +114,7 @@ pub(super) fn check(request: &Request, name: Name) -> Result<(), Error> {
 /// Takes the host ports from the container, whatever became of it.
 fn del(request: &Request) -> Result<(), Error> {
     let owner = identity(request).chained_owner();
-    let root = Conf::bpf_root(&request.conf)?;
-    match Maps::open_existing(&Pins::at(&root))? {
+    match maps_to_clean(&request.conf, &[owner])? {
         Some(mut maps) => detach_chained(&Netlink::open()?, &mut maps, owner),
         None => Ok(()),
     }

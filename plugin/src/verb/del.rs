@@ -2,12 +2,10 @@
 //! `prevResult` and today's config.
 
 use underpass_cni::Request;
-use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::Netlink;
 
-use super::identity;
+use super::{identity, maps_to_clean};
 use crate::{
-    conf::Conf,
     error::Error,
     step::{detach, detach_chained, lease},
     stopwatch::Stopwatch,
@@ -19,10 +17,8 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
     let identity = identity(request);
     let owner = identity.owner();
     let mut errors = Vec::new();
-    let opened = Conf::bpf_root(&request.conf)
-        .map_err(Error::from)
-        .and_then(|root| Ok(Maps::open_existing(&Pins::at(&root))?));
-    let mut maps = opened.unwrap_or_else(|error| {
+    let owners = [owner, identity.chained_owner()];
+    let mut maps = maps_to_clean(&request.conf, &owners).unwrap_or_else(|error| {
         errors.push(error);
         None
     });

@@ -12,6 +12,7 @@ use crate::{
     conf::Conf,
     error::Error,
     identity::{Alias, Identity, network_id},
+    reap::reap,
     step::{detach, lease, port},
     uplink::reconcile,
 };
@@ -90,6 +91,9 @@ fn collect(
         }
     }
     if let Some(maps) = &mut maps {
+        if let Err(error) = reap(&node, maps, &node.indices()?, &request.conf) {
+            errors.push(error);
+        }
         forget_devices(maps, network, &node)?;
         let conf = Conf::of_network(&request.conf)?;
         let uplinks = reconcile::repair(&node, maps, conf.uplinks.as_deref())?;

@@ -10,6 +10,7 @@ use underpass_abi::{
     port::{HostPort, PortTarget, ShadowedPort},
 };
 use underpass_dataplane::{Error, Maps, port::HostPorts};
+use underpass_netlink::{Netlink, link::By};
 
 /// The maps, as far as this matters.
 pub(super) trait Table {
@@ -27,7 +28,7 @@ pub(super) trait Table {
     fn shadow(&mut self, port: HostPort, target: &PortTarget) -> Result<(), Error>;
     /// Forgets a mapping that was kept for later.
     fn forget(&mut self, key: &ShadowedPort) -> Result<(), Error>;
-    /// Tells whether an attachment is still known.
+    /// Tells whether an attachment is still there.
     fn is_alive(&self, owner: Owner) -> Result<bool, Error>;
 }
 
@@ -92,6 +93,8 @@ fn pass_on(
 pub(super) struct Pinned<'a> {
     pub(super) ports: HostPorts,
     pub(super) maps: &'a Maps,
+    /// A socket in the node's namespace.
+    pub(super) node: &'a Netlink,
 }
 
 impl Table for Pinned<'_> {
@@ -124,7 +127,10 @@ impl Table for Pinned<'_> {
     }
 
     fn is_alive(&self, owner: Owner) -> Result<bool, Error> {
-        Ok(self.maps.attachment(owner)?.is_some())
+        match self.maps.attachment(owner)? {
+            Some(record) => Ok(self.node.link(By::Index(record.ifindex))?.is_some()),
+            None => Ok(false),
+        }
     }
 }
 

@@ -1,0 +1,65 @@
+//! Attachments that a lost DEL has left: their devices went with the container, and what the maps and the
+//! folders of leases have of them did not.
+
+use std::collections::BTreeSet;
+
+use underpass_abi::endpoint::{Attachment as Record, Owner};
+use underpass_cni::NetConf;
+use underpass_dataplane::Maps;
+use underpass_netlink::{Netlink, link::By};
+
+use crate::{
+    error::Error,
+    identity::{Identity, network_id},
+    step::{forget, lease},
+};
+
+/// Takes away what is left of attachments, of all networks, whose devices are none of `devices`, and frees
+/// their addresses where `conf` keeps its own. Goes on past errors, and returns them.
+pub(crate) fn reap(
+    node: &Netlink,
+    maps: &mut Maps,
+    devices: &BTreeSet<u32>,
+    conf: &NetConf,
+) -> Result<(), Error> {
+    let dead: Vec<_> = maps
+        .attachments()?
+        .into_iter()
+        .filter(|(_, record)| !devices.contains(&record.ifindex))
+        .collect();
+    let mut errors = Vec::new();
+    for (owner, record) in dead {
+        if let Err(error) = one(node, maps, owner, &record, conf) {
+            errors.push(error);
+        }
+    }
+    Error::collect(errors)
+}
+
+/// The leases come first: while the maps know the attachment, nobody can attach the container anew, so a lease
+/// is that of the dead.
+fn one(
+    node: &Netlink,
+    maps: &mut Maps,
+    owner: Owner,
+    record: &Record,
+    conf: &NetConf,
+) -> Result<(), Error> {
+    // The list of devices may be older than the attachment: its device was there before it.
+    if node.link(By::Index(record.ifindex))?.is_some() {
+        return Ok(());
+    }
+    let is_dead = |network: &str, container: &str, ifname: &str| {
+        let identity = Identity {
+            network: network.to_owned(),
+            container: container.to_owned(),
+            ifname: ifname.to_owned(),
+        };
+        identity.owner() == owner
+            && matches!(maps.attachment(owner), Ok(Some(known)) if known == *record)
+    };
+    let is_of = |network: &str| network_id(network) == record.network;
+    let freed = lease::free_dead(conf, is_of, is_dead);
+    forget(node, maps, owner, record)?;
+    freed
+}

@@ -1,0 +1,131 @@
+//! A container is gone and its DEL never came: what the maps and the leases have of it goes with the next
+//! call that changes anything, of whatever network.
+
+use std::net::SocketAddr;
+
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_tests::{
+    counter::Registry,
+    leak::Traces,
+    prelude::*,
+    runtime::{Call, Conf},
+};
+
+const PORT: u16 = 8080;
+const INSIDE: u16 = 80;
+
+/// Another network with folders of its own for leases, beside the lab's.
+fn another(lab: &Lab) -> Conf {
+    let ranges = json!([[{ "subnet": "10.77.0.0/24" }], [{ "subnet": "fd77::/64" }]]);
+    lab.conf()
+        .with("name", "another")
+        .with_ipam("ranges", ranges)
+}
+
+/// The container's namespace ends, and its devices with it.
+fn lose(pod: Pod) -> Result<()> {
+    pod.netns().delete_link(Pod::IFNAME)?;
+    pod.abandon();
+    Ok(())
+}
+
+fn gc(conf: &Conf, valid: &[&Pod]) -> Call {
+    let attachments: Vec<Value> = valid
+        .iter()
+        .map(|pod| json!({ "containerID": pod.name(), "ifname": Pod::IFNAME }))
+        .collect();
+    Call::new("GC").conf(&conf.clone().with("cni.dev/valid-attachments", attachments))
+}
+
+#[rstest]
+fn nothing_of_it_stays(#[values("ADD", "chained ADD", "GC")] verb: &str) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let other = another(&lab);
+    let witness = lab.pod_with("witness", &other)?;
+    // What is loaded for host ports stays.
+    lab.pod_with("first", &lab.conf().with_host_port(PORT, INSIDE))?
+        .del()?;
+    let before = Traces::of(&lab.node)?;
+    let lost = lab.pod_with("lost", &lab.conf().with_host_port(PORT, INSIDE))?;
+    lose(lost)?;
+    ensure!(Traces::of(&lab.node)? != before);
+    match verb {
+        "GC" => gc(&other, &[&witness]).run(&lab.node)?.silence()?,
+        "ADD" => lab.pod_with("next", &other)?.del()?,
+        _ => {
+            let chained = witness.call_with_result("ADD").conf(
+                &other
+                    .clone()
+                    .with("ipMasq", false)
+                    .with("ipam", json!({}))
+                    .with("prevResult", witness.result().clone())
+                    .with_host_port(PORT + 1, INSIDE),
+            );
+            chained.run(&lab.node)?.result()?;
+            let left = Registry::read(&lab.node)?;
+            ensure!(left.endpoints.len() == 2, "{left:#?}");
+            ensure!(
+                left.owners.len() == 2 && left.shadowed_ports == 0,
+                "{left:#?}"
+            );
+            return Ok(());
+        }
+    }
+    before.expect_same(&lab.node)?;
+    witness.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// Its host port goes back to the living container that had it before, or to the host.
+#[rstest]
+fn a_port_goes_to_the_living(
+    #[values(V4, V6)] family: Family,
+    #[values("ADD", "GC", "DEL")] verb: &str,
+    #[values("container", "host")] heir: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let mapped = lab.conf().with_host_port(PORT, INSIDE);
+    let other = another(&lab);
+    let older = match heir {
+        "container" => Some(lab.pod_with("older", &mapped)?),
+        _ => None,
+    };
+    let dead = lab.pod_with("dead", &mapped)?;
+    let at_node = SocketAddr::new(family.node(), PORT);
+    let server = match &older {
+        Some(older) => tcp::Server::start(older.netns(), older.at(family, INSIDE))?,
+        None => tcp::Server::start(lab.node.netns(), at_node)?,
+    };
+    // The newest goes orderly; the one before it is dead.
+    let newest = (verb == "DEL").then(|| lab.pod_with("newest", &mapped));
+    lose(dead)?;
+    match newest {
+        Some(newest) => newest?.del()?,
+        None if verb == "ADD" => lab.pod_with("next", &other)?.del()?,
+        None => gc(&other, &[]).run(&lab.node)?.silence()?,
+    }
+    tcp::visit(lab.world.netns(), at_node)?;
+    drop(server);
+    Ok(())
+}
+
+/// The same container comes back at once, with the same id: no call of it was lost on the way but the DEL.
+#[rstest]
+fn the_same_container_comes_back(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with_host_port(PORT, INSIDE);
+    for _ in 0..5 {
+        let lost = lab.pod_with("a", &conf)?;
+        let netns = lost.netns().clone();
+        lose(lost)?;
+        let again = Pod::add_to(&lab.node, netns.clone(), &conf)?;
+        ping::ping(again.netns(), family.remote())?;
+        again.call_with_result("CHECK").run(&lab.node)?.silence()?;
+        again.del()?;
+        netns.unlink()?;
+    }
+    Ok(())
+}
