@@ -11,9 +11,6 @@ use super::{Error, Mode, Netlink, link::Device, socket::word};
 const KIND: &str = "tbf";
 /// Offset of the device's index in a `tcmsg`.
 const INDEX_AT: usize = 4;
-/// The handle `1:` that `tc` shows.
-const HANDLE: TcHandle = TcHandle { major: 1, minor: 0 };
-
 /// `TCA_TBF_PARMS`: a `tc_tbf_qopt`, two `tc_ratespec` of 12 bytes and three words, in host order.
 const PARAMETERS: u16 = 1;
 /// `TCA_TBF_RATE64`: the rate, where it does not fit 32 bits.
@@ -112,12 +109,22 @@ impl Tbf {
     }
 }
 
+/// The root qdisc that somebody gave a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Root {
+    /// The number before the colon in the handle that `tc` shows, never zero.
+    pub handle: u16,
+    /// Its kind: `tbf`, `fq`, `htb`.
+    pub kind: String,
+    /// Its parameters, if it is a token bucket filter.
+    pub tbf: Option<Tbf>,
+}
+
 impl Netlink {
-    /// Makes a token bucket filter the root qdisc of a device that has none but the kernel's own.
-    pub fn add_tbf(&self, device: &Device, tbf: Tbf) -> Result<(), Error> {
-        let mut message = TcMessage::with_index(device.index.cast_signed());
-        message.header.handle = HANDLE;
-        message.header.parent = TcHandle::ROOT;
+    /// Makes a token bucket filter the root qdisc of a device that has none but the kernel's own. The handle's
+    /// number tells whose it is.
+    pub fn add_tbf(&self, device: &Device, handle: u16, tbf: Tbf) -> Result<(), Error> {
+        let mut message = root_of(device, handle);
         message.attributes = vec![
             TcAttribute::Kind(KIND.to_owned()),
             TcAttribute::Options(tbf.options()),
@@ -134,25 +141,46 @@ impl Netlink {
         )
     }
 
-    /// Lists the kinds of all qdiscs of a device.
-    pub(super) fn qdisc_kinds(&self, index: u32) -> Result<Vec<String>, Error> {
-        let kinds = self.qdiscs(index)?.into_iter().filter_map(|message| {
-            let mut attributes = message.attributes.into_iter();
-            attributes.find_map(|attribute| match attribute {
-                TcAttribute::Kind(kind) => Some(kind),
-                _ => None,
-            })
-        });
-        Ok(kinds.collect())
+    /// Takes the root qdisc of that handle off a device, which gets the kernel's own again. Returns whether there
+    /// was one.
+    pub fn delete_root(&self, device: &Device, handle: u16) -> Result<bool, Error> {
+        let answer = self.change(
+            RouteNetlinkMessage::DelQueueDiscipline(root_of(device, handle)),
+            Mode::Existing,
+            || format!("delete the root qdisc {handle}: of {}", device.name),
+        );
+        match answer {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_absent() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Finds the token bucket filter that is the root qdisc of a device, if one is.
-    pub fn root_tbf(&self, index: u32) -> Result<Option<Tbf>, Error> {
+    /// Lists the kinds of all qdiscs of a device.
+    pub(super) fn qdisc_kinds(&self, index: u32) -> Result<Vec<String>, Error> {
+        let qdiscs = self.qdiscs(index)?;
+        Ok(qdiscs.iter().filter_map(kind_of).collect())
+    }
+
+    /// Finds the root qdisc that somebody gave a device. The kernel's own, which has no handle, is none.
+    pub fn root_qdisc(&self, index: u32) -> Result<Option<Root>, Error> {
         let qdiscs = self.qdiscs(index)?;
         let mut roots = qdiscs
             .iter()
             .filter(|message| message.header.parent == TcHandle::ROOT);
-        Ok(roots.find_map(tbf_of))
+        Ok(roots.find_map(|message| {
+            let handle = message.header.handle.major;
+            (handle != 0).then(|| Root {
+                handle,
+                kind: kind_of(message).unwrap_or_default(),
+                tbf: tbf_of(message),
+            })
+        }))
+    }
+
+    /// Finds the token bucket filter that is the root qdisc of a device, if one is.
+    pub fn root_tbf(&self, index: u32) -> Result<Option<Tbf>, Error> {
+        Ok(self.root_qdisc(index)?.and_then(|root| root.tbf))
     }
 
     fn qdiscs(&self, index: u32) -> Result<Vec<TcMessage>, Error> {
@@ -169,6 +197,26 @@ impl Netlink {
         });
         Ok(qdiscs.collect())
     }
+}
+
+fn root_of(device: &Device, handle: u16) -> TcMessage {
+    let mut message = TcMessage::with_index(device.index.cast_signed());
+    message.header.handle = TcHandle {
+        major: handle,
+        minor: 0,
+    };
+    message.header.parent = TcHandle::ROOT;
+    message
+}
+
+fn kind_of(message: &TcMessage) -> Option<String> {
+    message
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            TcAttribute::Kind(kind) => Some(kind.clone()),
+            _ => None,
+        })
 }
 
 fn tbf_of(message: &TcMessage) -> Option<Tbf> {

@@ -17,6 +17,8 @@ use crate::{
     finding::{Finding, Findings},
 };
 
+/// The handle of the filters of an interface of ours, `1:` in `tc`.
+const HANDLE: u16 = 1;
 /// Bytes of a frame that an MTU does not count: the Ethernet header and a VLAN tag.
 const FRAME_OVERHEAD: u32 = 14 + 4;
 
@@ -24,7 +26,7 @@ const FRAME_OVERHEAD: u32 = 14 + 4;
 ///
 /// A bucket that holds no whole frame would stop all full-sized packets for ever, so it holds one
 /// at least.
-fn filter(limit: Limit, mtu: u32) -> Tbf {
+pub(super) fn filter(limit: Limit, mtu: u32) -> Tbf {
     let burst = u32::try_from(limit.burst / 8).unwrap_or(u32::MAX);
     Tbf::new(limit.rate / 8, burst.max(mtu + FRAME_OVERHEAD))
 }
@@ -46,7 +48,7 @@ impl Step<Interface> for Shaping {
         ];
         for (limit, netlink, end) in ends {
             if let Some(limit) = limit {
-                netlink.add_tbf(end, filter(limit, made.plan.mtu))?;
+                netlink.add_tbf(end, HANDLE, filter(limit, made.plan.mtu))?;
             }
         }
         Ok(())
@@ -83,7 +85,8 @@ impl Step<Interface> for Shaping {
     }
 }
 
-fn compare(
+/// Says what is wrong with the filter of a direction, if anything is.
+pub(super) fn compare(
     direction: &'static str,
     limit: Limit,
     mtu: u32,
