@@ -23,5 +23,5 @@ pub use delegate::Delegation;
 pub use env::{Attachment, Verb};
 pub use error::{Code, Error};
 pub use result::{CniResult, Dns, Interface, IpConfig, Route};
-pub use serve::{About, NetworkRequest, Plugin, Request, serve};
+pub use serve::{About, NetworkRequest, Plugin, Request, refuse, serve};
 pub use version::Version;

@@ -100,6 +100,23 @@ pub fn serve(about: &About<'_>, plugin: &impl Plugin) -> ExitCode {
     }
 }
 
+/// Answers whoever started this process with an error, whatever the verb; the value to return from `main` of a
+/// program that is no plugin under the name that it was called by.
+///
+/// Nothing is read: `VERSION` is answered so, too, and the document has the latest version. A person, who sets no
+/// `CNI_COMMAND`, gets a line of text.
+#[must_use]
+pub fn refuse(error: &Error) -> ExitCode {
+    let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
+    // Whatever cannot be written, the exit status says the same.
+    let _ = match Invocation::parse(|name| std::env::var_os(name)) {
+        Ok(Invocation::Nobody) => stderr.write_all(format!("{error}\n").as_bytes()),
+        _ => stdout.write_all(error.to_json(Version::LATEST).as_bytes()),
+    };
+    let _ = stdout.flush();
+    ExitCode::FAILURE
+}
+
 /// [`serve()`] without a process: the environment comes from `lookup`, the config from `stdin`.
 pub fn answer(
     about: &About<'_>,

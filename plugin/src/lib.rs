@@ -12,6 +12,7 @@ pub mod finding;
 pub mod glob;
 pub mod identity;
 pub mod log;
+pub mod name;
 pub mod plan;
 mod reap;
 mod step;

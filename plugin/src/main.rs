@@ -3,39 +3,36 @@
 
 use std::{env, io, path::Path, process::ExitCode};
 
-use underpass::{cli, log, verb};
-use underpass_cni::{About, Version, serve};
+use underpass::{cli, log, name::Name, verb};
+use underpass_cni::{About, Version, refuse, serve};
 use underpass_ipam::HostLocal;
-
-/// Names of plugins that have no command line, whatever their arguments.
-const OTHER_NAMES: [&str; 3] = ["ptp", "host-local", "portmap"];
 
 fn main() -> ExitCode {
     log::init();
-    let name = name();
+    let file_name = file_name();
+    let name = match Name::of(&file_name) {
+        Ok(name) => name,
+        Err(error) => return refuse(&error),
+    };
     let called = env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty());
     let nobody = env::args_os().len() == 1 && !io::IsTerminal::is_terminal(&io::stdin());
-    let is_plugin_only = OTHER_NAMES.contains(&name.as_str());
-    if !called && !nobody && !is_plugin_only {
+    if !called && !nobody && name.has_command_line() {
         return cli::run();
     }
     let about = About {
-        name: &name,
+        name: &file_name,
         version: env!("CARGO_PKG_VERSION"),
         supported: &Version::ALL,
     };
-    if name == "host-local" {
-        return serve(&about, &HostLocal);
+    match name {
+        Name::Underpass | Name::Ptp => serve(&about, &verb::Underpass),
+        Name::HostLocal => serve(&about, &HostLocal),
+        Name::Portmap => serve(&about, &verb::Portmap),
     }
-    if name == "portmap" {
-        return serve(&about, &verb::Portmap);
-    }
-    serve(&about, &verb::Underpass)
 }
 
-/// The name that this program was installed under: existing configs ask for `ptp`, `host-local` and
-/// `portmap`, and find what they expect.
-fn name() -> String {
+/// The name that this program was installed under.
+fn file_name() -> String {
     env::args_os()
         .next()
         .as_deref()

@@ -10,7 +10,7 @@ use underpass_tests::{
 };
 
 use crate::{
-    plugins::{Installed, Name, Program, reference, run},
+    plugins::{Installed, Name, Program, reference, run, run_here},
     schema,
 };
 
@@ -149,5 +149,56 @@ fn ours_by_one_name_delegates_to_ours_by_another() -> Result<()> {
     let plugin = Name::new("ptp", Program::Underpass).install()?;
     let result: Value = run(&lab.node, &plugin.path, &call)?.result()?;
     ensure!(result["ips"][0]["address"] == "10.88.0.2/24", "{result}");
+    Ok(())
+}
+
+/// To act as the interface plugin where `bridge` was asked for would be worse than to fail.
+#[rstest]
+fn a_name_that_is_not_served_is_an_error(
+    #[values("bridge", "static", "macvlan", "firewall", "tuning", "portmap.bak")]
+    name: &'static str,
+    #[values("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")] verb: &str,
+) -> Result<()> {
+    let plugin = Name::new(name, Program::Underpass).install()?;
+    let call = Call::new(verb)
+        .attachment("a", "/run/netns/nowhere", Pod::IFNAME)
+        .stdin(br#"{"cniVersion":"1.1.0","name":"lab","type":"any"}"#);
+    let error = run_here(&plugin.path, &call)?.error()?;
+    ensure!(error.code == 4, "{error}");
+    let served = [
+        "underpass",
+        "ptp",
+        "host-local",
+        "underpass-ipam",
+        "portmap",
+    ];
+    for word in [name].into_iter().chain(served) {
+        ensure!(error.msg.contains(word), "{error}");
+    }
+    Ok(())
+}
+
+#[rstest]
+#[case("bridge", false)]
+#[case("portmap", false)]
+#[case("underpass", true)]
+#[case("underpass-0.2", true)]
+fn the_command_line_is_under_our_own_name(
+    #[case] name: &'static str,
+    #[case] is_served: bool,
+) -> Result<()> {
+    let plugin = Name::new(name, Program::Underpass).install()?;
+    let output = std::process::Command::new(&plugin.path)
+        .arg("--version")
+        .env_clear()
+        .stdin(std::process::Stdio::null())
+        .output()?;
+    let text = String::from_utf8(output.stdout)?;
+    ensure!(
+        text.starts_with("underpass ") == is_served,
+        "{name} --version prints {text:?}"
+    );
+    // A plugin without a verb introduces itself.
+    ensure!(output.status.success() == (name != "bridge"));
     Ok(())
 }

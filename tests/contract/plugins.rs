@@ -20,11 +20,13 @@ use underpass_tests::{
 pub(crate) const REFERENCE: &str = "/usr/lib/cni";
 
 /// Each name that we answer to, with what it is a link to.
-pub(crate) const NAMES: [Name; 6] = [
+pub(crate) const NAMES: [Name; 8] = [
     Name::new("underpass", Program::Underpass),
     Name::new("ptp", Program::Underpass),
     Name::new("host-local", Program::Underpass),
     Name::new("portmap", Program::Underpass),
+    Name::new("underpass-ipam", Program::Underpass),
+    Name::new("underpass-0.2", Program::Underpass),
     Name::new("underpass-ipam", Program::Ipam),
     Name::new("host-local", Program::Ipam),
 ];
