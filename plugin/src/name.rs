@@ -14,16 +14,19 @@ pub enum Name {
     HostLocal,
     /// `portmap`: host ports, in a chain.
     Portmap,
+    /// `loopback`: the container's own loopback device.
+    Loopback,
 }
 
 /// What an executable of that name is. The first is what it is under any longer name that begins so, as
 /// `underpass-0.2`.
-const SERVED: [(&str, Name); 5] = [
+const SERVED: [(&str, Name); 6] = [
     ("underpass", Name::Underpass),
     ("ptp", Name::Ptp),
     ("host-local", Name::HostLocal),
     ("underpass-ipam", Name::HostLocal),
     ("portmap", Name::Portmap),
+    ("loopback", Name::Loopback),
 ];
 
 impl Name {
@@ -63,7 +66,7 @@ mod tests {
             assert_eq!(Name::of(name), Ok(Name::Underpass), "{name}");
         }
         assert_eq!(Name::of("underpass-ipam"), Ok(Name::HostLocal));
-        assert_eq!(Name::of("portmap"), Ok(Name::Portmap));
+        assert_eq!(Name::of("loopback"), Ok(Name::Loopback));
     }
 
     #[test]

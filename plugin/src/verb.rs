@@ -10,12 +10,14 @@ use underpass_netlink::Netlink;
 use crate::{conf::Conf, error::Error, identity::Identity, reap::reap};
 
 pub use chained::Portmap;
+pub use loopback::Loopback;
 
 mod add;
 mod chained;
 mod check;
 mod del;
 mod gc;
+mod loopback;
 mod status;
 
 /// The plugin, as the runtime calls it.

@@ -8,6 +8,7 @@ mod delegated;
 mod forwarding;
 mod gc;
 mod host_port;
+mod loopback;
 mod names;
 mod plugins;
 mod probes;

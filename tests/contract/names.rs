@@ -171,6 +171,7 @@ fn a_name_that_is_not_served_is_an_error(
         "host-local",
         "underpass-ipam",
         "portmap",
+        "loopback",
     ];
     for word in [name].into_iter().chain(served) {
         ensure!(error.msg.contains(word), "{error}");
@@ -180,7 +181,7 @@ fn a_name_that_is_not_served_is_an_error(
 
 #[rstest]
 #[case("bridge", false)]
-#[case("portmap", false)]
+#[case("loopback", false)]
 #[case("underpass", true)]
 #[case("underpass-0.2", true)]
 fn the_command_line_is_under_our_own_name(
