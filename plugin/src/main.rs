@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         Name::Underpass | Name::Ptp => serve(&about, &verb::Underpass),
         Name::HostLocal => serve(&about, &HostLocal),
         Name::Portmap => serve(&about, &verb::Portmap),
+        Name::Bandwidth => serve(&about, &verb::Bandwidth),
         Name::Loopback => serve(&about, &verb::Loopback),
     }
 }

@@ -14,18 +14,21 @@ pub enum Name {
     HostLocal,
     /// `portmap`: host ports, in a chain.
     Portmap,
+    /// `bandwidth`: limits, in a chain.
+    Bandwidth,
     /// `loopback`: the container's own loopback device.
     Loopback,
 }
 
 /// What an executable of that name is. The first is what it is under any longer name that begins so, as
 /// `underpass-0.2`.
-const SERVED: [(&str, Name); 6] = [
+const SERVED: [(&str, Name); 7] = [
     ("underpass", Name::Underpass),
     ("ptp", Name::Ptp),
     ("host-local", Name::HostLocal),
     ("underpass-ipam", Name::HostLocal),
     ("portmap", Name::Portmap),
+    ("bandwidth", Name::Bandwidth),
     ("loopback", Name::Loopback),
 ];
 

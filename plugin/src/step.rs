@@ -12,6 +12,7 @@ mod undo;
 pub(crate) mod address;
 pub(crate) mod bandwidth;
 pub(crate) mod chained;
+pub(crate) mod chained_bandwidth;
 pub(crate) mod endpoint;
 pub(crate) mod lease;
 pub(crate) mod link;

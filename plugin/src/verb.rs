@@ -9,10 +9,12 @@ use underpass_netlink::Netlink;
 
 use crate::{conf::Conf, error::Error, identity::Identity, reap::reap};
 
+pub use bandwidth::Bandwidth;
 pub use chained::Portmap;
 pub use loopback::Loopback;
 
 mod add;
+mod bandwidth;
 mod chained;
 mod check;
 mod del;

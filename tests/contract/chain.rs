@@ -27,7 +27,7 @@ pub(crate) struct Chain<'a> {
     name: String,
     plugins: Vec<Value>,
     runtime: Value,
-    ours: Option<PathBuf>,
+    ours: Vec<PathBuf>,
 }
 
 impl<'a> Chain<'a> {
@@ -43,7 +43,7 @@ impl<'a> Chain<'a> {
             name: first.name().to_owned(),
             plugins: [first.json().clone()].into_iter().chain(others).collect(),
             runtime: json!({}),
-            ours: None,
+            ours: Vec::new(),
         }
     }
 
@@ -53,9 +53,9 @@ impl<'a> Chain<'a> {
         self
     }
 
-    /// With our executable in place of the reference plugin that has its file name.
+    /// With our executable in place of the reference plugin that has its file name. It may be called for several.
     pub(crate) fn ours(mut self, path: &Path) -> Self {
-        self.ours = Some(path.to_owned());
+        self.ours.push(path.to_owned());
         self
     }
 
@@ -63,6 +63,11 @@ impl<'a> Chain<'a> {
     pub(crate) fn runtime(mut self, capability: &str, value: Value) -> Self {
         self.runtime[capability] = value;
         self
+    }
+
+    /// The list.
+    pub(crate) fn plugins(&self) -> &[Value] {
+        &self.plugins
     }
 
     /// The result of the last plugin.
@@ -80,11 +85,8 @@ impl<'a> Chain<'a> {
         self.plugins
             .iter()
             .filter(|plugin| {
-                let is_reference = self
-                    .ours
-                    .as_ref()
-                    .is_none_or(|path| !is_named(path, plugin));
-                !is_reference || CANNOT_CHECK.iter().all(|name| plugin["type"] != *name)
+                self.ours.iter().any(|path| is_named(path, plugin))
+                    || CANNOT_CHECK.iter().all(|name| plugin["type"] != *name)
             })
             .try_for_each(|plugin| self.call("CHECK", plugin, netns, Some(result))?.silence())
     }
@@ -125,7 +127,7 @@ impl<'a> Chain<'a> {
     }
 
     fn executable(&self, conf: &Value) -> Result<PathBuf> {
-        if let Some(path) = self.ours.as_ref().filter(|path| is_named(path, conf)) {
+        if let Some(path) = self.ours.iter().find(|path| is_named(path, conf)) {
             return Ok(path.clone());
         }
         match conf["type"].as_str().context("a plugin without type")? {

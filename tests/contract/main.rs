@@ -3,6 +3,7 @@
 
 mod chain;
 mod chained;
+mod chained_bandwidth;
 mod config;
 mod delegated;
 mod forwarding;

@@ -171,6 +171,7 @@ fn a_name_that_is_not_served_is_an_error(
         "host-local",
         "underpass-ipam",
         "portmap",
+        "bandwidth",
         "loopback",
     ];
     for word in [name].into_iter().chain(served) {

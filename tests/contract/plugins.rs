@@ -20,11 +20,12 @@ use underpass_tests::{
 pub(crate) const REFERENCE: &str = "/usr/lib/cni";
 
 /// Each name that we answer to, with what it is a link to.
-pub(crate) const NAMES: [Name; 9] = [
+pub(crate) const NAMES: [Name; 10] = [
     Name::new("underpass", Program::Underpass),
     Name::new("ptp", Program::Underpass),
     Name::new("host-local", Program::Underpass),
     Name::new("portmap", Program::Underpass),
+    Name::new("bandwidth", Program::Underpass),
     Name::new("loopback", Program::Underpass),
     Name::new("underpass-ipam", Program::Underpass),
     Name::new("underpass-0.2", Program::Underpass),

@@ -38,13 +38,35 @@ pub(super) struct Keys {
 }
 
 /// Reads what the network's own keys say. If any of them is there, the runtime's don't count.
-pub(super) fn of_network(conf: &NetConf) -> Result<Option<Bandwidth>, Error> {
+pub fn of_network(conf: &NetConf) -> Result<Option<Bandwidth>, Error> {
     let keys: Keys = conf.plugin()?;
     let limits = keys.limits("")?;
     let rates = [keys.ingress_rate, keys.ingress_burst];
     let more = [keys.egress_rate, keys.egress_burst];
     let is_given = rates.iter().chain(&more).any(Option::is_some);
     Ok(is_given.then_some(limits))
+}
+
+/// Reads the limits of one attachment: the network's own keys, or else the runtime's.
+pub fn of_attachment(conf: &NetConf) -> Result<Bandwidth, Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct RuntimeKeys {
+        bandwidth: Keys,
+    }
+    if let Some(limits) = of_network(conf)? {
+        return Ok(limits);
+    }
+    let runtime: RuntimeKeys = conf.runtime()?;
+    runtime.bandwidth.limits("runtimeConfig.bandwidth.")
+}
+
+impl Bandwidth {
+    /// Tells whether nothing is limited.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self.ingress.is_none() && self.egress.is_none()
+    }
 }
 
 impl Keys {

@@ -158,7 +158,10 @@ fn refuse_interface(conf: &NetConf) -> Result<(), Error> {
 
 fn refuse_limits(key: &str, limits: bandwidth::Bandwidth) -> Result<(), Error> {
     match limits.ingress.or(limits.egress) {
-        Some(limit) => Err(late(key, limit.rate)),
+        Some(limit) => Err(Error::unsupported(key, limit.rate).with_details(
+            "after another plugin of the chain, which made the interface, only host ports are served; the same executable \
+             limits under the name `bandwidth`: add { \"type\": \"bandwidth\" } with these keys to the chain",
+        )),
         None => Ok(()),
     }
 }

@@ -1,0 +1,216 @@
+//! Bandwidth in a chain: the filters of [`super::bandwidth`] on the ends of a pair that another plugin has made,
+//! maybe ours.
+//!
+//! Of an interface of ours the programs have to know that it is shaped, because the bypass would go past the
+//! filter. Containers of other plugins have no bypass.
+
+use std::path::Path;
+
+use underpass_abi::endpoint::{Device as Entry, device};
+use underpass_cni::Error as CniError;
+use underpass_dataplane::{Maps, lock::Lock};
+use underpass_netlink::{
+    Netlink,
+    link::{By, Device, Link},
+    qdisc::Tbf,
+};
+
+use super::{
+    Undo,
+    bandwidth::{compare, filter},
+};
+use crate::{
+    conf::bandwidth::{Bandwidth, Limit},
+    error::Error,
+    finding::{Finding, Findings},
+    identity::Alias,
+};
+
+const NAME: &str = "chained bandwidth";
+/// The handle of our filters in a chain, `2:` in `tc`. That of the keys of an interface of ours, and of the
+/// reference plugin, is another.
+const HANDLE: u16 = 2;
+
+/// The ends of a container's pair.
+pub(crate) struct Ends<'a> {
+    /// A socket in the node's namespace.
+    node: &'a Netlink,
+    /// A socket in the container's namespace.
+    pod: &'a Netlink,
+    host: Link,
+    container: Link,
+    /// None where nothing is loaded.
+    pub(crate) maps: Option<Maps>,
+}
+
+/// One end, which sends what has to be limited.
+struct End<'a> {
+    /// Seen from the container.
+    direction: &'static str,
+    netlink: &'a Netlink,
+    device: Device,
+    limit: Limit,
+}
+
+impl<'a> Ends<'a> {
+    /// Finds the ends: none if the container has no such interface, or if that is no pair with the host.
+    pub(crate) fn find(
+        node: &'a Netlink,
+        pod: &'a Netlink,
+        ifname: &str,
+    ) -> Result<Option<Self>, Error> {
+        let container = pod.link(By::Name(ifname))?.filter(Link::is_paired);
+        let Some((container, peer)) = container.and_then(|link| link.peer.map(|peer| (link, peer)))
+        else {
+            return Ok(None);
+        };
+        let host = node.link(By::Index(peer))?;
+        let host =
+            host.filter(|host| host.kind == container.kind && host.peer == Some(container.index));
+        Ok(host.map(|host| Self {
+            node,
+            pod,
+            host,
+            container,
+            maps: None,
+        }))
+    }
+
+    /// Refuses an interface of ours that the maps do not know: they are the wrong ones.
+    pub(crate) fn require_known(&self, root: &Path) -> Result<(), Error> {
+        if Alias::of(&self.host).is_none() || self.entry()?.is_some() {
+            return Ok(());
+        }
+        Err(CniError::config(format!(
+            "invalid bpfRoot {}: {} is an interface of underpass, and nothing there knows it: give `bandwidth` the \
+             bpfRoot of the plugin that made the interface",
+            root.display(),
+            self.host.name
+        ))
+        .into())
+    }
+
+    /// Limits both directions, or changes nothing.
+    pub(crate) fn apply(&mut self, limits: Bandwidth) -> Result<(), Error> {
+        let mtu = self.mtu()?;
+        let mut undo = Undo::default();
+        for end in self.ends(limits) {
+            let tbf = filter(end.limit, mtu);
+            if is_limited(&end, tbf)? {
+                continue;
+            }
+            end.netlink.add_tbf(&end.device, HANDLE, tbf)?;
+            undo.push(NAME, move || {
+                end.netlink.delete_root(&end.device, HANDLE)?;
+                Ok(())
+            });
+        }
+        if limits.ingress.is_some() {
+            self.mark(device::SHAPED)?;
+        }
+        undo.keep();
+        Ok(())
+    }
+
+    /// Compares the filters with the limits.
+    pub(crate) fn verify(&self, limits: Bandwidth, findings: &mut Findings) -> Result<(), Error> {
+        let mtu = self.mtu()?;
+        for end in self.ends(limits) {
+            let actual = end.netlink.root_tbf(end.device.index)?;
+            let name = &end.device.name;
+            findings.extend(compare(end.direction, end.limit, mtu, name, actual));
+        }
+        let is_unknown = |entry: Entry| entry.flags & (device::FOREIGN | device::SHAPED) == 0;
+        if limits.ingress.is_some() && self.entry()?.is_some_and(is_unknown) {
+            findings.push(Finding::ShapingUnknown(self.host.name.clone()));
+        }
+        Ok(())
+    }
+
+    /// Takes off what an ADD has put there, by its handle.
+    pub(crate) fn revert(&mut self) -> Result<(), Error> {
+        remove(self.pod, &self.container)?;
+        if remove(self.node, &self.host)? {
+            self.mark(0)?;
+        }
+        Ok(())
+    }
+
+    /// The ends that limit something, and what they limit.
+    fn ends(&self, limits: Bandwidth) -> impl Iterator<Item = End<'a>> + use<'a> {
+        let ends = [
+            ("ingress", limits.ingress, self.node, &self.host),
+            ("egress", limits.egress, self.pod, &self.container),
+        ];
+        let ends = ends.map(|(direction, limit, netlink, link)| {
+            let device = Device::from(link);
+            limit.map(|limit| End {
+                direction,
+                netlink,
+                device,
+                limit,
+            })
+        });
+        ends.into_iter().flatten()
+    }
+
+    /// What the programs know of the host's end.
+    fn entry(&self) -> Result<Option<Entry>, Error> {
+        let entry = self.maps.as_ref().map(|maps| maps.device(self.host.index));
+        Ok(entry.transpose()?.flatten())
+    }
+
+    /// The MTU that the pair was made with: a later plugin may have changed that of the devices.
+    fn mtu(&self) -> Result<u32, Error> {
+        Ok(self.entry()?.map_or(self.host.mtu, |entry| entry.mtu))
+    }
+
+    /// Tells the programs whether the host's end is shaped ([`device::SHAPED`], or zero). From then on packets to
+    /// the container pass its queue, those of known flows too: the epoch has each of them looked at again. XDP leaves
+    /// to tc what has to pass a queue.
+    fn mark(&mut self, shaped: u32) -> Result<(), Error> {
+        let Some(maps) = &mut self.maps else {
+            return Ok(());
+        };
+        let _lock = Lock::acquire(maps.pins().root())?;
+        let Some(entry) = maps.device(self.host.index)? else {
+            return Ok(());
+        };
+        let flags = entry.flags & !device::SHAPED | shaped;
+        if entry.flags & device::FOREIGN != 0 || entry.flags == flags {
+            return Ok(());
+        }
+        maps.set_device(self.host.index, Entry { flags, ..entry })?;
+        Ok(maps.raise_epoch()?)
+    }
+}
+
+/// Takes our filter off an end, by its handle. Returns whether there was one.
+fn remove(netlink: &Netlink, link: &Link) -> Result<bool, Error> {
+    let root = netlink.root_qdisc(link.index)?;
+    if root.is_none_or(|root| root.handle != HANDLE || root.tbf.is_none()) {
+        return Ok(false);
+    }
+    Ok(netlink.delete_root(&Device::from(link), HANDLE)?)
+}
+
+/// Tells whether the end has the very filter already, and refuses to be the second that limits it.
+fn is_limited(end: &End<'_>, wanted: Tbf) -> Result<bool, Error> {
+    let Some(root) = end.netlink.root_qdisc(end.device.index)? else {
+        return Ok(false);
+    };
+    if root.tbf == Some(wanted) {
+        return Ok(true);
+    }
+    let is = match root.tbf {
+        Some(tbf) => format!("is limited to {} bit/s already", u128::from(tbf.rate) * 8),
+        None => "can't be limited".to_owned(),
+    };
+    let direction = end.direction;
+    Err(CniError::config(format!(
+        "invalid {direction}Rate {}: {direction} of the container {is}, by the root qdisc {} {}: of {}: give the limit \
+         to one plugin of the chain, by its keys or by the capability `bandwidth`",
+        end.limit.rate, root.kind, root.handle, end.device.name
+    ))
+    .into())
+}
