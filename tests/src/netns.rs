@@ -120,6 +120,18 @@ impl Netns {
         Ok(Self { folder, ..netns })
     }
 
+    /// A network namespace that somebody else has made, seen from the same node. It has no file.
+    #[must_use]
+    pub fn adopt(&self, name: &str, net: OwnedFd) -> Self {
+        Self {
+            name: name.to_owned(),
+            folder: self.folder.clone(),
+            path: PathBuf::new(),
+            net: Arc::new(net),
+            mounts: Arc::clone(&self.mounts),
+        }
+    }
+
     /// The name it was made with.
     #[must_use]
     pub fn name(&self) -> &str {

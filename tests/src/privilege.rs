@@ -51,18 +51,28 @@ pub fn missing() -> Option<String> {
 /// With the reason, if the environment says `CI=true`: a skipped test must not look like one that passed.
 #[must_use]
 pub fn skipped() -> bool {
-    let Some(reason) = missing() else {
-        return false;
-    };
+    let reason = missing();
+    if let Some(reason) = &reason {
+        skip(reason);
+    }
+    reason.is_some()
+}
+
+/// Prints why a test can't run here.
+///
+/// # Panics
+/// With the reason, if the environment says `CI=true`.
+pub fn skip(reason: &str) {
     assert!(
         env::var("CI").as_deref() != Ok("true"),
         "can't run here, and CI=true forbids to skip: {reason}"
     );
     anstream::eprintln!("skipped: {reason}");
-    true
 }
 
-fn find(tool: &str) -> Option<std::path::PathBuf> {
+/// Where a command is, also if it is an administrator's.
+#[must_use]
+pub fn find(tool: &str) -> Option<std::path::PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
