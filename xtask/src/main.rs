@@ -35,7 +35,7 @@ enum Command {
     Setup(setup::Arguments),
     /// Build the plugins, statically linked, into target/release.
     Build(build::Arguments),
-    /// Run every test of the workspace, as root.
+    /// Run the tests of the workspace, as root.
     Test(test::Arguments),
     /// Run the fuzz targets of the contract and the allocator.
     Fuzz(fuzz::Arguments),

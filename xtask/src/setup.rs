@@ -1,5 +1,7 @@
 //! `cargo xtask setup`: finds or installs what the other commands need. Quick and offline when nothing is missing.
 
+use std::path::PathBuf;
+
 use anyhow::bail;
 use nix::unistd::geteuid;
 
@@ -7,12 +9,14 @@ use crate::report;
 use crate::workspace::Workspace;
 
 mod bpffs;
+mod busybox;
 mod crates;
 mod ebpf;
 mod emulator;
 mod packages;
 
-/// How much of the machine a command needs. Each includes the ones before it.
+/// How much of the machine a command needs. Each of the first three includes the ones before it; the others include those three, not each
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(crate) enum Need {
     /// Compilers and linkers.
@@ -23,6 +27,15 @@ pub(crate) enum Need {
     Test,
     /// The emulator that runs the tests on other kernels.
     Vm,
+    /// The container runtimes that the tests have call the plugins.
+    Runtimes,
+}
+
+impl Need {
+    /// Whether what `other` needs is needed as well.
+    pub(crate) fn includes(self, other: Self) -> bool {
+        self == other || (other < self && other <= Self::Test)
+    }
 }
 
 #[derive(clap::Args)]
@@ -50,13 +63,21 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
 pub(crate) fn ensure(workspace: &Workspace, need: Need) -> anyhow::Result<()> {
     packages::ensure(need)?;
     ebpf::ensure(workspace)?;
-    if need >= Need::Demo {
+    if need.includes(Need::Demo) {
         bpffs::ensure()?;
     }
-    if need >= Need::Vm {
+    if need.includes(Need::Vm) {
         emulator::ensure(&workspace.tools())?;
     }
+    if need.includes(Need::Runtimes) {
+        busybox::ensure(&workspace.tools())?;
+    }
     Ok(())
+}
+
+/// The static busybox that containers of the tests run, once [`Need::Runtimes`] is met.
+pub(crate) fn busybox(workspace: &Workspace) -> Option<PathBuf> {
+    busybox::find(&busybox::folder(&workspace.tools()))
 }
 
 /// Installs what the lint looks at dependencies with, where it is missing.
@@ -78,6 +99,21 @@ mod tests {
 
     #[test]
     fn a_need_includes_the_lesser_ones() {
-        assert!(Need::Build < Need::Demo && Need::Demo < Need::Test && Need::Test < Need::Vm);
+        let all = [Need::Build, Need::Demo, Need::Test, Need::Vm];
+        for (at, greater) in all.into_iter().enumerate() {
+            for lesser in &all[..=at] {
+                assert!(greater.includes(*lesser), "{greater:?} and {lesser:?}");
+            }
+            for more in &all[at + 1..] {
+                assert!(!greater.includes(*more), "{greater:?} and {more:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn runtimes_need_no_emulator_and_an_emulator_no_runtimes() {
+        assert!(Need::Runtimes.includes(Need::Test) && Need::Runtimes.includes(Need::Runtimes));
+        assert!(!Need::Runtimes.includes(Need::Vm) && !Need::Vm.includes(Need::Runtimes));
+        assert!(!Need::Test.includes(Need::Runtimes));
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test of the workspace, against the released plugins.
+//! `cargo xtask test`: the tests of the workspace, against the released plugins.
 
 use std::process::Command;
 
@@ -6,7 +6,11 @@ use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{build, process, report, vm};
 
+mod runtimes;
 mod soak;
+
+/// The crate of the tests that a command of their own runs; nextest knows it by its `default-filter`.
+const RUNTIMES: &str = "underpass-runtimes";
 
 /// What the fixtures look at, for whoever runs tests.
 const VARIABLES: &str = "\
@@ -29,6 +33,8 @@ pub(crate) struct Arguments {
 /// Tests that are run in another way.
 #[derive(clap::Subcommand)]
 enum Place {
+    /// Those with containerd and podman, whose pods have a network by the plugins.
+    Runtimes(runtimes::Arguments),
     /// Minutes of traffic on every path while containers come and go.
     Soak(soak::Arguments),
     /// Those that need a kernel, on Debian's kernels in emulated machines.
@@ -37,6 +43,7 @@ enum Place {
 
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.place {
+        Some(Place::Runtimes(arguments)) => return runtimes::run(workspace, arguments),
         Some(Place::Soak(arguments)) => return soak::run(workspace, arguments),
         Some(Place::Vm(arguments)) => return vm::run(workspace, arguments),
         None => {}
@@ -61,6 +68,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
             .args([
                 "test",
                 "--workspace",
+                "--exclude",
+                RUNTIMES,
                 "--locked",
                 "--all-targets",
                 "--no-fail-fast",

@@ -5,7 +5,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, bail};
 
@@ -40,12 +39,7 @@ pub(super) fn ensure(tools: &Path) -> anyhow::Result<()> {
             fs::remove_dir_all(old).with_context(|| format!("cannot remove {}", old.display()))?;
         }
     }
-    let fetched = unfinished.join("fetched");
-    for file in packages::download(&PACKAGES.map(|(name, _)| name), &fetched)? {
-        let mut unpack = Command::new("dpkg-deb");
-        process::run(unpack.arg("--extract").arg(file).arg(&unfinished))?;
-    }
-    fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))?;
+    packages::unpack(&PACKAGES.map(|(name, _)| name), &unfinished)?;
     if Emulator::find(unfinished.clone()).is_none() {
         bail!(
             "the packages were unpacked into {}, but some of what guests are started with is not where it should be",

@@ -28,7 +28,7 @@ struct Package {
     evidence: Evidence,
 }
 
-const PACKAGES: [Package; 12] = [
+const PACKAGES: [Package; 16] = [
     Package {
         name: "gcc",
         why: "links the executables",
@@ -101,6 +101,30 @@ const PACKAGES: [Package; 12] = [
         need: Need::Vm,
         evidence: Evidence::Program("xz"),
     },
+    Package {
+        name: "containerd",
+        why: "calls the plugins, by its CRI and by its client ctr",
+        need: Need::Runtimes,
+        evidence: Evidence::Program("containerd"),
+    },
+    Package {
+        name: "podman",
+        why: "calls the plugins, with networks by CNI",
+        need: Need::Runtimes,
+        evidence: Evidence::Program("podman"),
+    },
+    Package {
+        name: "runc",
+        why: "starts the containers of both",
+        need: Need::Runtimes,
+        evidence: Evidence::Program("runc"),
+    },
+    Package {
+        name: "conmon",
+        why: "watches the containers of podman",
+        need: Need::Runtimes,
+        evidence: Evidence::Program("conmon"),
+    },
 ];
 
 /// Debian's compiler for eBPF.
@@ -128,7 +152,9 @@ pub(super) fn ensure(need: Need) -> anyhow::Result<()> {
 }
 
 fn all_for(need: Need) -> impl Iterator<Item = &'static Package> {
-    PACKAGES.iter().filter(move |package| package.need <= need)
+    PACKAGES
+        .iter()
+        .filter(move |package| need.includes(package.need))
 }
 
 /// Whether this process may install packages with apt.
@@ -155,8 +181,18 @@ pub(super) fn install(names: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// Downloads packages and all that they need into a folder, as for a machine that has none yet. Installs nothing, and needs no root.
-pub(super) fn download(names: &[&str], folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+/// Unpacks packages and all that they need into a folder, as for a machine that has none yet. Installs nothing, and needs no root.
+pub(super) fn unpack(names: &[&str], folder: &Path) -> anyhow::Result<()> {
+    let fetched = folder.join("fetched");
+    for file in download(names, &fetched)? {
+        let mut unpack = Command::new("dpkg-deb");
+        process::run(unpack.arg("--extract").arg(file).arg(folder))?;
+    }
+    fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))
+}
+
+/// Downloads packages and all that they need into a folder.
+fn download(names: &[&str], folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     // The list of what is installed: nothing. It lies in a folder of our own because apt makes its lock beside it.
     let status = folder.join("status");
     fs::create_dir_all(folder)
