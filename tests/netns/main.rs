@@ -1,5 +1,6 @@
 //! Tests of the plugin and its packets on throwaway nodes; they need root.
 
+mod at_once;
 mod bandwidth;
 mod check;
 mod connections;
