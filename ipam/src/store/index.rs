@@ -139,6 +139,7 @@ impl Index {
                 if mark.time == self.modified {
                     self.completeness = Completeness::Marked(mark.time);
                 } else {
+                    self.state.create()?;
                     self.complete(&boot, &mark.machine)?;
                 }
             }

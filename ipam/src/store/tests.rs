@@ -176,6 +176,18 @@ fn the_index_is_built_anew_when_it_is_lost_or_of_another_boot() {
 }
 
 #[test]
+fn an_index_that_lost_its_folders_in_this_boot_gets_them_back() {
+    let fixture = Fixture::new();
+    assert!(fixture.reserve("10.0.0.2", &owner()));
+    for folder in ["address", "owner"] {
+        fs::remove_dir_all(fixture.state(folder)).expect("removed");
+    }
+    fixture.write("10.0.0.3", "c1\r\neth0");
+    assert_eq!(fixture.owned(&owner()), ["10.0.0.2", "10.0.0.3"]);
+    assert!(fixture.reserve("10.0.0.4", &owner()));
+}
+
+#[test]
 fn empty_files_are_free_and_foreign_things_are_not() {
     let fixture = Fixture::new();
     fixture.write("10.0.0.2", "");
