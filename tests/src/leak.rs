@@ -113,9 +113,10 @@ fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Host-local names a lease like its address (colons may be written otherwise).
+/// Host-local names a lease like its address (colons may be written otherwise), and our index its link to it.
 fn is_lease(path: &Path) -> bool {
     path.file_name()
         .and_then(|name| name.to_str())
+        .map(|name| name.strip_prefix("lease-").unwrap_or(name))
         .is_some_and(|name| name.replace('_', ":").parse::<IpAddr>().is_ok())
 }
