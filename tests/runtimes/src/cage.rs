@@ -25,7 +25,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::sched::{CloneFlags, unshare};
 use underpass_tests::{Node, netns::Netns, node, patience};
 
-use crate::plugins;
+use crate::{plugins, wait_until};
 
 /// Where runtimes have what must not be seen by others, nor outlast them: config, plugins, images, states, locks.
 const OWN: [&str; 6] = [
@@ -111,10 +111,11 @@ impl Cage {
             let path = self.path(folder);
             fs::create_dir_all(&path).with_context(|| format!("make {folder}"))?;
         }
-        for (name, from) in plugins::all(node::plugin()) {
+        let from = node::plugin();
+        for name in plugins::NAMES {
             let to = self.path(plugins::FOLDER).join(name);
             // A copy: what is in a folder that this cage has for itself is not seen inside.
-            fs::copy(&from, &to).with_context(|| format!("copy the plugin {}", from.display()))?;
+            fs::copy(from, &to).with_context(|| format!("copy the plugin {}", from.display()))?;
         }
         Ok(())
     }
@@ -199,13 +200,19 @@ impl Cage {
         Ok(found)
     }
 
-    /// Kills all processes of this name in the cage, of which there must be one.
+    /// Kills all processes of this name in the cage, of which there must be one, and waits until they are gone.
     pub fn kill_all(&self, name: &str) -> Result<()> {
         let pids = self.processes(name)?;
         ensure!(!pids.is_empty(), "no process {name} in the cage");
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-        let line = format!("kill -KILL {}", pids.join(" "));
-        self.expect("sh", &["-c", &line]).map(drop)
+        // Some may end with the first of them, before it is their turn.
+        let line = format!("kill -KILL {} || true", pids.join(" "));
+        self.expect("sh", &["-c", &line])?;
+        wait_until("those that were killed are gone", || {
+            let left = self.processes(name)?;
+            ensure!(left.is_empty(), "{name} still runs: {left:?}");
+            Ok(())
+        })
     }
 
     /// Kills all that is inside, as if this process had been killed; fails if anything is left of it.
