@@ -10,7 +10,6 @@ use std::{
 };
 
 use aya::programs::ProgramInfo;
-use nix::errno::Errno;
 use underpass_abi::{ABI, endpoint::Owner, map};
 use underpass_netlink::{Netlink, filter::Direction, link::Link};
 
@@ -76,24 +75,22 @@ impl Layout {
         &self.folder
     }
 
-    /// Fails if it is for another network namespace than the calling thread's, which exists. Layouts before
-    /// 7 do not say.
-    pub fn require_here(&self) -> Result<(), Error> {
-        let path = self.folder.join(HOME);
-        if !path.exists() {
-            return Ok(());
-        }
-        match home::read(&path)? {
-            Home::Here | Home::Gone => Ok(()),
-            Home::Elsewhere(namespace) => Err(Error::Elsewhere {
-                root: self.root.clone(),
-                namespace,
-            }),
-        }
-    }
-
-    /// Counts the attachments whose map entries are there.
+    /// Counts the attachments that may be alive. Fails if it is for another network namespace than the calling
+    /// thread's, which exists. Layouts before 7 do not say.
     pub fn attachments(&self) -> Result<usize, Error> {
+        let home = self.folder.join(HOME);
+        if home.exists() {
+            match home::read(&home)? {
+                Home::Here => {}
+                Home::Gone => return Ok(0),
+                Home::Elsewhere(namespace) => {
+                    return Err(Error::Elsewhere {
+                        root: self.root.clone(),
+                        namespace,
+                    });
+                }
+            }
+        }
         let path = self.folder.join(MAPS).join(map::OWNERS);
         let count = || bpf::count_keys(bpf::open_pin(&path)?.as_fd(), size_of::<Owner>());
         count().map_err(Error::file("read the map", &path))
@@ -144,9 +141,10 @@ impl Layout {
 
     /// Removes its pins, and the folder of all layouts if nothing is left in it. The caller holds the lock.
     pub fn remove(self) -> Result<(), Error> {
-        pin::remove(&self.folder)?;
+        pin::retire(&self.folder)?;
         match fs::remove_dir(&self.root) {
-            Err(error) if error.raw_os_error() != Some(Errno::ENOTEMPTY as i32) => {
+            // Other layouts are there, or a bpffs is mounted on it.
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EBUSY)) => {
                 Err(Error::file("remove", &self.root)(error))
             }
             _ => Ok(()),

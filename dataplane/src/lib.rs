@@ -50,6 +50,18 @@ pub enum Error {
         /// The inode number of the other namespace.
         namespace: u32,
     },
+    /// A device needs a program that is not loaded, beside those of another build.
+    #[error(
+        "another build of underpass has loaded the programs at {}, and {programs} of this one can't be added: \
+         put that executable back, or detach all containers and run `underpass unload`; a reboot does both",
+        root.display()
+    )]
+    OtherBuild {
+        /// The folder of pins.
+        root: PathBuf,
+        /// The programs that are needed.
+        programs: String,
+    },
     /// A file or folder.
     #[error("cannot {action} {}: {source}", path.display())]
     File {

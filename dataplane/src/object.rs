@@ -15,6 +15,7 @@ use nix::{
     time::{ClockId, clock_getres},
     unistd::{SysconfVar, sysconf},
 };
+use sha2::{Digest as _, Sha256};
 use underpass_abi::{
     map,
     node::{NODE_SYMBOL, Node, State, slots},
@@ -84,6 +85,7 @@ pub fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins, Error
     }
     pins.require_bpffs()?;
     let _lock = Lock::acquire(root)?;
+    let _shared = pins.lock()?;
     // Another call may have been first.
     let loaded = pins.loaded()?;
     if loaded == Loaded::Here {
@@ -102,7 +104,16 @@ pub(crate) fn raise_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }
 
-/// Loads and pins those of the programs that no device needed before. The pins are complete.
+/// Gives the number of this build: the first bytes of its object's SHA-256.
+#[must_use]
+pub fn build() -> u32 {
+    let [a, b, c, d, ..] = <[u8; 32]>::from(Sha256::digest(OBJECT));
+    u32::from_be_bytes([a, b, c, d])
+}
+
+/// Loads and pins those of the programs that no device needed before. The pins are complete. Fails if another
+/// build loaded the others: programs of one node share maps whose layout alone does not say that they agree on
+/// what is in them.
 pub fn load_missing(
     _lock: &Lock,
     pins: &Pins,
@@ -115,6 +126,12 @@ pub fn load_missing(
     }
     raise_memory_limit();
     let node = crate::map::node(pins)?;
+    if node.build != build() {
+        return Err(Error::OtherBuild {
+            root: pins.root().to_owned(),
+            programs: missing.join(", "),
+        });
+    }
     let folder = pins.folder();
     load_programs(&mut parse(&node, &folder)?, &missing, &folder)
 }
@@ -122,7 +139,10 @@ pub fn load_missing(
 fn load(pins: &Pins, flows: u32) -> Result<(), Error> {
     raise_memory_limit();
     let (hz, key, features) = (jiffies_per_second(), random_key()?, feature::present()?);
-    let node = Node::new(hz, key, features, flows);
+    let node = Node {
+        build: build(),
+        ..Node::new(hz, key, features, flows)
+    };
     let unfinished = pins.begin()?;
     match load_into(unfinished.folder(), node) {
         Ok(()) => unfinished.complete(),

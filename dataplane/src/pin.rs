@@ -5,7 +5,8 @@
 //! is complete: a call killed half-way leaves only a folder that the next one removes.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io,
     os::unix::fs::DirBuilderExt as _,
     path::{self, Path, PathBuf},
     process,
@@ -68,13 +69,18 @@ impl Pins {
         if !folder.0.is_dir() {
             return Ok(Loaded::Nothing);
         }
-        match home::read(&folder.home())? {
-            Home::Here => Ok(Loaded::Here),
-            Home::Gone => Ok(Loaded::Leftover),
-            Home::Elsewhere(namespace) => Err(Error::Elsewhere {
+        match home::read(&folder.home()) {
+            Ok(Home::Here) => Ok(Loaded::Here),
+            Ok(Home::Gone) => Ok(Loaded::Leftover),
+            Ok(Home::Elsewhere(namespace)) => Err(Error::Elsewhere {
                 root: self.root.clone(),
                 namespace,
             }),
+            // Another call has just removed it.
+            Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(Loaded::Nothing)
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -100,11 +106,9 @@ impl Pins {
     /// Makes an empty folder to pin into, and removes those of calls that were killed. The caller
     /// holds the lock.
     pub(crate) fn begin(&self) -> Result<Unfinished, Error> {
+        self.make_root()?;
         let mut builder = fs::DirBuilder::new();
         builder.mode(0o700).recursive(true);
-        builder
-            .create(&self.root)
-            .map_err(Error::file("create", &self.root))?;
         for entry in fs::read_dir(&self.root).map_err(Error::file("list", &self.root))? {
             let entry = entry.map_err(Error::file("list", &self.root))?;
             if entry
@@ -132,7 +136,24 @@ impl Pins {
 
     /// Removes the pins of this layout. The caller holds the lock.
     pub(crate) fn remove(&self) -> Result<(), Error> {
-        remove(&self.folder().0)
+        retire(&self.folder().0)
+    }
+
+    /// Locks the folder of all layouts, and makes it if need be: calls with another `/run` wait for that, too,
+    /// as those of two nodes in containers that share a bpffs. Free again when dropped.
+    pub(crate) fn lock(&self) -> Result<File, Error> {
+        self.make_root()?;
+        let folder = File::open(&self.root).map_err(Error::file("open", &self.root))?;
+        folder.lock().map_err(Error::file("lock", &self.root))?;
+        Ok(folder)
+    }
+
+    fn make_root(&self) -> Result<(), Error> {
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(0o700).recursive(true);
+        builder
+            .create(&self.root)
+            .map_err(Error::file("create", &self.root))
     }
 
     /// Opens a pinned map.
@@ -220,6 +241,14 @@ impl Unfinished {
     }
 }
 
-pub(crate) fn remove(folder: &Path) -> Result<(), Error> {
+/// Removes a complete folder: under another name, so that nobody sees it half removed, and what a killed call
+/// leaves of it is swept by the next one that loads.
+pub(crate) fn retire(folder: &Path) -> Result<(), Error> {
+    let aside = folder.with_file_name(format!("{}{}-gone", Unfinished::PREFIX, process::id()));
+    fs::rename(folder, &aside).map_err(Error::file("remove", folder))?;
+    remove(&aside)
+}
+
+fn remove(folder: &Path) -> Result<(), Error> {
     fs::remove_dir_all(folder).map_err(Error::file("remove", folder))
 }

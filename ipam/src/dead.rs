@@ -7,7 +7,7 @@ use crate::store::Store;
 
 /// Frees leases in the folders, beside that of the config's own network, of all networks that `is_of` names:
 /// those of which `is_dead` says, given network, container and interface, that the attachment is gone. It is
-/// asked while the folder's lock is held. A folder whose lock somebody else holds is left alone.
+/// asked while the folder's lock is held.
 pub fn free_dead(
     conf: &NetConf,
     is_of: impl Fn(&str) -> bool,
@@ -18,7 +18,7 @@ pub fn free_dead(
         if !is_of(&network) {
             continue;
         }
-        let Some(mut locked) = Store::new(&data_dir, &network).try_lock_existing()? else {
+        let Some(mut locked) = Store::new(&data_dir, &network).lock_existing()? else {
             continue;
         };
         for ip in locked.leased()? {

@@ -22,7 +22,7 @@
 //! had known before it.
 
 use std::collections::HashSet;
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -112,28 +112,10 @@ impl Store {
         }
     }
 
-    /// As [`Self::lock_existing`], and nothing if somebody else holds the lock.
-    pub fn try_lock_existing(&self) -> Result<Option<Locked>, StoreError> {
-        let path = lock::path(&self.dir);
-        let lock = match lock::open_existing(&self.dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            lock => lock.attempt("open the lock file", &path)?,
-        };
-        match lock.try_lock() {
-            Ok(()) => self.locked(lock).map(Some),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(source)) => Err(source).attempt("lock", &path),
-        }
-    }
-
     fn wait(&self, lock: io::Result<File>) -> Result<Locked, StoreError> {
         let path = lock::path(&self.dir);
         let lock = lock.attempt("open the lock file", &path)?;
         lock.lock().attempt("lock", &path)?;
-        self.locked(lock)
-    }
-
-    fn locked(&self, lock: File) -> Result<Locked, StoreError> {
         let modified = fs::metadata(&self.dir)
             .and_then(|meta| meta.modified())
             .attempt("look at the folder", &self.dir)?;

@@ -3,9 +3,12 @@
 
 use std::{
     fmt,
-    fs::File,
+    fs::{self, File},
     io,
-    os::fd::{AsFd as _, AsRawFd, RawFd},
+    os::{
+        fd::{AsFd as _, AsRawFd, RawFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
     thread,
 };
@@ -50,6 +53,16 @@ pub struct Netns {
 }
 
 impl Netns {
+    /// Tells whether it is the calling thread's own.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        let own = fs::metadata("/proc/thread-self/ns/net");
+        own.is_ok_and(|own| {
+            let this = self.file.metadata();
+            this.is_ok_and(|this| (this.dev(), this.ino()) == (own.dev(), own.ino()))
+        })
+    }
+
     /// Opens the namespace at a path, such as `/run/netns/x` or `/proc/7/ns/net`. `None`: there is
     /// nothing at that path (any more).
     pub fn open(path: &Path) -> Result<Option<Self>, Error> {

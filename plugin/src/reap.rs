@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use underpass_abi::endpoint::{Attachment as Record, Owner};
+use underpass_abi::endpoint::{Attachment as Record, Owner, role};
 use underpass_cni::NetConf;
 use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, link::By};
@@ -14,8 +14,10 @@ use crate::{
     step::{forget, lease},
 };
 
-/// Takes away what is left of attachments, of all networks, whose devices are none of `devices`, and frees
-/// their addresses where `conf` keeps its own. Goes on past errors, and returns them.
+/// Takes away what is left of attachments whose devices are none of `devices`: of all networks, if `conf` says
+/// where addresses are kept, so that those of the dead can be freed. The maps are the only ones who know that
+/// they are dead; where nothing is known of their addresses, they stay there for another call. Goes on past
+/// errors, and returns them.
 pub(crate) fn reap(
     node: &Netlink,
     maps: &mut Maps,
@@ -27,8 +29,14 @@ pub(crate) fn reap(
         .into_iter()
         .filter(|(_, record)| !devices.contains(&record.ifindex))
         .collect();
+    let own = network_id(&conf.name);
+    let keeps_addresses = lease::is_built_in(conf)?;
+    let is_chained = conf.prev_result()?.is_some();
+    let is_mine = |record: &Record| {
+        keeps_addresses || record.role == role::CHAINED || record.network == own && !is_chained
+    };
     let mut errors = Vec::new();
-    for (owner, record) in dead {
+    for (owner, record) in dead.into_iter().filter(|(_, record)| is_mine(record)) {
         if let Err(error) = one(node, maps, owner, &record, conf) {
             errors.push(error);
         }
@@ -59,7 +67,6 @@ fn one(
             && matches!(maps.attachment(owner), Ok(Some(known)) if known == *record)
     };
     let is_of = |network: &str| network_id(network) == record.network;
-    let freed = lease::free_dead(conf, is_of, is_dead);
-    forget(node, maps, owner, record)?;
-    freed
+    lease::free_dead(conf, is_of, is_dead)?;
+    forget(node, maps, owner, record)
 }

@@ -7,11 +7,17 @@ use std::{net::SocketAddr, process::Command, time::Duration};
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_dataplane::kernel::version;
-use underpass_tests::{kernel::Facility, leak::Traces, netns::Netns, prelude::*, runtime::Conf};
+use underpass_tests::{
+    kernel::Facility,
+    leak::Traces,
+    netns::Netns,
+    prelude::*,
+    runtime::{Call, Conf},
+};
 
 use crate::{
     chain::{Chain, IFNAME},
-    plugins::{Installed, Name, Program},
+    plugins::{Installed, Name, Program, run},
     schema,
 };
 
@@ -393,4 +399,42 @@ fn check_names_a_limit_that_was_changed(#[values("underpass", "ptp")] kind: &str
         check()?.silence()?;
     }
     chain.del(&netns, &result)
+}
+
+/// A container that may make interfaces makes one with the numbers that another's pair has on the node. Its DEL takes nothing off there.
+#[test]
+fn a_pair_that_seems_to_be_another_s() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let victim = lab.pod("victim")?;
+    let bandwidth = ours("bandwidth")?;
+    let limited = lab.conf().with("type", "bandwidth").with("ipMasq", false);
+    let limited = limited
+        .with("ipam", json!({}))
+        .with("runtimeConfig", json!({ "bandwidth": both() }));
+    let call = |verb, pod: &Pod| {
+        let conf = limited.clone().with("prevResult", pod.result().clone());
+        let path = pod.netns().path().display().to_string();
+        let call = Call::new(verb)
+            .attachment(pod.name(), &path, IFNAME)
+            .conf(&conf);
+        run(&lab.node, &bandwidth.path, &call)
+    };
+    call("ADD", &victim)?.result()?;
+    let host = lab.node.netns();
+    expect_filter(host, victim.host_veth(), RATE)?;
+
+    let attacker = lab.pod("attacker")?;
+    let index = |netns: &Netns, name: &str| -> Result<u64> {
+        let links = netns.ip_json(&["link", "show", name])?;
+        links[0]["ifindex"].as_u64().context("ifindex")
+    };
+    let outside = index(host, victim.host_veth())?;
+    let inside = index(victim.netns(), IFNAME)?;
+    attacker.netns().ip(&[
+        format!("link delete {IFNAME}"),
+        format!("link add {IFNAME} index {inside} type veth peer name p index {outside}"),
+    ])?;
+    call("DEL", &attacker)?;
+    expect_filter(host, victim.host_veth(), RATE)
 }

@@ -221,3 +221,20 @@ fn the_verbs_about_the_network_find_nothing_to_do() -> Result<()> {
     ensure!(!scene.is_up()?);
     Ok(())
 }
+
+/// The process at the path is gone, and the number is that of a process of the node now.
+#[test]
+fn the_node_s_own_loopback_stays_up() -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let node = scene.node.netns();
+    node.ip(&["link set lo up".to_owned()])?;
+    let own = "/proc/self/ns/net";
+    scene
+        .at("DEL", &scene.ours.path, &conf("1.0.0"), own)?
+        .silence()?;
+    let links = node.ip_json(&["link", "show", "lo"])?;
+    let flags = links[0]["flags"].as_array().context("flags")?;
+    ensure!(flags.contains(&json!("UP")), "{links}");
+    Ok(())
+}

@@ -104,7 +104,8 @@ fn what_a_node_that_is_gone_has_left_is_made_anew(
         thread::sleep(Duration::from_millis(20));
     }
     if how == "unload" {
-        let arguments = ["--bpf-root", &root, "unload", "--force"];
+        // Nobody of it can be alive.
+        let arguments = ["--bpf-root", &root, "unload"];
         let said = lab.node.underpass(&arguments)?;
         ensure!(said.contains(&format!("{root}/v{ABI}")), "{said}");
     }

@@ -6,9 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use aya::maps::{Array, Map, MapData};
 use rstest::rstest;
-use underpass_abi::{counter::Counter, map};
-use underpass_tests::{counter::pins, prelude::*};
+use underpass_abi::{counter::Counter, map, node::Node as Constants};
+use underpass_tests::{counter::pins, prelude::*, runtime::Call};
 
 const PORT: u16 = 443;
 
@@ -89,4 +90,43 @@ fn what_is_loaded_later_knows_what_the_first_know(#[values(V4, V6)] family: Fami
     let mut client = tcp::Client::connect(pod.netns(), remote)?;
     client.chat(10)?;
     meter.expect(Counter::BypassWire, 5)
+}
+
+/// An executable that was exchanged under running containers goes on with what is loaded, and mixes nothing into it.
+#[test]
+fn another_build_uses_what_is_loaded_and_adds_nothing() -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let pod = lab.pod("a")?;
+    lab.node.netns().run(|| -> Result<()> {
+        let pin = pins(&lab.node).join("maps").join(map::CONSTANTS);
+        let mut constants: Array<_, Constants> = Map::Array(MapData::from_pin(pin)?).try_into()?;
+        let mine = constants.get(&0, 0)?;
+        let other = Constants {
+            build: !mine.build,
+            ..mine
+        };
+        Ok(constants.set(0, other, 0)?)
+    })?;
+    let said = lab.node.underpass(&["status"])?;
+    ensure!(said.contains("by another build"), "{said}");
+
+    let plain = lab.pod("b")?;
+    for pod in [&pod, &plain] {
+        ping::ping(pod.netns(), V4.remote())?;
+        ping::ping(pod.netns(), V6.remote())?;
+        pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    }
+    let before = pinned(&lab.node)?;
+    let netns = lab.node.netns().sibling("mapped")?;
+    let path = netns.path().display().to_string();
+    let add = Call::new("ADD").attachment("mapped", &path, Pod::IFNAME);
+    let conf = lab.conf().with_host_port(8080, 80);
+    let error = add.conf(&conf).run(&lab.node)?.error()?;
+    ensure!(error.code == 5, "{error}");
+    for word in ["another build", map::FROM_HOST, "underpass unload"] {
+        ensure!(error.msg.contains(word), "{error} lacks {word:?}");
+    }
+    ensure!(pinned(&lab.node)? == before);
+    Ok(())
 }

@@ -1,13 +1,13 @@
 //! A container is gone and its DEL never came: what the maps and the leases have of it goes with the next
 //! call that changes anything, of whatever network.
 
-use std::net::SocketAddr;
+use std::{fs::File, net::SocketAddr, thread, time::Duration};
 
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
-    counter::Registry,
     leak::Traces,
+    patience,
     prelude::*,
     runtime::{Call, Conf},
 };
@@ -55,19 +55,20 @@ fn nothing_of_it_stays(#[values("ADD", "chained ADD", "GC")] verb: &str) -> Resu
         "GC" => gc(&other, &[&witness]).run(&lab.node)?.silence()?,
         "ADD" => lab.pod_with("next", &other)?.del()?,
         _ => {
-            let chained = witness.call_with_result("ADD").conf(
-                &other
-                    .clone()
-                    .with("ipMasq", false)
-                    .with("ipam", json!({}))
-                    .with("prevResult", witness.result().clone())
-                    .with_host_port(PORT + 1, INSIDE),
-            );
+            let chained_conf = other
+                .clone()
+                .with("ipMasq", false)
+                .with("ipam", json!({}))
+                .with("prevResult", witness.result().clone())
+                .with_host_port(PORT + 1, INSIDE);
+            let chained = witness.call("ADD").conf(&chained_conf);
+            // It does not know where addresses are kept, and leaves the dead to a call that does.
             chained.run(&lab.node)?.result()?;
-            let left = Registry::read(&lab.node)?;
-            ensure!(left.endpoints.len() == 2, "{left:#?}");
+            lab.pod_with("next", &other)?.del()?;
+            let left = Traces::of(&lab.node)?;
+            ensure!(left.leases == before.leases, "{left:#?}");
             ensure!(
-                left.owners.len() == 2 && left.shadowed_ports == 0,
+                left.registry.endpoints == before.registry.endpoints,
                 "{left:#?}"
             );
             return Ok(());
@@ -128,4 +129,35 @@ fn the_same_container_comes_back(#[values(V4, V6)] family: Family) -> Result<()>
         netns.unlink()?;
     }
     Ok(())
+}
+
+/// The runtime was killed, and all it had with it. What comes then comes at once, and somebody holds the lock of the leases.
+#[test]
+fn many_dead_and_many_adds_at_once() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let other = another(&lab);
+    lab.pod("first")?.del()?;
+    let before = Traces::of(&lab.node)?;
+    for number in 0..16 {
+        lose(lab.pod(&format!("lost{number}"))?)?;
+    }
+    let path = lab.node.data_dir().join("lab/lock");
+    let lock = lab
+        .node
+        .netns()
+        .run(|| File::open(&path))
+        .context("open the lock")?;
+    lock.lock()?;
+    let pods = thread::scope(|scope| {
+        let add = |number| lab.pod_with(&format!("next{number}"), &other);
+        let adding = [0, 1, 2, 3].map(|number| scope.spawn(move || add(number)));
+        thread::sleep(patience::here(Duration::from_millis(300)));
+        drop(lock);
+        adding.map(|adding| adding.join().expect("no panic"))
+    });
+    for pod in pods {
+        pod?.del()?;
+    }
+    before.expect_same(&lab.node)
 }

@@ -28,8 +28,8 @@ pub struct Node {
     pub port_count: u32,
     /// Entries of each flow table, a power of two.
     pub flows: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The build that loaded the programs, as a checksum of its object; zero in the object.
+    pub build: u32,
 }
 
 /// Idle time after which a flow is as good as gone, in ticks.
@@ -189,7 +189,7 @@ impl Node {
             port_first: 1024,
             port_count: 30_000 - 1024,
             flows,
-            reserved: 0,
+            build: 0,
         }
     }
 }

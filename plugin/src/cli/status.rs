@@ -13,7 +13,9 @@ use underpass_abi::{
     endpoint::device,
     map,
 };
-use underpass_dataplane::{Maps, Pins, attach, kernel::release, layout::Layout, policy::Rules};
+use underpass_dataplane::{
+    Maps, Pins, attach, kernel::release, layout::Layout, object, policy::Rules,
+};
 use underpass_netlink::{Netlink, link::Link};
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
@@ -36,6 +38,8 @@ struct Status {
     kernel: String,
     bpf_root: String,
     loaded: bool,
+    /// Another build than this one has loaded the programs.
+    other_build: bool,
     /// Layouts that other versions of the plugin have left there.
     other_layouts: Vec<u32>,
     /// Raised by every change that flows must notice; 0 if nothing is loaded.
@@ -112,6 +116,7 @@ impl Status {
         let pins = Pins::at(root);
         let maps = Maps::open_existing(&pins)?;
         let state = maps.as_ref().map(Maps::state).transpose()?;
+        let loaded_by = maps.as_ref().map(Maps::node).transpose()?;
         let other_layouts = pins.layouts()?.into_iter().filter(Layout::is_other);
         let mut status = Self {
             version: env!("CARGO_PKG_VERSION"),
@@ -119,6 +124,7 @@ impl Status {
             kernel: release(),
             bpf_root: root.display().to_string(),
             loaded: maps.is_some(),
+            other_build: loaded_by.is_some_and(|node| node.build != object::build()),
             other_layouts: other_layouts.map(|layout| layout.number()).collect(),
             epoch: state.map_or(0, |state| state.epoch),
             features: feature::collect(),
@@ -219,6 +225,12 @@ impl Status {
             )?;
         }
 
+        if self.other_build {
+            writeln!(
+                out,
+                "{BAD}by another build{BAD:#}: this one uses what is loaded, and can't add to it"
+            )?;
+        }
         for other in &self.other_layouts {
             writeln!(
                 out,
@@ -312,6 +324,7 @@ mod tests {
             kernel: "6.1.0".to_owned(),
             bpf_root: "/run/b".to_owned(),
             loaded: true,
+            other_build: true,
             other_layouts: vec![6],
             epoch: 3,
             features: vec![Feature {
@@ -387,6 +400,7 @@ mod tests {
         insta::assert_snapshot!(text.join("\n"), @r"
         underpass 1.2.3 on kernel 6.1.0
         programs: loaded, pinned at /run/b (layout 1)
+        by another build: this one uses what is loaded, and can't add to it
         also there: layout 6 of another version; `underpass unload` removes it, too
 
         Kernel features

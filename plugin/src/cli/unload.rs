@@ -17,7 +17,6 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
     let layouts = pins.layouts()?;
     let mut attached = 0;
     for layout in &layouts {
-        layout.require_here()?;
         attached += layout.attachments()?;
     }
     if attached > 0 && !force {

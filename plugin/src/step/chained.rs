@@ -19,7 +19,7 @@ use underpass_netlink::{
 
 use super::{
     Attachment, Detachment, Inspection, Mode, Revert, Step,
-    detachment::{Known, detach_chained},
+    detachment::{Known, detach_chained, lock_known},
     endpoint::{addresses, verify_address, verify_owner},
     program,
 };
@@ -256,10 +256,10 @@ impl Revert for Entries {
     /// gone.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
         match &mut detachment.known {
-            Some(Known { maps, record }) => {
-                let lock = Lock::acquire(maps.pins().root())?;
-                remove(&lock, detachment.node, maps, detachment.owner, record)
-            }
+            Some(Known { maps, record }) => match lock_known(maps, detachment.owner, record)? {
+                Some(lock) => remove(&lock, detachment.node, maps, detachment.owner, record),
+                None => Ok(()),
+            },
             None => Ok(()),
         }
     }

@@ -6,9 +6,9 @@
 
 use std::path::Path;
 
-use underpass_abi::endpoint::{Device as Entry, device};
+use underpass_abi::endpoint::{Device as Entry, Owner, device};
 use underpass_cni::Error as CniError;
-use underpass_dataplane::{Maps, lock::Lock};
+use underpass_dataplane::{Maps, Pins, lock::Lock};
 use underpass_netlink::{
     Netlink,
     link::{By, Device, Link},
@@ -39,8 +39,8 @@ pub(crate) struct Ends<'a> {
     pod: &'a Netlink,
     host: Link,
     container: Link,
-    /// None where nothing is loaded.
-    pub(crate) maps: Option<Maps>,
+    /// None where nothing is loaded, and for interfaces of others.
+    maps: Option<Maps>,
 }
 
 /// One end, which sends what has to be limited.
@@ -53,11 +53,14 @@ struct End<'a> {
 }
 
 impl<'a> Ends<'a> {
-    /// Finds the ends: none if the container has no such interface, or if that is no pair with the host.
+    /// Finds the ends: none if the container has no such interface, or if that is no pair with the host. A container
+    /// that may make interfaces can make one that seems to be the other end of somebody else's: an attachment of ours
+    /// is told by its alias.
     pub(crate) fn find(
         node: &'a Netlink,
         pod: &'a Netlink,
         ifname: &str,
+        owner: Owner,
     ) -> Result<Option<Self>, Error> {
         let container = pod.link(By::Name(ifname))?.filter(Link::is_paired);
         let Some((container, peer)) = container.and_then(|link| link.peer.map(|peer| (link, peer)))
@@ -67,13 +70,22 @@ impl<'a> Ends<'a> {
         let host = node.link(By::Index(peer))?;
         let host =
             host.filter(|host| host.kind == container.kind && host.peer == Some(container.index));
-        Ok(host.map(|host| Self {
+        let is_anothers = |host: &Link| Alias::of(host).is_some_and(|alias| alias.owner != owner);
+        Ok(host.filter(|host| !is_anothers(host)).map(|host| Self {
             node,
             pod,
             host,
             container,
             maps: None,
         }))
+    }
+
+    /// Opens the maps, if the interface is ours: those of others have no use for them.
+    pub(crate) fn open_maps(&mut self, root: &Path) -> Result<(), Error> {
+        if Alias::of(&self.host).is_some() {
+            self.maps = Maps::open_existing(&Pins::at(root))?;
+        }
+        Ok(())
     }
 
     /// Refuses an interface of ours that the maps do not know: they are the wrong ones.
@@ -127,10 +139,11 @@ impl<'a> Ends<'a> {
         Ok(())
     }
 
-    /// Takes off what an ADD has put there, by its handle.
-    pub(crate) fn revert(&mut self) -> Result<(), Error> {
+    /// Takes off what an ADD has put there, by its handle, and then tells the programs.
+    pub(crate) fn revert(&mut self, root: &Path) -> Result<(), Error> {
         remove(self.pod, &self.container)?;
         if remove(self.node, &self.host)? {
+            self.open_maps(root)?;
             self.mark(0)?;
         }
         Ok(())

@@ -48,21 +48,31 @@ pub(crate) fn detach_chained(node: &Netlink, maps: &mut Maps, owner: Owner) -> R
     }
 }
 
-/// Makes the maps forget an attachment whose device is gone, if they know it by this record still: the
-/// container may have been attached anew, with the names of before.
+/// Makes the maps forget an attachment whose device is gone.
 pub(crate) fn forget(
     node: &Netlink,
     maps: &mut Maps,
     owner: Owner,
     record: &Record,
 ) -> Result<(), Error> {
-    let lock = Lock::acquire(maps.pins().root())?;
-    if maps.attachment(owner)?.as_ref() != Some(record) {
+    let Some(lock) = lock_known(maps, owner, record)? else {
         return Ok(());
-    }
+    };
     port::give_up(&lock, node, maps, owner, record)?;
     match record.role {
         role::CHAINED => chained::remove(&lock, node, maps, owner, record),
         _ => endpoint::remove(&lock, maps, owner, record),
     }
+}
+
+/// Takes the lock, if the maps still know the attachment by this record: meanwhile another call may have
+/// removed it, and the container may have been attached anew, with the names of before.
+pub(super) fn lock_known(
+    maps: &Maps,
+    owner: Owner,
+    record: &Record,
+) -> Result<Option<Lock>, Error> {
+    let lock = Lock::acquire(maps.pins().root())?;
+    let is_known = maps.attachment(owner)?.as_ref() == Some(record);
+    Ok(is_known.then_some(lock))
 }

@@ -10,7 +10,11 @@ use underpass_abi::{
 use underpass_dataplane::{Maps, Pins, lock::Lock, object::half_open_limit};
 use underpass_netlink::Netlink;
 
-use super::{Attachment, Detachment, Inspection, Interface, Revert, Step, detachment::Known, link};
+use super::{
+    Attachment, Detachment, Inspection, Interface, Revert, Step,
+    detachment::{Known, lock_known},
+    link,
+};
 use crate::{
     error::Error,
     finding::{Finding, Findings},
@@ -44,12 +48,11 @@ impl Step<Interface> for Entries {
             Some(limit) => limit,
             None => half_open_limit(maps.node()?.flows),
         };
-        {
-            let _lock = Lock::acquire(pins.root())?;
-            maps.add_attachment(owner, &record)?;
-            undo.push(NAME, move || undo_apply(node, &pins, owner));
-            maps.add_no_masquerade(record.network, &plan.no_masquerade)?;
-        }
+        // To the end: should the container die meanwhile, whoever finds it dead finds all entries, or none.
+        let _lock = Lock::acquire(pins.root())?;
+        maps.add_attachment(owner, &record)?;
+        undo.push(NAME, move || undo_apply(node, &pins, owner));
+        maps.add_no_masquerade(record.network, &plan.no_masquerade)?;
         maps.set_device(
             index,
             Device {
@@ -112,10 +115,10 @@ impl Revert for Entries {
     /// itself goes last, so that a call that is killed can be repeated.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
         match &mut detachment.known {
-            Some(Known { maps, record }) => {
-                let lock = Lock::acquire(maps.pins().root())?;
-                remove(&lock, maps, detachment.owner, record)
-            }
+            Some(Known { maps, record }) => match lock_known(maps, detachment.owner, record)? {
+                Some(lock) => remove(&lock, maps, detachment.owner, record),
+                None => Ok(()),
+            },
             None => Ok(()),
         }
     }

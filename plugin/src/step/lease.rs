@@ -111,6 +111,11 @@ pub(crate) fn collect(request: &NetworkRequest) -> Result<(), Error> {
     Ok(answer?)
 }
 
+/// Says whether this process gives the network's addresses.
+pub(crate) fn is_built_in(conf: &NetConf) -> Result<bool, Error> {
+    Ok(matches!(ipam(conf)?, Ipam::BuiltIn))
+}
+
 /// Gives back addresses, where this process gives them, of the networks that `is_of` names: of the attachments
 /// (network, container, interface) that `is_dead` names.
 pub(crate) fn free_dead(

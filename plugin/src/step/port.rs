@@ -14,7 +14,10 @@ use underpass_dataplane::{
 use underpass_netlink::Netlink;
 
 use self::precedence::{Pinned, claim, release};
-use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo, detachment::Known};
+use super::{
+    Attachment, Detachment, Inspection, Mode, Revert, Step, Undo,
+    detachment::{Known, lock_known},
+};
 use crate::{
     conf::port::Binding,
     error::Error,
@@ -156,8 +159,10 @@ impl Revert for HostPorts {
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
         match &detachment.known {
             Some(Known { maps, record }) if record.port_count > 0 => {
-                let lock = Lock::acquire(maps.pins().root())?;
-                give_up(&lock, detachment.node, maps, detachment.owner, record)
+                match lock_known(maps, detachment.owner, record)? {
+                    Some(lock) => give_up(&lock, detachment.node, maps, detachment.owner, record),
+                    None => Ok(()),
+                }
             }
             _ => Ok(()),
         }

@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
-use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::{Netlink, Netns, netns};
 
+use super::identity;
 use crate::{
     conf::{
         Conf,
@@ -73,9 +73,11 @@ fn within(
     let ifname = &request.attachment.ifname;
     let netns = Netns::open(&path)?.ok_or(Error::NoNetns(path))?;
     let (node, pod) = (Netlink::open()?, netns.run(Netlink::open)??);
-    let mut ends = Ends::find(&node, &pod, ifname)?.ok_or_else(|| no_pair(ifname, limits))?;
+    let owner = identity(request).owner();
+    let ends = Ends::find(&node, &pod, ifname, owner)?;
+    let mut ends = ends.ok_or_else(|| no_pair(ifname, limits))?;
     let root = Conf::bpf_root(&request.conf)?;
-    ends.maps = Maps::open_existing(&Pins::at(&root))?;
+    ends.open_maps(&root)?;
     ends.require_known(&root)?;
     work(&mut ends)
 }
@@ -100,10 +102,9 @@ fn del(request: &Request) -> Result<(), Error> {
         Err(error) => return Err(error.into()),
     };
     let (node, pod) = (Netlink::open()?, netns.run(Netlink::open)??);
-    let Some(mut ends) = Ends::find(&node, &pod, &request.attachment.ifname)? else {
-        return Ok(());
-    };
-    let root = Conf::bpf_root(&request.conf)?;
-    ends.maps = Maps::open_existing(&Pins::at(&root))?;
-    ends.revert()
+    let owner = identity(request).owner();
+    match Ends::find(&node, &pod, &request.attachment.ifname, owner)? {
+        Some(mut ends) => ends.revert(&Conf::bpf_root(&request.conf)?),
+        None => Ok(()),
+    }
 }

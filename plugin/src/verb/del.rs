@@ -1,7 +1,9 @@
 //! DEL: whatever the kernel and the IPAM still have of the attachment, with or without netns,
 //! `prevResult` and today's config.
 
+use underpass_abi::endpoint::{Attachment as Record, Owner};
 use underpass_cni::Request;
+use underpass_dataplane::Maps;
 use underpass_netlink::Netlink;
 
 use super::{identity, maps_to_clean};
@@ -22,6 +24,7 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
         errors.push(error);
         None
     });
+    let before = known(maps.as_ref(), owner);
     if let Err(error) = Netlink::open().map_err(Error::from).and_then(|node| {
         // Nobody says whether the interface was ours, or only host ports in a chain.
         if let Some(maps) = &mut maps {
@@ -32,10 +35,19 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
         errors.push(error);
     }
     time.lap("link and maps");
-    // Last, so that nobody is given an address that still leads to this container.
-    if let Err(error) = lease::give_back(request) {
+    // Last, so that nobody is given an address that still leads to this container. An ADD may have found it dead
+    // meanwhile, freed its addresses, and attached the container anew.
+    let after = known(maps.as_ref(), owner);
+    if (after.is_none() || after == before)
+        && let Err(error) = lease::give_back(request)
+    {
         errors.push(error);
     }
     time.lap("lease");
     Error::collect(errors)
+}
+
+/// What the maps know of the attachment, as far as they can be read.
+fn known(maps: Option<&Maps>, owner: Owner) -> Option<Record> {
+    maps?.attachment(owner).ok()?
 }

@@ -98,6 +98,8 @@ fn set_up(path: &Path) -> Result<CniResult, Error> {
 /// Sets the device down, if the namespace is still there.
 fn set_down(path: &Path) -> Result<(), Error> {
     match Netns::open(path) {
+        // The process at this path is gone, and the node has another with its number.
+        Ok(Some(netns)) if netns.is_own() => Ok(()),
         Ok(Some(netns)) => {
             let (netlink, lo) = look(&netns)?;
             set(&netlink, &lo, Admin::Down)
