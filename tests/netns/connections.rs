@@ -4,7 +4,7 @@
 use std::{
     io,
     net::SocketAddr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -183,24 +183,34 @@ fn while_changing(
     mut change: impl FnMut(usize) -> Result<()> + Send,
 ) -> Result<()> {
     let is_over = AtomicBool::new(false);
+    let exchanges = AtomicUsize::new(0);
+    // Until what was under way when it changed is through: each loss doubles the time to the next attempt, and two changes in one
+    // would add up.
+    let settle = || {
+        let before = exchanges.load(Ordering::Relaxed);
+        thread::sleep(patience::here(Duration::from_millis(1300)));
+        while exchanges.load(Ordering::Relaxed) == before && !is_over.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(10));
+        }
+    };
     thread::scope(|scope| {
         let changing = scope.spawn(|| -> Result<()> {
             for round in 0..5 {
-                thread::sleep(patience::here(Duration::from_millis(1300)));
+                settle();
                 change(round)?;
             }
-            thread::sleep(patience::here(Duration::from_millis(1300)));
+            settle();
             is_over.store(true, Ordering::Relaxed);
             Ok(())
         });
-        let mut exchanges = 0;
         let mut end = Ok(());
         while end.is_ok() && !is_over.load(Ordering::Relaxed) && !changing.is_finished() {
             end = client.exchange(SOME, SOME).map(drop);
-            exchanges += 1;
+            exchanges.fetch_add(1, Ordering::Relaxed);
         }
+        is_over.store(true, Ordering::Relaxed);
         changing.join().expect("changes do not panic")?;
-        end.with_context(|| format!("exchange {exchanges}"))
+        end.with_context(|| format!("exchange {}", exchanges.load(Ordering::Relaxed)))
     })
 }
 
