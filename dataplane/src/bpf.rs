@@ -78,6 +78,18 @@ struct ElementAttributes {
     flags: u64,
 }
 
+impl ElementAttributes {
+    fn new(map: BorrowedFd<'_>, key: &u32, value: &mut u32) -> Self {
+        Self {
+            map: map.as_raw_fd().cast_unsigned(),
+            reserved: 0,
+            key: (&raw const *key) as u64,
+            value: (&raw mut *value) as u64,
+            flags: 0,
+        }
+    }
+}
+
 /// What `BPF_MAP_GET_NEXT_KEY` and `BPF_MAP_DELETE_ELEM` need of `union bpf_attr`.
 #[repr(C)]
 struct KeyAttributes {
@@ -149,48 +161,29 @@ pub fn pin(object: impl AsFd, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A map to make.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NewMap {
-    /// At most 15 bytes of it are taken.
-    pub(crate) name: &'static CStr,
-    /// One of `enum bpf_map_type`.
-    pub(crate) kind: u32,
-    /// In bytes, as the next one.
-    pub(crate) key_size: u32,
-    pub(crate) value_size: u32,
-    pub(crate) max_entries: u32,
-}
-
-/// Makes a map that no object has.
-pub(crate) fn create_map(new: NewMap) -> io::Result<OwnedFd> {
-    let mut name = [0; 16];
-    for (to, from) in name[..15].iter_mut().zip(new.name.to_bytes()) {
-        *to = *from;
-    }
+/// Makes a map that no object has, whose keys and values have four bytes. At most 15 bytes of the name are
+/// taken; the kind is one of `enum bpf_map_type`.
+pub(crate) fn create_map(name: &CStr, kind: u32, max_entries: u32) -> io::Result<OwnedFd> {
     let mut attributes = CreateAttributes {
-        kind: new.kind,
-        key_size: new.key_size,
-        value_size: new.value_size,
-        max_entries: new.max_entries,
+        kind,
+        key_size: 4,
+        value_size: 4,
+        max_entries,
         flags: 0,
         inner_map: 0,
         numa_node: 0,
-        name,
+        name: [0; 16],
     };
+    for (to, from) in attributes.name[..15].iter_mut().zip(name.to_bytes()) {
+        *to = *from;
+    }
     // SAFETY: the attributes have no pointers.
     unsafe { open(Command::MapCreate, &mut attributes) }
 }
 
 /// Sets the entry of a map whose keys and values have four bytes.
-pub(crate) fn update(map: BorrowedFd<'_>, key: u32, value: u32) -> io::Result<()> {
-    let mut attributes = ElementAttributes {
-        map: map.as_raw_fd().cast_unsigned(),
-        reserved: 0,
-        key: (&raw const key) as u64,
-        value: (&raw const value) as u64,
-        flags: 0,
-    };
+pub(crate) fn update(map: BorrowedFd<'_>, key: u32, mut value: u32) -> io::Result<()> {
+    let mut attributes = ElementAttributes::new(map, &key, &mut value);
     // SAFETY: key and value outlive the call, and have the sizes of the map's.
     unsafe { call(Command::MapUpdate, &mut attributes) }?;
     Ok(())
@@ -198,14 +191,8 @@ pub(crate) fn update(map: BorrowedFd<'_>, key: u32, value: u32) -> io::Result<()
 
 /// Tells whether a map whose keys and values have four bytes has the key.
 pub(crate) fn has_key(map: BorrowedFd<'_>, key: u32) -> io::Result<bool> {
-    let mut value = 0_u32;
-    let mut attributes = ElementAttributes {
-        map: map.as_raw_fd().cast_unsigned(),
-        reserved: 0,
-        key: (&raw const key) as u64,
-        value: (&raw mut value) as u64,
-        flags: 0,
-    };
+    let mut value = 0;
+    let mut attributes = ElementAttributes::new(map, &key, &mut value);
     // SAFETY: key and value outlive the call, and have the sizes of the map's.
     found(unsafe { call(Command::MapLookup, &mut attributes) })
 }

@@ -10,19 +10,13 @@
 use std::{
     fs::metadata,
     io,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::fs::MetadataExt as _,
-    },
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
     path::Path,
 };
 
 use underpass_abi::endpoint::LOOPBACK;
 
-use crate::{
-    Error,
-    bpf::{self, NewMap},
-};
+use crate::{Error, bpf};
 
 /// The calling thread's own namespace.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -35,8 +29,6 @@ const DEVICES_BY_HASH: u32 = 25;
 pub(crate) enum Home {
     /// The calling thread's network namespace.
     Here,
-    /// Another one, with this inode number, which exists.
-    Elsewhere(u32),
     /// One that has ended, and its containers' devices with it.
     Gone,
 }
@@ -45,31 +37,32 @@ pub(crate) enum Home {
 pub(crate) fn pin(path: &Path) -> Result<(), Error> {
     let here = own()?;
     let make = || {
-        let map = bpf::create_map(NewMap {
-            name: c"HOME",
-            kind: DEVICES_BY_HASH,
-            key_size: 4,
-            value_size: 4,
-            max_entries: 1,
-        })?;
+        let map = bpf::create_map(c"HOME", DEVICES_BY_HASH, 1)?;
         bpf::update(map.as_fd(), here, LOOPBACK)?;
         bpf::pin(map, path)
     };
     make().map_err(Error::file("make the map", path))
 }
 
-/// Reads what [`pin`] has pinned at the path.
-pub(crate) fn read(path: &Path) -> Result<Home, Error> {
+/// Reads what [`pin`] has pinned in a folder of `root`; `None` if nothing is pinned there. Fails if that is
+/// another network namespace, which exists.
+pub(crate) fn read(path: &Path, root: &Path) -> Result<Option<Home>, Error> {
     let here = own()?;
-    let look = || {
-        let map: OwnedFd = bpf::open_pin(path)?;
-        Ok(if bpf::has_key(map.as_fd(), here)? {
-            Home::Here
-        } else {
-            bpf::first_key(map.as_fd())?.map_or(Home::Gone, Home::Elsewhere)
-        })
+    let failed = || Error::file("open the pin", path);
+    let map = match bpf::open_pin(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        map => map.map_err(failed())?,
     };
-    look().map_err(Error::file("open the pin", path))
+    if bpf::has_key(map.as_fd(), here).map_err(failed())? {
+        return Ok(Some(Home::Here));
+    }
+    match bpf::first_key(map.as_fd()).map_err(failed())? {
+        None => Ok(Some(Home::Gone)),
+        Some(namespace) => Err(Error::Elsewhere {
+            root: root.to_owned(),
+            namespace,
+        }),
+    }
 }
 
 /// Gives the inode number of the calling thread's network namespace, which names it while it exists.

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs, io,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -78,55 +78,28 @@ impl Layout {
     /// Counts the attachments that may be alive. Fails if it is for another network namespace than the calling
     /// thread's, which exists. Layouts before 7 do not say.
     pub fn attachments(&self) -> Result<usize, Error> {
-        let home = self.folder.join(HOME);
-        if home.exists() {
-            match home::read(&home)? {
-                Home::Here => {}
-                Home::Gone => return Ok(0),
-                Home::Elsewhere(namespace) => {
-                    return Err(Error::Elsewhere {
-                        root: self.root.clone(),
-                        namespace,
-                    });
-                }
-            }
+        if home::read(&self.folder.join(HOME), &self.root)? == Some(Home::Gone) {
+            return Ok(0);
         }
         let path = self.folder.join(MAPS).join(map::OWNERS);
         let count = || bpf::count_keys(bpf::open_pin(&path)?.as_fd(), size_of::<Owner>());
         count().map_err(Error::file("read the map", &path))
     }
 
-    /// Takes its programs off a device, wherever they sit there. Returns whether there were any.
-    pub fn detach(&self, netlink: &Netlink, link: &Link) -> Result<bool, Error> {
+    /// Takes its programs off devices, wherever they sit there. Returns the names of those that had any.
+    pub fn detach(&self, netlink: &Netlink, links: &[Link]) -> Result<Vec<String>, Error> {
         let programs = self.programs()?;
-        let mut found = false;
-        let places = [Direction::Ingress, Direction::Egress].map(|way| (link.index, way));
-        let sitting = netlink.filter_programs(&places)?;
-        for ((index, direction), program) in places.into_iter().zip(sitting) {
-            if program.is_some_and(|program| programs.contains_key(&program)) {
-                found |= netlink.delete_filter(index, direction)?;
+        let mut names = Vec::new();
+        for link in links {
+            if programs.detach(netlink, link)? {
+                names.push(link.name.clone());
             }
         }
-        if link.is_netkit() {
-            for id in netkit::programs(link.index)? {
-                if let Some(pin) = programs.get(&id) {
-                    let program = bpf::open_pin(pin).map_err(Error::file("open the pin", pin))?;
-                    found |= netkit::detach(link.index, &link.name, program.as_fd())?;
-                }
-            }
-        }
-        for attached in &link.xdp {
-            if let Some(pin) = programs.get(&attached.program) {
-                let program = bpf::open_pin(pin).map_err(Error::file("open the pin", pin))?;
-                netlink.detach_xdp(&link.into(), attached.mode, program.as_fd())?;
-                found = true;
-            }
-        }
-        Ok(found)
+        Ok(names)
     }
 
-    /// Lists the pins of its programs by the kernel's numbers of these.
-    fn programs(&self) -> Result<BTreeMap<u32, PathBuf>, Error> {
+    /// Lists the pins of its programs.
+    fn programs(&self) -> Result<Programs, Error> {
         let folder = self.folder.join(PROGRAMS);
         let mut programs = BTreeMap::new();
         for entry in fs::read_dir(&folder).map_err(Error::file("list", &folder))? {
@@ -136,7 +109,7 @@ impl Layout {
                 .map_err(Error::file("open the pin", &path))?;
             programs.insert(program.id(), path);
         }
-        Ok(programs)
+        Ok(Programs(programs))
     }
 
     /// Removes its pins, and the folder of all layouts if nothing is left in it. The caller holds the lock.
@@ -149,6 +122,42 @@ impl Layout {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Pins of programs, by the kernel's numbers of these.
+struct Programs(BTreeMap<u32, PathBuf>);
+
+impl Programs {
+    fn open(&self, id: u32) -> Result<Option<OwnedFd>, Error> {
+        let open = |pin| bpf::open_pin(pin).map_err(Error::file("open the pin", pin));
+        self.0.get(&id).map(|pin| open(pin)).transpose()
+    }
+
+    /// Takes them off a device. Returns whether there were any.
+    fn detach(&self, netlink: &Netlink, link: &Link) -> Result<bool, Error> {
+        let mut found = false;
+        let places = [Direction::Ingress, Direction::Egress].map(|way| (link.index, way));
+        let sitting = netlink.filter_programs(&places)?;
+        for ((index, direction), program) in places.into_iter().zip(sitting) {
+            if program.is_some_and(|program| self.0.contains_key(&program)) {
+                found |= netlink.delete_filter(index, direction)?;
+            }
+        }
+        if link.is_netkit() {
+            for id in netkit::programs(link.index)? {
+                if let Some(program) = self.open(id)? {
+                    found |= netkit::detach(link.index, &link.name, program.as_fd())?;
+                }
+            }
+        }
+        for attached in &link.xdp {
+            if let Some(program) = self.open(attached.program)? {
+                netlink.detach_xdp(&link.into(), attached.mode, program.as_fd())?;
+                found = true;
+            }
+        }
+        Ok(found)
     }
 }
 

@@ -6,7 +6,6 @@
 
 use std::{
     fs::{self, File},
-    io,
     os::unix::fs::DirBuilderExt as _,
     path::{self, Path, PathBuf},
     process,
@@ -69,19 +68,12 @@ impl Pins {
         if !folder.0.is_dir() {
             return Ok(Loaded::Nothing);
         }
-        match home::read(&folder.home()) {
-            Ok(Home::Here) => Ok(Loaded::Here),
-            Ok(Home::Gone) => Ok(Loaded::Leftover),
-            Ok(Home::Elsewhere(namespace)) => Err(Error::Elsewhere {
-                root: self.root.clone(),
-                namespace,
-            }),
+        Ok(match home::read(&folder.home(), &self.root)? {
+            Some(Home::Here) => Loaded::Here,
+            Some(Home::Gone) => Loaded::Leftover,
             // Another call has just removed it.
-            Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                Ok(Loaded::Nothing)
-            }
-            Err(error) => Err(error),
-        }
+            None => Loaded::Nothing,
+        })
     }
 
     /// Makes the calling thread's network namespace the one that everything pinned is for.

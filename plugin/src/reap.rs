@@ -29,6 +29,9 @@ pub(crate) fn reap(
         .into_iter()
         .filter(|(_, record)| !devices.contains(&record.ifindex))
         .collect();
+    if dead.is_empty() {
+        return Ok(());
+    }
     let own = network_id(&conf.name);
     let keeps_addresses = lease::is_built_in(conf)?;
     let is_chained = conf.prev_result()?.is_some();

@@ -25,10 +25,8 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
     let node = Netlink::open()?;
     let links = node.links()?;
     for layout in layouts {
-        for link in &links {
-            if layout.detach(&node, link)? {
-                writeln!(out, "detached from {}", link.name)?;
-            }
+        for name in layout.detach(&node, &links)? {
+            writeln!(out, "detached from {name}")?;
         }
         let folder = layout.folder().to_owned();
         layout.remove()?;

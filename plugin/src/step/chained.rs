@@ -19,7 +19,7 @@ use underpass_netlink::{
 
 use super::{
     Attachment, Detachment, Inspection, Mode, Revert, Step,
-    detachment::{Known, detach_chained, lock_known},
+    detachment::detach_chained,
     endpoint::{addresses, verify_address, verify_owner},
     program,
 };
@@ -255,11 +255,9 @@ impl Revert for Entries {
     /// Takes from the programs what they know of the container. The interface is somebody else's, and may be
     /// gone.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
-        match &mut detachment.known {
-            Some(Known { maps, record }) => match lock_known(maps, detachment.owner, record)? {
-                Some(lock) => remove(&lock, detachment.node, maps, detachment.owner, record),
-                None => Ok(()),
-            },
+        let (node, owner) = (detachment.node, detachment.owner);
+        match detachment.lock()? {
+            Some((lock, maps, record)) => remove(&lock, node, maps, owner, record),
             None => Ok(()),
         }
     }

@@ -23,6 +23,17 @@ pub(crate) struct Known<'a> {
     pub(crate) record: Record,
 }
 
+impl Detachment<'_> {
+    /// Takes the lock, if the maps know the attachment, and know it still by the record that was read.
+    pub(super) fn lock(&mut self) -> Result<Option<(Lock, &mut Maps, &Record)>, Error> {
+        let Some(Known { maps, record }) = &mut self.known else {
+            return Ok(None);
+        };
+        let lock = lock_known(maps, self.owner, record)?;
+        Ok(lock.map(|lock| (lock, &mut **maps, &*record)))
+    }
+}
+
 /// Removes map entries and devices of an attachment, by the list that its role asks for.
 pub(crate) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> Result<(), Error> {
     let mut known = None;
@@ -67,11 +78,7 @@ pub(crate) fn forget(
 
 /// Takes the lock, if the maps still know the attachment by this record: meanwhile another call may have
 /// removed it, and the container may have been attached anew, with the names of before.
-pub(super) fn lock_known(
-    maps: &Maps,
-    owner: Owner,
-    record: &Record,
-) -> Result<Option<Lock>, Error> {
+fn lock_known(maps: &Maps, owner: Owner, record: &Record) -> Result<Option<Lock>, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
     let is_known = maps.attachment(owner)?.as_ref() == Some(record);
     Ok(is_known.then_some(lock))

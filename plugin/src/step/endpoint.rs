@@ -10,11 +10,7 @@ use underpass_abi::{
 use underpass_dataplane::{Maps, Pins, lock::Lock, object::half_open_limit};
 use underpass_netlink::Netlink;
 
-use super::{
-    Attachment, Detachment, Inspection, Interface, Revert, Step,
-    detachment::{Known, lock_known},
-    link,
-};
+use super::{Attachment, Detachment, Inspection, Interface, Revert, Step, link};
 use crate::{
     error::Error,
     finding::{Finding, Findings},
@@ -114,11 +110,9 @@ impl Revert for Entries {
     /// gone: a packet of a container that the programs do not know would leave as it is. The attachment
     /// itself goes last, so that a call that is killed can be repeated.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
-        match &mut detachment.known {
-            Some(Known { maps, record }) => match lock_known(maps, detachment.owner, record)? {
-                Some(lock) => remove(&lock, maps, detachment.owner, record),
-                None => Ok(()),
-            },
+        let owner = detachment.owner;
+        match detachment.lock()? {
+            Some((lock, maps, record)) => remove(&lock, maps, owner, record),
             None => Ok(()),
         }
     }

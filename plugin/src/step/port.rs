@@ -14,10 +14,7 @@ use underpass_dataplane::{
 use underpass_netlink::Netlink;
 
 use self::precedence::{Pinned, claim, release};
-use super::{
-    Attachment, Detachment, Inspection, Mode, Revert, Step, Undo,
-    detachment::{Known, lock_known},
-};
+use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo};
 use crate::{
     conf::port::Binding,
     error::Error,
@@ -157,14 +154,14 @@ fn compare(
 
 impl Revert for HostPorts {
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
-        match &detachment.known {
-            Some(Known { maps, record }) if record.port_count > 0 => {
-                match lock_known(maps, detachment.owner, record)? {
-                    Some(lock) => give_up(&lock, detachment.node, maps, detachment.owner, record),
-                    None => Ok(()),
-                }
-            }
-            _ => Ok(()),
+        let (node, owner) = (detachment.node, detachment.owner);
+        let known = detachment.known.as_ref();
+        if known.is_none_or(|known| known.record.port_count == 0) {
+            return Ok(());
+        }
+        match detachment.lock()? {
+            Some((lock, maps, record)) => give_up(&lock, node, maps, owner, record),
+            None => Ok(()),
         }
     }
 }
