@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 
 use anyhow::{Context as _, bail};
 
@@ -15,6 +17,9 @@ mod test;
 const SHARED: &str = "/guest";
 /// A file there that the host makes when it is time to come to an end.
 pub(super) const STOP: &str = "stop";
+
+/// Tests that run at the same time: most wait most of the time.
+const AT_ONCE: usize = 3;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -54,27 +59,60 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .iter()
         .any(|record| matches!(record, Record::NotLoaded { .. }));
     let files = if loaded { &arguments.tests[..] } else { &[] };
-    let stop = shared.join(STOP);
-    let mut sets = load::Sets::of(&plugin);
     let logs = shared.join("logs");
     fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
+    let mut tests = Vec::new();
     for file in files {
-        for test in test::list(&arguments.bin, file)? {
-            let name = test.full_name();
-            if arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part)) {
-                let loaded = sets.next()?;
-                let choices = test::Choices {
-                    device: arguments.device.as_deref(),
-                    proxy: arguments.proxy.as_deref(),
-                };
-                results.write(&test.run(&stop, &logs, choices, &loaded)?)?;
-            }
-        }
+        tests.append(&mut test::list(&arguments.bin, file)?);
     }
+    tests.retain(|test| {
+        let name = test.full_name();
+        arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part))
+    });
+    let bench = test::Bench {
+        stop: shared.join(STOP),
+        logs,
+        device: arguments.device.as_deref(),
+        proxy: arguments.proxy.as_deref(),
+    };
+    run_all(&plugin, &bench, &tests, &mut results)?;
     for record in complaints()? {
         results.write(&record)?;
     }
     results.write(&Record::Complete)
+}
+
+/// Runs tests, some at once, each as soon as there is a place for it; writes what becomes of them in the order in which they end.
+fn run_all(
+    plugin: &Path,
+    bench: &test::Bench<'_>,
+    tests: &[test::Test],
+    results: &mut Writer,
+) -> anyhow::Result<()> {
+    let waiting = Mutex::new(tests.iter());
+    let results = Mutex::new(results);
+    let work = |place: usize| -> anyhow::Result<()> {
+        let mut sets = load::Sets::of(plugin, place);
+        loop {
+            // Nothing that holds one of these locks panics.
+            let Some(test) = waiting.lock().expect("a lock").next() else {
+                return Ok(());
+            };
+            let record = test.run(bench, &sets.next()?)?;
+            results.lock().expect("a lock").write(&record)?;
+        }
+    };
+    thread::scope(|scope| {
+        let work = &work;
+        let workers: Vec<_> = (0..AT_ONCE)
+            .map(|place| scope.spawn(move || work(place)))
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
 }
 
 /// What the kernel itself found wrong meanwhile.

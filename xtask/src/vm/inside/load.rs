@@ -62,25 +62,31 @@ fn features(plugin: &Path) -> anyhow::Result<Vec<Record>> {
 
 /// Maps and programs for tests, loaded once: the verifier would take most of the time of nearly every test.
 ///
-/// They go round, as the kernel may still be taking away the devices of one test when the next begins.
+/// They are of one place where tests run one after the other, and go round, as the kernel may still be taking away the devices of one test
+/// when the next begins.
 pub(super) struct Sets<'a> {
     plugin: &'a Path,
+    place: usize,
     next: usize,
 }
 
 impl<'a> Sets<'a> {
-    const COUNT: usize = 3;
+    const COUNT: usize = 2;
 
     /// None is loaded before it is asked for.
-    pub(super) const fn of(plugin: &'a Path) -> Self {
-        Self { plugin, next: 0 }
+    pub(super) const fn of(plugin: &'a Path, place: usize) -> Self {
+        Self {
+            plugin,
+            place,
+            next: 0,
+        }
     }
 
     /// The `bpfRoot` of the set for the next test.
     pub(super) fn next(&mut self) -> anyhow::Result<PathBuf> {
         let set = self.next;
         self.next = (set + 1) % Self::COUNT;
-        let root = Path::new(BPFFS).join(format!("underpass-{set}"));
+        let root = Path::new(BPFFS).join(format!("underpass-{}-{set}", self.place));
         if !root.exists() {
             process::run(
                 Command::new(self.plugin)

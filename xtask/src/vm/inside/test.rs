@@ -31,9 +31,13 @@ const LOADED: &str = "UNDERPASS_TEST_LOADED";
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
 const NOT_HERE: &str = "not on this kernel: ";
 
-/// What was asked of all tests; else they have their own defaults.
-#[derive(Clone, Copy)]
-pub(super) struct Choices<'a> {
+/// What all tests are run with.
+pub(super) struct Bench<'a> {
+    /// A file: once it is there, no test is begun.
+    pub(super) stop: PathBuf,
+    /// The folder where the output of those that fail is kept.
+    pub(super) logs: PathBuf,
+    /// None, and tests have their own default; so for the next.
     pub(super) device: Option<&'a str>,
     pub(super) proxy: Option<&'a str>,
 }
@@ -75,21 +79,15 @@ impl Test {
         format!("{}::{}", self.file, self.name)
     }
 
-    /// Runs it, unless there is a file `stop`. The output of one that fails is kept in `logs`.
-    pub(super) fn run(
-        &self,
-        stop: &Path,
-        logs: &Path,
-        choices: Choices<'_>,
-        loaded: &Path,
-    ) -> anyhow::Result<Record> {
+    /// Runs it with the maps and programs of a `bpfRoot` that no other test uses meanwhile.
+    pub(super) fn run(&self, bench: &Bench<'_>, loaded: &Path) -> anyhow::Result<Record> {
         let start = Instant::now();
         let name = self.full_name();
-        let outcome = if stop.exists() {
+        let outcome = if bench.stop.exists() {
             Outcome::NotRun
         } else {
-            let log = logs.join(format!("{}.log", name.replace("::", ".")));
-            let status = self.execute(&log, choices, loaded)?;
+            let log = bench.logs.join(format!("{}.log", name.replace("::", ".")));
+            let status = self.execute(&log, bench, loaded)?;
             let printed =
                 fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
             let outcome = judge(status, &String::from_utf8_lossy(&printed));
@@ -111,7 +109,7 @@ impl Test {
     fn execute(
         &self,
         log: &Path,
-        choices: Choices<'_>,
+        bench: &Bench<'_>,
         loaded: &Path,
     ) -> anyhow::Result<Option<ExitStatus>> {
         let output =
@@ -123,8 +121,8 @@ impl Test {
             .env("CI", "true")
             .env(PATIENCE.0, PATIENCE.1)
             .env(LOADED, loaded)
-            .envs(choices.device.map(|device| (DEVICE, device)))
-            .envs(choices.proxy.map(|proxy| (PROXY, proxy)))
+            .envs(bench.device.map(|device| (DEVICE, device)))
+            .envs(bench.proxy.map(|proxy| (PROXY, proxy)))
             .stdin(Stdio::null())
             .stdout(output.try_clone().context("cannot share a log")?)
             .stderr(output)
