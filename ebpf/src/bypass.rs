@@ -107,9 +107,11 @@ global!(
         let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
         if !is_sticky && (changes_state || head.control) {
             // After a long silence connection tracking may not know what ends here.
-            let is_late = head.tcp_flags & (tcp::FIN | tcp::RST) != 0
-                && tick().wrapping_sub(half.passed) >= tcp_forgotten();
-            return Ok(if is_late && trust == Trust::Stamp {
+            let is_late = trust == Trust::Stamp
+                && head.tcp_flags & (tcp::FIN | tcp::RST) != 0
+                && tick().wrapping_sub(half.passed) >= tcp_forgotten()
+                && is_usual(&skb, &head, side, half, is_sticky);
+            return Ok(if is_late {
                 Unsent::Stale
             } else {
                 Unsent::Stack

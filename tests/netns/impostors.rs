@@ -12,6 +12,8 @@ use underpass_tests::{
     capture::Capture,
     flow_table::{self, Then},
     frame::{self, Ends, HOPS},
+    netfilter::LONGEST,
+    patience,
     prelude::*,
     second::{Kind, Second},
     traffic::{PATIENCE, SILENCE, raw::RawLink},
@@ -220,6 +222,43 @@ fn a_forged_end_ends_no_connection(
     client.chat(20)?;
     meter.expect(Counter::BypassWire, 15)?;
     meter.expect(Counter::BypassPeer, 15)
+}
+
+/// Nor when the connection was silent for so long that its own end would go past connection tracking.
+#[rstest]
+fn a_forged_end_after_a_silence(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    for (key, value) in [
+        ("be_liberal", 1),
+        ("timeout_established", LONGEST.as_secs()),
+    ] {
+        let key = format!("net/netfilter/nf_conntrack_tcp_{key}");
+        lab.node.netns().set_sysctl(&key, &value.to_string())?;
+    }
+    let (pod, forger) = (lab.pod("a")?, lab.pod("c")?);
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+    client.chat(10)?;
+    thread::sleep(patience::here(LONGEST * 13 / 10));
+    let link = RawLink::open(forger.netns(), Pod::IFNAME)?;
+    let ends = forger.ends(remote.ip())?.from_ip(pod.ip(family));
+    let meter = Meter::start(&lab.node)?;
+    link.send(&stray("RST", &ends, SOURCE, PORT)?)?;
+    meter.expect(Counter::DropSourceAddress, 1)?;
+    // All that the node did with it is done.
+    let mut states = Vec::new();
+    flow_table::walk(&lab.node, family, |entry| {
+        states.push(entry.state);
+        Then::Stays
+    })?;
+    ensure!(!states.is_empty(), "the flow is gone");
+    ensure!(
+        states.iter().all(|bits| bits & state::RST == 0),
+        "it was reset: {states:x?}"
+    );
+    Ok(())
 }
 
 /// Who looks at the way that a packet's source would be reached by.
