@@ -18,7 +18,7 @@ use crate::{
     bypass::revalidate::revalidate,
     flow::entry::find,
     kernel::{
-        ETHERNET,
+        ETHERNET, container,
         global::{global, number},
         maps::{count, device, stamp, tcp_forgotten, tick},
         memory::mac_words,
@@ -175,7 +175,11 @@ fn is_usual<I: Net>(
         return false;
     }
     match side {
-        Side::Pod if half.in_ifindex != skb.ifindex() => return false,
+        Side::Pod if half.in_ifindex != skb.ifindex() => {
+            if !came_by_sibling(skb.raw(), half.in_ifindex) {
+                return false;
+            }
+        }
         Side::Pod if !has_mac(skb, &half.in_mac) => return false,
         Side::Wire if half.uplink != skb.ifindex() => {
             // Another uplink than the flow has: the kernel's filter of reverse paths decides, and the
@@ -192,6 +196,18 @@ fn is_usual<I: Net>(
     // A new connection is a new decision, also on an old tuple.
     head.tcp_flags & tcp::SYN == 0
 }
+
+global!(
+    /// Whether the packet, which did not come by the host veth `owner`, came by another of the same
+    /// container, with the MAC that the container has there.
+    fn came_by_sibling(ctx: *mut __sk_buff, owner: u32) -> bool {
+        let skb = Skb::new(ctx);
+        container::stands_in(skb.ifindex(), owner)
+            && device(skb.ifindex()).is_some_and(|here| {
+                here.flags & flags::CHECK_MAC == 0 || has_mac(&skb, &here.peer_mac)
+            })
+    }
+);
 
 /// Whether the packet's Ethernet source is `wanted`, or any will do.
 #[inline(always)]

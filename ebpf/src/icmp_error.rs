@@ -14,7 +14,7 @@ use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet}
 use crate::{
     flow::entry::{find, is_owned},
     kernel::{
-        ETHERNET,
+        ETHERNET, container,
         global::global,
         maps::{device, endpoint, stamp},
         net::Net,
@@ -181,13 +181,13 @@ global!(
             return unknown;
         }
         if !is_finishing {
-            if half.in_ifindex != skb.ifindex() {
+            if !container::is_same(half.in_ifindex, skb.ifindex()) {
                 return unknown;
             }
             if half.action == action::HOST {
                 return Err(hairpin::return_to_host(work, &mut skb)?);
             }
-            if half.out_ifindex != skb.ifindex() {
+            if !container::is_same(half.out_ifindex, skb.ifindex()) {
                 return unknown;
             }
         }

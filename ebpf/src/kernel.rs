@@ -1,5 +1,6 @@
 //! What the kernel gives to programs: packets, maps, helpers. Nearly all `unsafe` is here.
 
+pub mod container;
 pub mod crc32c;
 pub mod global;
 pub mod host_ports;

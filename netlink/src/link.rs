@@ -55,6 +55,9 @@ pub struct Link {
     pub in_vrf: bool,
     /// Of a veth or netkit: the index of the peer, in the peer's namespace.
     pub peer: Option<u32>,
+    /// Of a veth or netkit whose peer is in another namespace: the number by which this namespace knows
+    /// that one (`IFLA_LINK_NETNSID`).
+    pub peer_netns: Option<i32>,
     /// Its own `net.ipv4.conf.<name>.rp_filter`.
     pub rp_filter: i32,
     /// XDP programs that it has.
@@ -79,6 +82,7 @@ impl Link {
                 LinkAttribute::OperState(state) => link.operational = state == State::Up,
                 LinkAttribute::Controller(index) => link.controller = Some(index),
                 LinkAttribute::Link(index) => link.peer = Some(index),
+                LinkAttribute::LinkNetNsId(id) => link.peer_netns = Some(id),
                 LinkAttribute::Address(bytes) => {
                     if let Ok(mac) = bytes.as_slice().try_into() {
                         link.mac = Mac(mac);

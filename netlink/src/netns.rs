@@ -63,6 +63,18 @@ impl Netns {
         })
     }
 
+    /// Gives its inode number, which no other namespace has while it exists. (The kernel counts them in
+    /// 32 bits: `ns_common.inum`.)
+    pub fn number(&self) -> Result<u32, Error> {
+        self.file
+            .metadata()
+            .and_then(|file| u32::try_from(file.ino()).map_err(io::Error::other))
+            .map_err(|source| Error::Open {
+                path: self.path.clone(),
+                source,
+            })
+    }
+
     /// Opens the namespace at a path, such as `/run/netns/x` or `/proc/7/ns/net`. `None`: there is
     /// nothing at that path (any more).
     pub fn open(path: &Path) -> Result<Option<Self>, Error> {

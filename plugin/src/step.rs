@@ -19,6 +19,7 @@ pub(crate) mod link;
 pub(crate) mod port;
 pub(crate) mod program;
 pub(crate) mod route;
+mod sibling;
 pub(crate) mod sysctl;
 pub(crate) mod uplink;
 pub(crate) mod xdp;

@@ -42,6 +42,7 @@ mod spoofing;
 mod status;
 mod trace;
 mod twins;
+mod two_networks;
 mod uplinks;
 mod vlan;
 mod xdp;

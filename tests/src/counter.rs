@@ -226,6 +226,16 @@ impl Registry {
     }
 }
 
+/// Has the programs believe that a device leads to the network namespace with this inode number.
+pub fn renumber(node: &Node, device: &str, netns: u32) -> Result<()> {
+    let index = node.netns().ifindex(device)?;
+    let mut devices: HashMap<_, u32, Device> =
+        Map::HashMap(open(node, map::DEVICES)?).try_into()?;
+    let known = devices.get(&index, 0)?;
+    devices.insert(index, Device { netns, ..known }, 0)?;
+    Ok(())
+}
+
 fn exists(path: &Path) -> bool {
     path.try_exists().unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! A container, as far as the network sees it: a network namespace with an attachment.
+//! A container, as far as the network sees it: a network namespace with attachments.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -15,18 +15,19 @@ use crate::{
     runtime::{Call, Conf},
 };
 
-/// A pod with one attachment; dropping it makes the DEL.
+/// A pod and an attachment of it; dropping it makes the DEL.
 #[derive(Debug)]
 pub struct Pod {
     node: Arc<Node>,
-    netns: Netns,
+    netns: Arc<Netns>,
+    ifname: String,
     conf: Conf,
     result: Value,
     attached: bool,
 }
 
 impl Pod {
-    /// The name of its interface.
+    /// The name of its first interface.
     pub const IFNAME: &str = "eth0";
 
     /// Makes a network namespace on a node and ADDs it to a network.
@@ -36,9 +37,19 @@ impl Pod {
 
     /// ADDs a network namespace to a network.
     pub fn add_to(node: &Arc<Node>, netns: Netns, conf: &Conf) -> Result<Self> {
+        Self::attach(node, Arc::new(netns), Self::IFNAME, conf)
+    }
+
+    /// ADDs the same pod to another network, by an interface of that name: another attachment.
+    pub fn also(&self, ifname: &str, conf: &Conf) -> Result<Self> {
+        Self::attach(&self.node, Arc::clone(&self.netns), ifname, conf)
+    }
+
+    fn attach(node: &Arc<Node>, netns: Arc<Netns>, ifname: &str, conf: &Conf) -> Result<Self> {
         let mut pod = Self {
             node: Arc::clone(node),
             netns,
+            ifname: ifname.to_owned(),
             conf: conf.clone(),
             result: Value::Null,
             attached: true,
@@ -76,7 +87,7 @@ impl Pod {
             .attachment(
                 self.name(),
                 &self.netns.path().display().to_string(),
-                Self::IFNAME,
+                &self.ifname,
             )
             .conf(&self.conf)
     }

@@ -40,8 +40,10 @@ pub struct Device {
     pub masquerade6: Addr,
     /// Pod: what a half-open flow takes of its quota, see [`quota`](crate::quota).
     pub flow_cost: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Pod: inode number of the network namespace that the pod's own end was put into, the same for all
+    /// interfaces of a container (numbers of living namespaces differ). 0 if it is not known: of an
+    /// uplink, and of a [`device::FOREIGN`] one.
+    pub netns: u32,
 }
 
 /// Bits of [`Device::flags`].

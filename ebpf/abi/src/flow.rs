@@ -177,7 +177,8 @@ pub struct Half<A> {
     pub sport: u16,
     /// Destination port to leave with, network order.
     pub dport: u16,
-    /// Host veth that packets must come from; 0 if they come from the world, or from the host.
+    /// Host veth of the container's interface that has the source address; 0 if packets come from the
+    /// world, or from the host. They must come by it, or by another interface of the same container.
     pub in_ifindex: u32,
     /// Device to leave by.
     pub out_ifindex: u32,
@@ -185,7 +186,7 @@ pub struct Half<A> {
     pub mtu: u32,
     /// Ethernet destination and source to leave with.
     pub eth: [[u8; 6]; 2],
-    /// Ethernet source that packets must have (from a pod); zero from uplinks.
+    /// Ethernet source that packets by `in_ifindex` must have (from a pod); zero from uplinks.
     pub in_mac: [u8; 6],
     /// See [`action`].
     pub action: u8,

@@ -1,5 +1,5 @@
-//! What a pod may send: its own addresses, its own MAC, and nothing that only routers or servers of
-//! the network send.
+//! What a pod may send: its own addresses, whichever of its interfaces has them, the MAC of this
+//! interface, and nothing that only routers or servers of the network send.
 
 use underpass_abi::{
     addr::{Addr4, Family as _},
@@ -14,8 +14,7 @@ use underpass_ebpf::{
 };
 
 use crate::kernel::{
-    ETHERNET,
-    maps::endpoint,
+    ETHERNET, container,
     net::Net,
     skb::Skb,
     verdict::{Step, Verdict},
@@ -35,8 +34,7 @@ pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
     if pod.flags & device::ANTI_SPOOF == 0 {
         return Ok(());
     }
-    let owned =
-        endpoint(head.tuple.src.wide()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
+    let owned = container::owns(skb.ifindex(), head.tuple.src.wide());
     if !owned && !I::is_local_scope(head.tuple.src) {
         return Err(Verdict::dropped(Counter::DropSourceAddress));
     }
@@ -96,8 +94,7 @@ pub fn check_arp(skb: &Skb, pod: &Device) -> Step<()> {
     let refused = Verdict::dropped(Counter::DropArp);
     let mac: [u16; 3] = skb.load(ETHERNET + 8).map_err(|_| refused)?;
     let addr = Addr4(skb.load(ETHERNET + 14).map_err(|_| refused)?);
-    let owned = addr.0 == 0
-        || endpoint(addr.widen()).is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
+    let owned = addr.0 == 0 || container::owns(skb.ifindex(), addr.widen());
     let is_own = pod.flags & device::CHECK_MAC == 0 || same_mac(mac, pod.peer_mac);
     if owned && is_own {
         Ok(())

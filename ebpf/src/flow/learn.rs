@@ -29,6 +29,7 @@ use crate::{
         tracking::note,
     },
     kernel::{
+        container,
         global::global,
         maps::{constant, count, device, endpoint, policy, stamp, tick},
         memory,
@@ -67,16 +68,19 @@ global!(
         from_ifindex: u32,
         to_ifindex: u32,
     ) {
+        let end = work.place.end;
+        // A forged source, or an address that moved since, is nothing to remember.
+        let owner = endpoint(work.head.tuple.src.wide()).map(|owner| owner.ifindex);
+        if owner.is_some_and(|owner| !container::is_same(from_ifindex, owner)) {
+            return;
+        }
+        let is_alike = owner.is_none_or(|owner| container::stands_in(from_ifindex, owner));
+        let from_ifindex = owner.unwrap_or(from_ifindex);
         let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else {
             return;
         };
-        let end = work.place.end;
         let from_pod = from.flags & flags::POD != 0;
-        // A forged source, or an address that moved since, is nothing to remember.
-        let source = endpoint(work.head.tuple.src.wide());
-        if source.is_some_and(|endpoint| !from_pod || endpoint.ifindex != from_ifindex)
-            || source.is_none() && from_pod
-        {
+        if from_pod != owner.is_some() {
             return;
         }
         if endpoint(work.head.tuple.dst.wide())
@@ -87,6 +91,7 @@ global!(
         let is_wanted =
             to.flags & flags::BYPASS != 0 && (!from_pod || from.flags & flags::BYPASS != 0);
         let bypass = is_wanted
+            && is_alike
             && is_reachable(queue(from.flags, to), to)
             && !is_dhcp(work.head.tuple.protocol, work.head.tuple.dport)
             && (from_pod || from.flags & flags::LAYER3 == 0)

@@ -2,7 +2,9 @@
 //! stack.
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::{counter::Counter, endpoint::device as flags, flow::rewrite};
+use underpass_abi::{
+    addr::Family as _, counter::Counter, endpoint::device as flags, flow::rewrite,
+};
 use underpass_ebpf::{l4::Kind, packet::Load as _};
 
 use crate::{
@@ -15,7 +17,7 @@ use crate::{
     },
     icmp_error::error_from_pod,
     kernel::{
-        ETHERNET,
+        ETHERNET, container,
         global::global,
         maps::device,
         net::Net,
@@ -46,7 +48,8 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
         let is_quoted = parse_quote(work, ctx);
         error_from_pod(work, ctx, is_quoted)?;
     }
-    let served = hairpin::serve(work, ctx, Skb::new(ctx).ifindex(), serve_pod);
+    let client = client(work, ctx);
+    let served = hairpin::serve(work, ctx, client, serve_pod);
     reorder::copy(work, ctx);
     let is_known = served? == Served::Known;
     enter_stack(work, ctx, is_known)
@@ -60,7 +63,8 @@ global!(
         let served = if look_up(work) {
             Served::Known
         } else {
-            open_host_port(work, ctx, Skb::new(ctx).ifindex())?
+            let client = client(work, ctx);
+            open_host_port(work, ctx, client)?
         };
         if served != Served::Known {
             return Ok(served);
@@ -72,6 +76,13 @@ global!(
         Ok(Served::Known)
     }
 );
+
+/// The host veth that the client of the packet in [`Work::head`](crate::model::work::Work::head) is
+/// behind: of its address, which another interface of the container may have.
+#[inline(always)]
+fn client<I: Net>(work: &WorkArea<I>, ctx: *mut __sk_buff) -> u32 {
+    container::sender(work.head.tuple.src.wide(), Skb::new(ctx).ifindex())
+}
 
 /// What has a VLAN tag. The tag is beside the packet, not in it, so such a packet looks like any
 /// other; but the bypass would put the tag back, and the wire is another network for it.

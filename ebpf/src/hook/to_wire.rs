@@ -22,7 +22,7 @@ use crate::{
     },
     icmp_error::error_to_wire,
     kernel::{
-        ETHERNET,
+        ETHERNET, container,
         global::{global, number},
         maps::{device, endpoint},
         net::Net,
@@ -100,7 +100,7 @@ fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Dev
     if work.half.action == action::NONE {
         return Ok(Left::Unknown);
     }
-    let from = skb.ingress_ifindex();
+    let from = container::sender(work.head.tuple.src.wide(), skb.ingress_ifindex());
     if from != owner && pod.flags & flags::FOREIGN == 0 {
         // In its name, by another (without `antiSpoof`), who has no say in its flow.
         if work.half.rewrite & rewrite::SRC != 0 {
@@ -115,7 +115,9 @@ fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Dev
         forget(work);
     } else if pod.flags & flags::BYPASS != 0 && work.head.plain {
         // Nothing takes the bypass to a device without Ethernet headers.
-        if work.head.l3 == ETHERNET && learn::agrees(work, skb, from, pod, Asked::Way) {
+        let may_leave = work.head.l3 == ETHERNET
+            && (from != owner || container::stands_in(skb.ingress_ifindex(), owner));
+        if may_leave && learn::agrees(work, skb, from, pod, Asked::Way) {
             leave_by_wire(work, from, skb.ifindex());
         } else {
             suspend(work);
@@ -187,7 +189,7 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Ve
     let asked = masquerade::asks::<I>(pod, is_masqueraded);
     let may_learn = work.head.kind == Kind::Flow
         && work.head.plain
-        && skb.ingress_ifindex() == owner
+        && container::stands_in(skb.ingress_ifindex(), owner)
         && work.head.l3 == ETHERNET
         && learn::is_unchanged(skb, &work.head)
         && learn::agrees(work, skb, owner, pod, asked);

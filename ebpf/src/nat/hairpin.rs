@@ -20,6 +20,7 @@ use crate::{
     filter::quota::{charge, refund},
     flow::tracking::look_up,
     kernel::{
+        container,
         global::global,
         host_ports::serving,
         maps::{count, endpoint},
@@ -155,7 +156,7 @@ fn prepare<I: Net>(work: &mut Work<I>, client: u32) -> bool {
     let mut source = I::narrow(pod.gateway);
     (request.owner, request.out) = if client == LOOPBACK {
         (0, action::HOST)
-    } else if client == target.ifindex {
+    } else if container::is_same(client, target.ifindex) {
         (client, action::PEER)
     } else {
         source = head.tuple.src;
@@ -182,13 +183,15 @@ global!(
     /// same container.
     pub fn turn_back<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
         let mut skb = Skb::new(ctx);
-        if work.half.rewrite & TWICE != TWICE || work.half.in_ifindex != skb.ifindex() {
+        if work.half.rewrite & TWICE != TWICE
+            || !container::is_same(work.half.in_ifindex, skb.ifindex())
+        {
             return Ok(());
         }
         if work.half.action == action::HOST {
             return Err(return_to_host(work, &mut skb)?);
         }
-        if work.half.out_ifindex != skb.ifindex() {
+        if !container::is_same(work.half.out_ifindex, skb.ifindex()) {
             return Ok(());
         }
         note(work);

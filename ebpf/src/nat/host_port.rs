@@ -20,6 +20,7 @@ use crate::{
     filter::quota::{charge, refund},
     flow::tracking::look_up,
     kernel::{
+        container,
         global::{global, number},
         host_ports::serving,
         maps::{count, endpoint, is_service_address},
@@ -73,7 +74,7 @@ global!(
         if endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
             return Ok(Served::Unknown);
         }
-        if target.ifindex == client {
+        if container::is_same(target.ifindex, client) {
             return Ok(Served::Crowded);
         }
         // A container of another plugin, again: this time its bridge has the packet.

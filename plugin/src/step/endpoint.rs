@@ -10,7 +10,7 @@ use underpass_abi::{
 use underpass_dataplane::{Maps, Pins, lock::Lock, object::half_open_limit};
 use underpass_netlink::Netlink;
 
-use super::{Attachment, Detachment, Inspection, Interface, Revert, Step, link};
+use super::{Attachment, Detachment, Inspection, Interface, Revert, Step, link, sibling};
 use crate::{
     error::Error,
     finding::{Finding, Findings},
@@ -34,7 +34,7 @@ impl Step<Interface> for Entries {
             maps,
             owner,
             host,
-            made: Interface { plan, .. },
+            made: Interface { plan, netns, .. },
             ..
         } = attachment;
         let (node, owner, index) = (*node, *owner, host.index);
@@ -49,6 +49,8 @@ impl Step<Interface> for Entries {
         maps.add_attachment(owner, &record)?;
         undo.push(NAME, move || undo_apply(node, &pins, owner));
         maps.add_no_masquerade(record.network, &plan.no_masquerade)?;
+        let netns = netns.number()?;
+        sibling::disown(maps, node, index, netns)?;
         maps.set_device(
             index,
             Device {
@@ -60,7 +62,7 @@ impl Step<Interface> for Entries {
                 masquerade4: masquerade_address(plan, IpAddr::is_ipv4),
                 masquerade6: masquerade_address(plan, IpAddr::is_ipv6),
                 flow_cost: quota::cost(half_open),
-                ..Device::default()
+                netns,
             },
         )?;
         for ip in &plan.result.ips {
