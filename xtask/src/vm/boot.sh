@@ -8,7 +8,7 @@ mount -t tmpfs tmpfs /dev/shm
 ip link set lo up
 # By name, as not all of them are loaded by the first use of what they have; a kernel without one has a reason.
 for module in veth sch_ingress cls_bpf nf_tables nf_conntrack_netlink nft_ct nft_nat nft_masq nft_chain_nat nft_objref \
-    sch_netem sch_fq 8021q vrf wireguard sctp dummy; do
+    sch_netem sch_fq 8021q vrf wireguard sctp dummy tun; do
     modprobe -q "$module" || echo "no module $module"
 done
 . /guest/job.sh >/guest/output 2>&1
