@@ -14,6 +14,7 @@
 pub mod address;
 pub mod capture;
 pub mod counter;
+pub mod fault;
 pub mod flow_table;
 pub mod frame;
 mod ioctl;

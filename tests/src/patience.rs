@@ -11,6 +11,15 @@ const VARIABLE: &str = "UNDERPASS_TEST_PATIENCE";
 /// If the environment names a factor that is none.
 #[must_use]
 pub fn here(usual: Duration) -> Duration {
+    usual * factor()
+}
+
+/// How many times slower than elsewhere it may be here, 1 if it is as fast: tests that repeat something often do it so many times less.
+///
+/// # Panics
+/// If the environment names a factor that is none.
+#[must_use]
+pub fn factor() -> u32 {
     static FACTOR: LazyLock<u32> = LazyLock::new(|| {
         env::var(VARIABLE).map_or(1, |value| {
             value
@@ -20,5 +29,5 @@ pub fn here(usual: Duration) -> Duration {
                 .unwrap_or_else(|| panic!("{VARIABLE}={value} is not a number above zero"))
         })
     });
-    usual * *FACTOR
+    *FACTOR
 }

@@ -59,9 +59,19 @@ impl Conf {
     /// The same network with a port of the node, by TCP and UDP and at every address of it, that leads to one of the container.
     #[must_use]
     pub fn with_host_port(self, host: u16, inside: u16) -> Self {
-        let mappings = ["tcp", "udp"].map(
-            |protocol| json!({ "hostPort": host, "containerPort": inside, "protocol": protocol }),
-        );
+        self.with_host_ports(&[(host, inside)])
+    }
+
+    /// The same network with several such ports, each with the one of the container that it leads to.
+    #[must_use]
+    pub fn with_host_ports(self, ports: &[(u16, u16)]) -> Self {
+        let mapping = |host: u16, inside: u16, protocol: &str| json!({ "hostPort": host, "containerPort": inside, "protocol": protocol });
+        let mappings: Vec<Value> = ports
+            .iter()
+            .flat_map(|&(host, inside)| {
+                ["tcp", "udp"].map(|protocol| mapping(host, inside, protocol))
+            })
+            .collect();
         self.with("runtimeConfig", json!({ "portMappings": mappings }))
     }
 
@@ -180,7 +190,7 @@ impl Call {
         self.reply(child.wait_with_output().context("wait for the plugin")?)
     }
 
-    fn reply(&self, output: Output) -> Result<Reply> {
+    pub(crate) fn reply(&self, output: Output) -> Result<Reply> {
         Ok(Reply {
             verb: self.env.get("CNI_COMMAND").cloned().unwrap_or_default(),
             status: output.status,
@@ -263,7 +273,8 @@ impl Reply {
         self.parse_error()
     }
 
-    fn succeeded(&self) -> Result<()> {
+    /// Success, whatever it printed.
+    pub fn succeeded(&self) -> Result<()> {
         if self.status.success() {
             return Ok(());
         }
