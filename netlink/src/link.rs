@@ -49,6 +49,8 @@ pub struct Link {
     pub loopback: bool,
     /// True if its packets carry an Ethernet header.
     pub ethernet: bool,
+    /// The group that somebody put it into, 0 by default (`ip link set … group`).
+    pub group: u32,
     /// Bridge, bond or VRF that it belongs to.
     pub controller: Option<u32>,
     /// True if [`Self::controller`] is a VRF.
@@ -80,6 +82,7 @@ impl Link {
                 LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
                 LinkAttribute::OperState(state) => link.operational = state == State::Up,
+                LinkAttribute::Group(group) => link.group = group,
                 LinkAttribute::Controller(index) => link.controller = Some(index),
                 LinkAttribute::Link(index) => link.peer = Some(index),
                 LinkAttribute::LinkNetNsId(id) => link.peer_netns = Some(id),
@@ -231,6 +234,8 @@ pub enum Admin {
 pub struct Change<'a> {
     /// Text that `ip link` shows, at most 255 bytes.
     pub alias: Option<&'a str>,
+    /// The group of devices that it belongs to; 0 is that of all that are in no other.
+    pub group: Option<u32>,
     /// Keep the kernel from making an IPv6 link-local address of its own.
     pub no_addr_gen: bool,
     /// Set the device up or down.
@@ -238,7 +243,8 @@ pub struct Change<'a> {
 }
 
 impl Netlink {
-    /// Makes a pair in one request, both ends down: one in this namespace, its peer inside `netns`.
+    /// Makes a pair in one request, both ends down: one in this namespace, in this group of devices, its peer inside
+    /// `netns`.
     pub fn create_pair(
         &self,
         driver: Driver,
@@ -246,6 +252,7 @@ impl Netlink {
         peer: End<'_>,
         netns: &Netns,
         mtu: u32,
+        group: u32,
     ) -> Result<(), Error> {
         let attributes = |end: End<'_>| {
             vec![
@@ -261,6 +268,7 @@ impl Netlink {
             .push(LinkAttribute::NetNsFd(netns.as_raw_fd()));
         let mut message = LinkMessage::default();
         message.attributes = attributes(end);
+        message.attributes.push(LinkAttribute::Group(group));
         message
             .attributes
             .push(LinkAttribute::LinkInfo(driver.info(inside).into()));
@@ -289,6 +297,9 @@ impl Netlink {
             message
                 .attributes
                 .push(LinkAttribute::IfAlias(alias.to_owned()));
+        }
+        if let Some(group) = change.group {
+            message.attributes.push(LinkAttribute::Group(group));
         }
         if change.no_addr_gen {
             let inet6 = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);

@@ -12,6 +12,8 @@ use underpass_netlink::{Mac, link::Link};
 const ALIAS_MAX: usize = 255;
 /// Begins the alias of every host veth of ours.
 pub const ALIAS_PREFIX: &str = "underpass:";
+/// Begins the name of every host's end.
+const HOST_PREFIX: &str = "veth";
 /// In place of the three parts, where they are too long for an alias: network and owner in
 /// hexadecimal.
 const HASHED: &str = "#";
@@ -155,10 +157,20 @@ impl Alias {
     }
 }
 
+/// Tells whether a device is the host's end of a pair of a network, made by an ADD that has not yet said by the alias whose
+/// it is: one that is at it, or was killed.
+#[must_use]
+pub fn is_unfinished(link: &Link, network: u32) -> bool {
+    link.alias.is_none()
+        && link.is_paired()
+        && link.group == network
+        && link.name.starts_with(HOST_PREFIX)
+}
+
 /// Gives the name of the host's end that belongs to an owner.
 #[must_use]
 pub fn host_name(owner: Owner) -> String {
-    let mut name = format!("veth{}", hex(&owner));
+    let mut name = format!("{HOST_PREFIX}{}", hex(&owner));
     name.truncate(15);
     name
 }

@@ -41,7 +41,8 @@ pub(crate) fn driver(asked: conf::Device) -> Result<Driver, CniError> {
     }
 }
 
-/// Makes the pair, both ends down.
+/// Makes the pair, both ends down. The kernel takes an alias only for a device that exists, so until then the group says
+/// which network's the pair is; see [`identity::is_unfinished`].
 pub(crate) fn make<'a>(
     node: &'a Netlink,
     netns: &Netns,
@@ -54,6 +55,7 @@ pub(crate) fn make<'a>(
         end(&plan.container),
         netns,
         plan.mtu,
+        plan.identity.network_id(),
     );
     match created {
         Err(error) if error.is_present() => return Err(taken(node, &plan.identity)?),
@@ -82,6 +84,7 @@ pub(crate) fn make<'a>(
         &pair.host,
         Change {
             alias: Some(&alias),
+            group: Some(0),
             no_addr_gen: sysctl::has_ipv6(plan.mtu),
             admin: None,
         },

@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use underpass_abi::endpoint::{Owner, device};
 use underpass_cni::NetworkRequest;
 use underpass_dataplane::{Maps, Pins, lock::Lock, policy};
-use underpass_netlink::Netlink;
+use underpass_netlink::{Netlink, link::Link};
 
 use crate::{
     conf::Conf,
     error::Error,
-    identity::{Alias, Identity, network_id},
+    identity::{Alias, Identity, host_name, is_unfinished, network_id},
     reap::reap,
     step::{detach, lease, port},
     uplink::reconcile,
@@ -90,6 +90,7 @@ fn collect(
             errors.push(error);
         }
     }
+    errors.extend(delete_unfinished(&node, &links, network, valid));
     if let Some(maps) = &mut maps {
         if let Err(error) = reap(&node, maps, &node.indices()?, &request.conf) {
             errors.push(error);
@@ -101,6 +102,21 @@ fn collect(
         port::refresh(&node, maps, &uplinks.service_addresses)?;
     }
     Ok(())
+}
+
+/// Deletes pairs that killed ADDs have left before they could say whose these are. Returns what could not be deleted.
+fn delete_unfinished(
+    node: &Netlink,
+    links: &[Link],
+    network: u32,
+    valid: &BTreeSet<Owner>,
+) -> Vec<Error> {
+    let valid: BTreeSet<String> = valid.iter().map(|owner| host_name(*owner)).collect();
+    links
+        .iter()
+        .filter(|link| is_unfinished(link, network) && !valid.contains(&link.name))
+        .filter_map(|link| Some(node.delete_link(link.index).err()?.into()))
+        .collect()
 }
 
 /// Forgets devices of this network, and uplinks, that do not exist any more and belong to no
