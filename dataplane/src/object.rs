@@ -99,6 +99,18 @@ pub fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins, Error
     Ok(pins)
 }
 
+/// Removes what calls have left that were killed while they loaded, where nothing is loaded; else the next call that loads would
+/// do it, and until then the kernel would keep their maps.
+pub fn sweep(root: &Path) -> Result<(), Error> {
+    let pins = Pins::at(root);
+    if pins.unfinished()?.is_empty() {
+        return Ok(());
+    }
+    let _lock = Lock::acquire(root)?;
+    let _shared = pins.lock()?;
+    pins.sweep()
+}
+
 /// Kernels before 5.11 count maps and programs against this limit; on later ones it does not matter whether it can be raised.
 pub(crate) fn raise_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);

@@ -6,6 +6,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     os::unix::fs::DirBuilderExt as _,
     path::{self, Path, PathBuf},
     process,
@@ -99,31 +100,46 @@ impl Pins {
     /// holds the lock.
     pub(crate) fn begin(&self) -> Result<Unfinished, Error> {
         self.make_root()?;
-        let mut builder = fs::DirBuilder::new();
-        builder.mode(0o700).recursive(true);
-        for entry in fs::read_dir(&self.root).map_err(Error::file("list", &self.root))? {
+        self.sweep()?;
+        let name = format!("{}{}", Unfinished::PREFIX, process::id());
+        let unfinished = Unfinished {
+            folder: Folder(self.root.join(name)),
+            complete: self.folder(),
+        };
+        match unfinished.make() {
+            Ok(()) => Ok(unfinished),
+            Err(error) => {
+                unfinished.abandon();
+                Err(error)
+            }
+        }
+    }
+
+    /// Lists the folders that calls are pinning into, or were when they were killed.
+    pub(crate) fn unfinished(&self) -> Result<Vec<PathBuf>, Error> {
+        let entries = match fs::read_dir(&self.root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(Error::file("list", &self.root))?,
+        };
+        let mut folders = Vec::new();
+        for entry in entries {
             let entry = entry.map_err(Error::file("list", &self.root))?;
-            if entry
-                .file_name()
+            let name = entry.file_name();
+            if name
                 .as_encoded_bytes()
                 .starts_with(Unfinished::PREFIX.as_bytes())
             {
-                remove(&entry.path())?;
+                folders.push(entry.path());
             }
         }
-        let folder = self
-            .root
-            .join(format!("{}{}", Unfinished::PREFIX, process::id()));
-        for part in [MAPS, PROGRAMS] {
-            let path = folder.join(part);
-            builder
-                .create(&path)
-                .map_err(Error::file("create", &path))?;
-        }
-        Ok(Unfinished {
-            folder: Folder(folder),
-            complete: self.folder(),
-        })
+        Ok(folders)
+    }
+
+    /// Removes the folders of calls that were killed. The caller holds the lock.
+    pub(crate) fn sweep(&self) -> Result<(), Error> {
+        self.unfinished()?
+            .iter()
+            .try_for_each(|folder| remove(folder))
     }
 
     /// Removes the pins of this layout. The caller holds the lock.
@@ -220,10 +236,29 @@ impl Unfinished {
         &self.folder
     }
 
-    /// Shows the folder to everybody.
+    fn make(&self) -> Result<(), Error> {
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(0o700).recursive(true);
+        for part in [MAPS, PROGRAMS] {
+            let path = self.folder.0.join(part);
+            builder
+                .create(&path)
+                .map_err(Error::file("create", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Shows the folder to everybody, or removes it.
     pub(crate) fn complete(self) -> Result<(), Error> {
-        let (Folder(from), Folder(to)) = (self.folder, self.complete);
-        fs::rename(from, &to).map_err(Error::file("complete", &to))
+        let (Folder(from), Folder(to)) = (&self.folder, &self.complete);
+        match fs::rename(from, to) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                let error = Error::file("complete", to)(error);
+                self.abandon();
+                Err(error)
+            }
+        }
     }
 
     /// Removes it: there was an error, which matters more than what goes wrong here. The next call

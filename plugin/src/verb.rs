@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use underpass_abi::endpoint::Owner;
 use underpass_cni::{CniResult, Error as CniError, NetConf, NetworkRequest, Plugin, Request};
-use underpass_dataplane::{Error as DataplaneError, Maps, Pins};
+use underpass_dataplane::{Error as DataplaneError, Maps, Pins, object};
 use underpass_netlink::Netlink;
 
 use crate::{conf::Conf, error::Error, identity::Identity, reap::reap};
@@ -64,12 +64,16 @@ fn require_detached(maps: &Maps, owner: Owner, identity: &Identity) -> Result<()
     }
 }
 
-/// Opens the maps that a DEL has to clean. Those of another network namespace matter only if they know what
+/// Opens the maps that a DEL has to clean. If there are none, what a killed load has left goes at once. Those of another network namespace matter only if they know what
 /// is to be detached: an ADD here was refused.
 fn maps_to_clean(conf: &NetConf, owners: &[Owner]) -> Result<Option<Maps>, Error> {
     let pins = Pins::at(&Conf::bpf_root(conf)?);
     let error = match Maps::open_existing(&pins) {
         Err(error @ DataplaneError::Elsewhere { .. }) => error,
+        Ok(None) => {
+            object::sweep(pins.root())?;
+            return Ok(None);
+        }
         opened => return Ok(opened?),
     };
     let maps = Maps::open(&pins)?;

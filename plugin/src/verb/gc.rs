@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use underpass_abi::endpoint::{Owner, device};
 use underpass_cni::NetworkRequest;
-use underpass_dataplane::{Maps, Pins, lock::Lock, policy};
+use underpass_dataplane::{Maps, Pins, lock::Lock, object, policy};
 use underpass_netlink::{Netlink, link::Link};
 
 use crate::{
@@ -65,7 +65,13 @@ fn collect(
     // Without them the devices go all the same.
     let opened = Conf::bpf_root(&request.conf)
         .map_err(Error::from)
-        .and_then(|root| Ok(Maps::open_existing(&Pins::at(&root))?));
+        .and_then(|root| {
+            let maps = Maps::open_existing(&Pins::at(&root))?;
+            if maps.is_none() {
+                object::sweep(&root)?;
+            }
+            Ok(maps)
+        });
     let mut maps = opened.unwrap_or_else(|error| {
         errors.push(error);
         None
