@@ -73,10 +73,14 @@ pub enum Error {
         source: io::Error,
     },
     /// The object, as a whole.
-    #[error("cannot load the eBPF object: {0}")]
-    Object(#[from] aya::EbpfError),
+    #[error("cannot load the eBPF object: {source}{}", cause(source))]
+    Object {
+        /// From aya.
+        #[from]
+        source: aya::EbpfError,
+    },
     /// A program.
-    #[error("program {name}: {source}")]
+    #[error("program {name}: {source}{}", cause(source.as_ref()))]
     Program {
         /// The name, one of [`underpass_abi::map::PROGRAMS`].
         name: &'static str,
@@ -116,7 +120,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A map or program could not be pinned.
-    #[error("cannot pin {name}: {source}")]
+    #[error("cannot pin {name}: {source}{}", cause(source.as_ref()))]
     Pin {
         /// The map or program.
         name: &'static str,
@@ -129,11 +133,11 @@ pub enum Error {
 }
 
 /// Says what to do about the kernel's refusal to change a map.
-fn remedy(error: &aya::maps::MapError) -> &'static str {
-    let aya::maps::MapError::SyscallError(error) = error else {
-        return "";
+fn remedy(source: &aya::maps::MapError) -> String {
+    let aya::maps::MapError::SyscallError(error) = source else {
+        return cause(source);
     };
-    match error.io_error.raw_os_error() {
+    let known = match error.io_error.raw_os_error() {
         Some(libc::E2BIG) => {
             ": the map is full; detach containers that are not needed (`underpass status` lists them), or have GC remove what is left of dead ones"
         }
@@ -143,8 +147,24 @@ fn remedy(error: &aya::maps::MapError) -> &'static str {
         Some(libc::EPERM) => {
             ": run it as root in the initial user namespace, with CAP_BPF and CAP_NET_ADMIN"
         }
-        _ => "",
+        _ => return cause(source),
+    };
+    known.to_owned()
+}
+
+/// Adds what the kernel said, where the library's own words leave that out.
+fn cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let said = error.to_string();
+    let mut added = String::new();
+    let mut next = error.source();
+    while let Some(source) = next {
+        let words = source.to_string();
+        if !said.contains(&words) && !added.contains(&words) {
+            added = format!("{added}: {words}");
+        }
+        next = source.source();
     }
+    added
 }
 
 /// Tells whether something had to be put right.
@@ -207,6 +227,10 @@ mod tests {
         assert!(full.contains("the map is full"), "{full}");
         assert!(refused(libc::ENOMEM).contains("memory limit"));
         assert!(refused(libc::EPERM).contains("CAP_BPF"));
-        assert!(!refused(libc::ENOENT).contains(';'));
+        let other = refused(libc::EBUSY);
+        assert!(
+            other.contains("resource busy") && !other.contains(';'),
+            "{other}"
+        );
     }
 }
