@@ -79,6 +79,12 @@ pub enum Error {
         #[from]
         source: aya::EbpfError,
     },
+    /// The kernel refuses what every one that is supported takes.
+    #[error(
+        "Linux {0} refused a map, program or type description of a few bytes, as every Linux since 5.10 takes it: \
+         repeat the call; if that does not help, raise the memory limit of the cgroup that the runtime is in, or lift the restriction on bpf(2)"
+    )]
+    Unusual(String),
     /// A program.
     #[error("program {name}: {source}{}", cause(source.as_ref()))]
     Program {

@@ -21,7 +21,7 @@ use underpass_abi::{
     node::{NODE_SYMBOL, Node, State, slots},
 };
 
-use crate::{Error, Loaded, Pins, feature, home, lock::Lock, pin::Folder, policy::Rules};
+use crate::{Error, Loaded, Pins, feature, home, kernel, lock::Lock, pin::Folder, policy::Rules};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
@@ -111,6 +111,20 @@ pub fn sweep(root: &Path) -> Result<(), Error> {
     pins.sweep()
 }
 
+/// Fails unless the kernel takes what every one since 5.10 does. The library tries that out with a few bytes each, and takes
+/// any error for a kernel that lacks it: one that was short of memory for a moment would have the verifier look at
+/// functions anew for each of their callers, for more than a minute, or give a map entries of another size.
+fn require_usual() -> Result<(), Error> {
+    let features = aya::features();
+    let types = features
+        .btf()
+        .is_some_and(|btf| btf.btf_func() && btf.btf_func_global() && btf.btf_datasec());
+    if types && features.bpf_name() && features.bpf_global_data() && features.devmap_prog_id() {
+        return Ok(());
+    }
+    Err(Error::Unusual(kernel::release()))
+}
+
 /// Kernels before 5.11 count maps and programs against this limit; on later ones it does not matter whether it can be raised.
 pub(crate) fn raise_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
@@ -137,6 +151,7 @@ pub fn load_missing(
         return Ok(());
     }
     raise_memory_limit();
+    require_usual()?;
     let node = crate::map::node(pins)?;
     if node.build != build() {
         return Err(Error::OtherBuild {
@@ -150,6 +165,7 @@ pub fn load_missing(
 
 fn load(pins: &Pins, flows: u32) -> Result<(), Error> {
     raise_memory_limit();
+    require_usual()?;
     let (hz, key, features) = (jiffies_per_second(), random_key()?, feature::present()?);
     let node = Node {
         build: build(),
