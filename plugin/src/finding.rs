@@ -169,7 +169,7 @@ pub enum Finding {
     NotLoaded(PathBuf),
     /// A container has outlived the maps.
     #[error(
-        "{device} leads to a container, but nothing is pinned at {}: its programs were unloaded, or the bpffs was mounted anew; recreate the container",
+        "{device} leads to a container that no map at {} knows: its programs were unloaded, or the bpffs was wiped or mounted anew; recreate the container",
         root.display()
     )]
     LeftBehind {

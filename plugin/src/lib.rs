@@ -11,6 +11,7 @@ pub mod error;
 pub mod finding;
 pub mod glob;
 pub mod identity;
+mod left_behind;
 pub mod log;
 pub mod name;
 pub mod plan;

@@ -45,4 +45,5 @@ mod twins;
 mod two_networks;
 mod uplinks;
 mod vlan;
+mod wiped;
 mod xdp;

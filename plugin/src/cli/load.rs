@@ -10,7 +10,8 @@ use underpass_dataplane::{
     policy,
 };
 
-use super::Failure;
+use super::{BAD, Failure};
+use crate::left_behind::left_behind;
 
 pub(super) fn run(
     root: &Path,
@@ -31,6 +32,9 @@ pub(super) fn run(
         "all programs are loaded and pinned at {}, with flow tables of {loaded} entries",
         pins.folder().display()
     )?;
+    for finding in left_behind(root, Some(&maps), |_| true)?.iter() {
+        writeln!(out, "{BAD}left behind{BAD:#}: {finding}")?;
+    }
     Ok(())
 }
 

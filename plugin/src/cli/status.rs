@@ -19,7 +19,10 @@ use underpass_dataplane::{
 use underpass_netlink::{Netlink, link::Link};
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
-use crate::{error::Error, identity::ALIAS_PREFIX, step::xdp, stopwatch::Times};
+use crate::{
+    error::Error, finding::Finding, identity::ALIAS_PREFIX, left_behind::left_behind, step::xdp,
+    stopwatch::Times,
+};
 
 mod feature;
 mod last_add;
@@ -42,6 +45,8 @@ struct Status {
     other_build: bool,
     /// Layouts that other versions of the plugin have left there.
     other_layouts: Vec<u32>,
+    /// Devices of containers that the maps do not know.
+    left_behind: Vec<String>,
     /// Raised by every change that flows must notice; 0 if nothing is loaded.
     epoch: u32,
     features: Vec<Feature>,
@@ -126,6 +131,7 @@ impl Status {
             loaded: maps.is_some(),
             other_build: loaded_by.is_some_and(|node| node.build != object::build()),
             other_layouts: other_layouts.map(|layout| layout.number()).collect(),
+            left_behind: devices_left_behind(root, maps.as_ref())?,
             epoch: state.map_or(0, |state| state.epoch),
             features: feature::collect(),
             network_stack: stack::collect(state.as_ref().map(Rules::in_force)),
@@ -204,7 +210,8 @@ impl Status {
         Ok(status)
     }
 
-    fn print(&self, out: &mut impl io::Write) -> io::Result<()> {
+    /// Says which programs are loaded, and what is there beside them.
+    fn print_programs(&self, out: &mut impl io::Write) -> io::Result<()> {
         let Self {
             version,
             kernel,
@@ -238,6 +245,17 @@ impl Status {
             )?;
         }
 
+        for device in &self.left_behind {
+            writeln!(
+                out,
+                "{BAD}left behind{BAD:#}: {device} leads to a container that no map here knows; recreate the container"
+            )?;
+        }
+        Ok(())
+    }
+
+    fn print(&self, out: &mut impl io::Write) -> io::Result<()> {
+        self.print_programs(out)?;
         feature::print(&self.features, out)?;
         self.network_stack.print(out)?;
         if !self.loaded {
@@ -308,6 +326,16 @@ impl Status {
         }
         Ok(())
     }
+}
+
+/// Lists the devices of containers that the maps do not know, of all networks.
+fn devices_left_behind(root: &Path, maps: Option<&Maps>) -> Result<Vec<String>, Error> {
+    let findings = left_behind(root, maps, |_| true)?;
+    let devices = findings.iter().filter_map(|finding| match finding {
+        Finding::LeftBehind { device, .. } => Some(device.clone()),
+        _ => None,
+    });
+    Ok(devices.collect())
 }
 
 #[cfg(test)]

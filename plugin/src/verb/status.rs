@@ -15,7 +15,8 @@ use crate::{
     conf::{Bypass, Conf},
     error::Error,
     finding::{Finding, Findings},
-    identity::{Alias, network_id},
+    identity::network_id,
+    left_behind::left_behind,
     step::{lease, link},
 };
 
@@ -48,7 +49,7 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
 pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
     let pins = Pins::at(bpf_root);
     if let Err(error) = pins.require_bpffs() {
-        let suffering = left_behind(&pins, network_id(network)).unwrap_or_default();
+        let suffering = of_network(&pins, None, network_id(network)).unwrap_or_default();
         return Err(if suffering.is_empty() {
             CniError::not_available(error.to_string())
         } else {
@@ -63,28 +64,20 @@ pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
     Ok(())
 }
 
-/// Finds the containers of the network that are there although nothing is loaded.
-fn left_behind(pins: &Pins, network: u32) -> Result<Findings, Error> {
-    let links = Netlink::open()?.links()?;
-    let left = links
-        .into_iter()
-        .filter(|link| Alias::of(link).is_some_and(|alias| alias.network == network));
-    let mut findings = Findings::default();
-    findings.extend(left.map(|link| Finding::LeftBehind {
-        device: link.name,
-        root: pins.root().to_owned(),
-    }));
-    Ok(findings)
+/// Finds the containers of the network that the maps, if there are any, do not know.
+fn of_network(pins: &Pins, maps: Option<&Maps>, network: u32) -> Result<Findings, Error> {
+    left_behind(pins.root(), maps, |alias| alias.network == network)
 }
 
 /// Says what is wrong with the programs of the network's containers, of uplinks and of the loopback device.
 fn existing(pins: &Pins, network: u32) -> Result<Findings, Error> {
     // Nothing loaded is how every boot begins: the first ADD does it. But then there are no containers.
     let Some(maps) = Maps::open_existing(pins)? else {
-        return left_behind(pins, network);
+        return of_network(pins, None, network);
     };
+    let mut findings = of_network(pins, Some(&maps), network)?;
     if !maps.has_attachments()? {
-        return Ok(Findings::default());
+        return Ok(findings);
     }
     let node = Netlink::open()?;
     // Uplinks that are new or have changed are the next ADD's business: a network that is not ready
@@ -95,7 +88,6 @@ fn existing(pins: &Pins, network: u32) -> Result<Findings, Error> {
         .filter(|(_, entry)| entry.flags & device::POD == 0 || entry.network == network)
         .map(|(index, entry)| (index, attach::places(entry.flags)))
         .collect();
-    let mut findings = Findings::default();
     for (index, place) in attach::missing(&node, pins, &devices)? {
         // A device that is gone took its filters along.
         if let Some(link) = node.link(By::Index(index))? {

@@ -12,6 +12,7 @@ fn status() -> Status {
         loaded: true,
         other_build: true,
         other_layouts: vec![6],
+        left_behind: vec!["veth9".to_owned()],
         epoch: 3,
         features: vec![Feature {
             name: "BPF_F_IPV6",
@@ -88,6 +89,7 @@ fn a_node_reads_well() {
     programs: loaded, pinned at /run/b (layout 1)
     by another build: this one uses what is loaded, and can't add to it
     also there: layout 6 of another version; `underpass unload` removes it, too
+    left behind: veth9 leads to a container that no map here knows; recreate the container
 
     Kernel features
       BPF_F_IPV6           no   needs kernel 6.16: checksums
@@ -139,6 +141,7 @@ fn a_node_without_programs_says_what_loads_them() {
 fn scripts_find_every_field() {
     let json = serde_json::to_value(status()).expect("plain data");
     assert_eq!(json["bpfRoot"], "/run/b");
+    assert_eq!(json["leftBehind"][0], "veth9");
     assert_eq!(json["devices"][0]["kind"], "uplink");
     assert_eq!(json["devices"][0]["programs"][0]["program"], "from_wire");
     assert_eq!(json["devices"][0]["programs"][0]["attached"], false);
