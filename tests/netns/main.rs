@@ -4,6 +4,7 @@ mod at_once;
 mod bandwidth;
 mod check;
 mod connections;
+mod crowd;
 mod demo;
 mod departures;
 mod expiry;
