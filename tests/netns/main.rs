@@ -8,6 +8,7 @@ mod crowd;
 mod demo;
 mod departures;
 mod expiry;
+mod faults;
 mod feeding;
 mod fixtures;
 mod fragments;
