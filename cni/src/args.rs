@@ -22,10 +22,15 @@ impl CniArgs {
             let (key, value) = pair
                 .split_once('=')
                 .filter(|(_, value)| !value.contains('='))
-                .ok_or_else(|| Error::environment(format!("ARGS: invalid pair {pair:?}")))?;
+                .ok_or_else(|| {
+                    Error::environment(format!("ARGS: invalid pair {pair:?}")).with_details(
+                        "CNI_ARGS has to be pairs KEY=value with a semicolon between two, and none at the end",
+                    )
+                })?;
             if key == IGNORE_UNKNOWN {
                 args.ignore_unknown = switch(value).ok_or_else(|| {
                     Error::environment(format!("ARGS: error parsing value of pair {pair:?}"))
+                        .with_details("in CNI_ARGS it must be 1, true, 0 or false")
                 })?;
             }
             args.pairs.push((key.to_owned(), value.to_owned()));
@@ -44,10 +49,13 @@ impl CniArgs {
         if unknown.is_empty() || self.ignore_unknown {
             return Ok(());
         }
-        Err(Error::environment(format!(
-            "ARGS: unknown args [{}]",
-            unknown.join(" ")
-        )))
+        let list = unknown.join(" ");
+        Err(
+            Error::environment(format!("ARGS: unknown args [{list}]")).with_details(format!(
+                "take them out of CNI_ARGS, or add {IGNORE_UNKNOWN}=1; known here are {}",
+                known.join(", ")
+            )),
+        )
     }
 
     /// The value of `key`; the last one, if it is given twice.

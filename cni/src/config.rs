@@ -61,11 +61,17 @@ impl Document {
         let undecodable = |reason: &dyn std::fmt::Display| {
             Error::decode(format!("error unmarshall network config: {reason}"))
         };
-        let value: Value = serde_json::from_slice(stdin).map_err(|error| undecodable(&error))?;
+        if stdin.trim_ascii().is_empty() {
+            return Err(undecodable(
+                &"nothing came on standard input, where the runtime has to send it",
+            ));
+        }
+        let value: Value = serde_json::from_slice(stdin)
+            .map_err(|error| undecodable(&format_args!("it is no JSON: {error}")))?;
         let header: Header = go_json::from_value(&value).map_err(|error| undecodable(&error))?;
         name::network(&header.name)?;
         let Value::Object(raw) = value else {
-            return Err(undecodable(&"not a JSON object"));
+            return Err(undecodable(&DecodeError::expected("an object")));
         };
         Ok(Self { header, raw })
     }
@@ -125,10 +131,14 @@ impl NetConf {
         let cni = match self.get("args") {
             None => None,
             Some(Value::Object(args)) => go_json::get(args, "cni"),
-            Some(other) => return Err(invalid(&not_an_object(other).under("args"))),
+            Some(other) => {
+                return Err(invalid(
+                    &DecodeError::expected("an object").under("args", other),
+                ));
+            }
         };
-        go_json::from_value(cni.unwrap_or(&Value::Null))
-            .map_err(|error| invalid(&error.under("args.cni")))
+        let cni = cni.unwrap_or(&Value::Null);
+        go_json::from_value(cni).map_err(|error| invalid(&error.under("args.cni", cni)))
     }
 
     /// `ipam.type`; nothing when the network has no IPAM (an L2 network).
@@ -189,7 +199,7 @@ impl NetConf {
             )));
         };
         let list: Vec<AttachmentId> =
-            go_json::from_value(value).map_err(|error| invalid(&error.under(key)))?;
+            go_json::from_value(value).map_err(|error| invalid(&error.under(key, value)))?;
         // What is misspelt or missing would name another attachment, and this one would be removed.
         let nameless = |id: &AttachmentId| id.container_id.is_empty() || id.ifname.is_empty();
         match list.iter().position(nameless) {
@@ -202,13 +212,8 @@ impl NetConf {
 
     fn object<T: DeserializeOwned>(&self, key: &str) -> Result<T, Error> {
         let value = self.get(key).unwrap_or(&Value::Null);
-        go_json::from_value(value).map_err(|error| invalid(&error.under(key)))
+        go_json::from_value(value).map_err(|error| invalid(&error.under(key, value)))
     }
-}
-
-fn not_an_object(value: &Value) -> DecodeError {
-    use serde::de::Error as _;
-    DecodeError::custom(format!("cannot be {value}: expected an object"))
 }
 
 fn invalid(error: &DecodeError) -> Error {

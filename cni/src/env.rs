@@ -220,10 +220,11 @@ impl Invocation {
             }
         }
         if !missing.is_empty() {
-            return Err(Error::environment(format!(
-                "required env variables [{}] missing",
-                missing.join(",")
-            )));
+            let list = missing.join(",");
+            return Err(
+                Error::environment(format!("required env variables [{list}] missing"))
+                    .with_details(format!("the caller has to set them for {verb}")),
+            );
         }
         let path = || {
             get(PATH)

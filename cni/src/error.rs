@@ -213,7 +213,7 @@ impl Error {
 /// Leaves out the middle of a text: it begins with what happened, and ends with what to do, or with the last
 /// lines of a log.
 fn without_middle(text: &str, room: usize) -> String {
-    const GAP: &str = " [...] ";
+    const GAP: &str = " [... all of it is on stderr ...] ";
     if text.len() <= room {
         return text.to_owned();
     }

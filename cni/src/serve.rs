@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::config::{Document, NetConf};
 use crate::delegate::Delegation;
-use crate::env::{Attachment, AttachmentVerb, Call, Invocation, NetworkVerb};
+use crate::env::{Attachment, AttachmentVerb, Call, Invocation, NetworkVerb, Verb};
 use crate::error::Error;
 use crate::result::CniResult;
 use crate::version::Version;
@@ -153,9 +153,10 @@ fn dispatch(
     };
     // One read for nearly every config.
     let mut document = Vec::with_capacity(8192);
-    stdin
-        .read_to_end(&mut document)
-        .map_err(|error| Error::io("error reading from stdin", &error))?;
+    stdin.read_to_end(&mut document).map_err(|error| {
+        Error::io("error reading from stdin", &error)
+            .with_details("the runtime has to send the config there")
+    })?;
     let config = Document::parse(&document)?;
     *version = config.version().unwrap_or(Version::LATEST);
     let delegation = |conf: &NetConf, path: &[PathBuf]| Delegation {
@@ -194,9 +195,11 @@ fn dispatch(
             String::new()
         }
         Call::Unknown(command) => {
-            return Err(Error::environment(format!(
-                "unknown CNI_COMMAND: {command}"
-            )));
+            let known = Verb::ALL.map(Verb::as_str).join(", ");
+            return Err(
+                Error::environment(format!("unknown CNI_COMMAND: {command}"))
+                    .with_details(format!("it must be one of {known}")),
+            );
         }
     };
     Ok(Outcome {
@@ -268,7 +271,8 @@ fn answer_panic(info: &PanicHookInfo<'_>) {
     ))
     .with_details(place);
     let _ = io::stderr().write_all(format!("{error}\n").as_bytes());
-    let _ = io::stdout().write_all(error.to_json(Version::LATEST).as_bytes());
+    let shown = error.shortened().unwrap_or(error);
+    let _ = io::stdout().write_all(shown.to_json(Version::LATEST).as_bytes());
     let _ = io::stdout().flush();
     std::process::exit(1);
 }

@@ -102,7 +102,7 @@ fn parse(text: &str) -> Result<Triple, Error> {
     let invalid = || {
         Error::new(
             Code::Decode,
-            format!("invalid version {text:?}: use a version like \"1.1.0\""),
+            format!("invalid version {text:?}: cniVersion must be one such as \"1.1.0\""),
         )
     };
     let mut triple = [0; 3];
@@ -125,7 +125,10 @@ pub(crate) fn negotiate(
             return Err(Error::new(
                 Code::IncompatibleVersion,
                 format!("config version does not allow {verb}"),
-            ));
+            )
+            .with_details(format!(
+                "{verb} came with {since}: set cniVersion to that or a later one",
+            )));
         }
         if supported.iter().all(|version| version.triple() < config) {
             return Err(Error::new(

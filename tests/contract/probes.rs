@@ -25,7 +25,7 @@ fn add() -> Call {
         .stdin(CONF.as_bytes())
 }
 
-/// Every name answers with this error; `details` only where it says something.
+/// Every name answers with this error, which is the reference's; its details begin with these, and go on with what to do.
 fn refused(call: &Call, code: u64, msg: &str, details: &str) -> Result<()> {
     for name in NAMES {
         let installed = name.install()?;
@@ -37,7 +37,8 @@ fn refused(call: &Call, code: u64, msg: &str, details: &str) -> Result<()> {
             "expected code {code}: {msg}; {} answers {error}",
             name.name
         );
-        ensure!(details.is_empty() || error.details == details, "{error}");
+        ensure!(error.details.starts_with(details), "{error}");
+        ensure!(!error.details.is_empty(), "nothing to do about {error}");
     }
     Ok(())
 }
@@ -65,7 +66,7 @@ fn missing_variables(
             &call,
             4,
             &format!("required env variables [{named}] missing"),
-            "",
+            &format!("the caller has to set them for {verb}"),
         )?;
     }
     Ok(())
@@ -79,26 +80,41 @@ fn missing_variables(
     "some%$%id"
 )]
 #[case("CNI_CONTAINERID", "_id", "invalid characters in containerID", "_id")]
-#[case("CNI_IFNAME", "1234567890123456", "interface name is too long", "")]
-#[case("CNI_IFNAME", ".", "interface name is . or ..", "")]
-#[case("CNI_IFNAME", "..", "interface name is . or ..", "")]
+#[case(
+    "CNI_IFNAME",
+    "1234567890123456",
+    "interface name is too long",
+    "CNI_IFNAME is \"1234567890123456\": "
+)]
+#[case(
+    "CNI_IFNAME",
+    ".",
+    "interface name is . or ..",
+    "CNI_IFNAME is \".\": "
+)]
+#[case(
+    "CNI_IFNAME",
+    "..",
+    "interface name is . or ..",
+    "CNI_IFNAME is \"..\": "
+)]
 #[case(
     "CNI_IFNAME",
     "et h0",
     "interface name contains / or : or whitespace characters",
-    ""
+    "CNI_IFNAME is "
 )]
 #[case(
     "CNI_IFNAME",
     "a/b",
     "interface name contains / or : or whitespace characters",
-    ""
+    "CNI_IFNAME is "
 )]
 #[case(
     "CNI_IFNAME",
     "a:b",
     "interface name contains / or : or whitespace characters",
-    ""
+    "CNI_IFNAME is "
 )]
 fn invalid_variables(
     #[case] name: &str,
@@ -111,7 +127,7 @@ fn invalid_variables(
 }
 
 #[rstest]
-#[case("ADD", "{}", 7, "missing network name", "")]
+#[case("ADD", "{}", 7, "missing network name", "give the config a \"name\"")]
 #[case("GC", r#"{"cniVersion":"1.1.0"}"#, 7, "missing network name", "")]
 #[case(
     "STATUS",
@@ -148,7 +164,7 @@ fn invalid_variables(
     r#"{"cniVersion":"0.3.1","name":"lab"}"#,
     1,
     "config version does not allow CHECK",
-    ""
+    "CHECK came with 0.4.0: set cniVersion"
 )]
 #[case(
     "CHECK",
@@ -171,7 +187,13 @@ fn invalid_variables(
     "config version does not allow STATUS",
     ""
 )]
-#[case("NOPE", CONF, 4, "unknown CNI_COMMAND: NOPE", "")]
+#[case(
+    "NOPE",
+    CONF,
+    4,
+    "unknown CNI_COMMAND: NOPE",
+    "it must be one of ADD, DEL, CHECK"
+)]
 #[case("NOPE", "{}", 7, "missing network name", "")]
 fn invalid_configs(
     #[case] verb: &str,
@@ -185,17 +207,24 @@ fn invalid_configs(
 }
 
 #[rstest]
-#[case("")]
-#[case("garbage")]
-#[case("[]")]
-#[case(r#"{"name":7}"#)]
-#[case(r#"{"cniVersion":"1.1.0","name":"lab""#)]
-fn undecodable_configs(#[case] conf: &str) -> Result<()> {
+#[case("", "nothing came on standard input")]
+#[case(" \n", "nothing came on standard input")]
+#[case("garbage", "it is no JSON: ")]
+#[case("[]", "it must be an object")]
+#[case(
+    r#"{"name":7}"#,
+    "key \"name\" cannot be 7: it must be a text in quotes"
+)]
+#[case(r#"{"cniVersion":"1.1.0","name":"lab""#, "it is no JSON: ")]
+fn undecodable_configs(#[case] conf: &str, #[case] words: &str) -> Result<()> {
     for name in NAMES {
         let installed = name.install()?;
         let error = run_here(&installed.path, &add().stdin(conf.as_bytes()))?.error()?;
         ensure!(
-            error.code == 6 && error.msg.starts_with("error unmarshall network config: "),
+            error.code == 6
+                && error
+                    .msg
+                    .starts_with(&format!("error unmarshall network config: {words}")),
             "{}: {error}",
             name.name
         );

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Deserializer;
 use serde::de::value::{BorrowedStrDeserializer, MapDeserializer, StrDeserializer};
 use serde::de::{
-    DeserializeSeed, EnumAccess, Error as _, IntoDeserializer, MapAccess, SeqAccess, Unexpected,
-    VariantAccess, Visitor,
+    DeserializeSeed, EnumAccess, Error as _, Expected, IntoDeserializer, MapAccess, SeqAccess,
+    Unexpected, VariantAccess, Visitor,
 };
 use serde_json::{Map, Value};
 
@@ -29,14 +29,19 @@ impl DecodeError {
         &self.path
     }
 
-    /// Puts `key` in front of the path: the document is the value of that key.
-    #[must_use]
-    pub fn under(self, key: &str) -> Self {
-        self.at(key, None)
+    /// Refuses a value. `what` says what would be taken in its place, as it follows "it must be".
+    pub(crate) fn expected(what: impl fmt::Display) -> Self {
+        Self {
+            path: String::new(),
+            value: None,
+            reason: format!("it must be {what}"),
+        }
     }
 
-    fn at(mut self, segment: &str, value: Option<&Value>) -> Self {
-        if let (None, Some(value)) = (&self.value, value) {
+    /// Puts `key` in front of the path: the document is the value of that key.
+    #[must_use]
+    pub fn under(mut self, key: &str, value: &Value) -> Self {
+        if self.value.is_none() {
             let text = value.to_string();
             self.value = Some(match text.char_indices().nth(SHOWN) {
                 Some((end, _)) => format!("{}...", &text[..end]),
@@ -46,7 +51,7 @@ impl DecodeError {
         if !self.path.is_empty() && !self.path.starts_with('[') {
             self.path.insert(0, '.');
         }
-        self.path.insert_str(0, segment);
+        self.path.insert_str(0, key);
         self
     }
 }
@@ -63,6 +68,7 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
+/// The words of serde speak of Rust's types, which are none of JSON: these speak of the config.
 impl serde::de::Error for DecodeError {
     fn custom<T: fmt::Display>(reason: T) -> Self {
         Self {
@@ -70,6 +76,23 @@ impl serde::de::Error for DecodeError {
             value: None,
             reason: reason.to_string(),
         }
+    }
+
+    fn invalid_type(_: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::expected(expected)
+    }
+
+    fn invalid_value(_: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Self::expected(expected)
+    }
+
+    fn unknown_variant(_: &str, known: &'static [&'static str]) -> Self {
+        let known: Vec<_> = known.iter().map(|name| format!("{name:?}")).collect();
+        Self::expected(known.join(" or "))
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Self::custom(format!("it needs a key {field:?}"))
     }
 }
 
@@ -84,13 +107,47 @@ impl<'de> Decoder<'de> {
     }
 }
 
-/// Null is zero: forwards to `deserialize_any` unless the value is null.
+/// Null is zero. Forwards to `deserialize_any` unless the value is null, or of another kind than `$fits`, which is
+/// called `$what` in the error.
 macro_rules! zero_for_null {
-    ($($method:ident => $visit:ident($zero:expr)),+ $(,)?) => {$(
+    ($($method:ident => $visit:ident($zero:expr), $fits:pat, $what:expr;)+) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-            if self.value.is_null() { visitor.$visit($zero) } else { self.deserialize_any(visitor) }
+            match self.value {
+                Value::Null => visitor.$visit($zero),
+                $fits => self.deserialize_any(visitor),
+                _ => Err(DecodeError::expected($what)),
+            }
         }
     )+};
+}
+
+/// Null is zero. Anything else has to be a whole number that fits the type.
+macro_rules! whole_numbers {
+    ($($method:ident => $visit:ident($type:ty);)+) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+            let number = match self.value {
+                Value::Null => Some(0),
+                Value::Number(number) => {
+                    let unsigned = number.as_u64().and_then(|number| <$type>::try_from(number).ok());
+                    let signed = || number.as_i64().and_then(|number| <$type>::try_from(number).ok());
+                    unsigned.or_else(signed)
+                }
+                _ => None,
+            };
+            visitor.$visit(number.ok_or_else(|| whole_number(<$type>::MIN, <$type>::MAX))?)
+        }
+    )+};
+}
+
+/// Asks for a whole number within these bounds. Those of 64 bits are not told: keys that take such numbers have
+/// narrower ones, which are checked and told elsewhere.
+fn whole_number(min: impl Into<i128>, max: impl Into<i128>) -> DecodeError {
+    let (min, max) = (min.into(), max.into());
+    match (min, u32::try_from(max)) {
+        (min, Ok(max)) => DecodeError::expected(format_args!("a whole number from {min} to {max}")),
+        (0, Err(_)) => DecodeError::expected("a whole number, and not below zero"),
+        (_, Err(_)) => DecodeError::expected("a whole number"),
+    }
 }
 
 impl<'de> Deserializer<'de> for Decoder<'de> {
@@ -122,17 +179,22 @@ impl<'de> Deserializer<'de> for Decoder<'de> {
     }
 
     zero_for_null! {
-        deserialize_bool => visit_bool(false),
-        deserialize_i8 => visit_i8(0), deserialize_i16 => visit_i16(0),
-        deserialize_i32 => visit_i32(0), deserialize_i64 => visit_i64(0),
-        deserialize_u8 => visit_u8(0), deserialize_u16 => visit_u16(0),
-        deserialize_u32 => visit_u32(0), deserialize_u64 => visit_u64(0),
-        deserialize_f32 => visit_f32(0.0), deserialize_f64 => visit_f64(0.0),
-        deserialize_str => visit_borrowed_str(""), deserialize_string => visit_borrowed_str(""),
-        deserialize_seq => visit_seq(Elements { values: [].iter(), index: 0 }),
+        deserialize_bool => visit_bool(false), Value::Bool(_), "true or false";
+        deserialize_f32 => visit_f32(0.0), Value::Number(_), "a number";
+        deserialize_f64 => visit_f64(0.0), Value::Number(_), "a number";
+        deserialize_str => visit_borrowed_str(""), Value::String(_), "a text in quotes";
+        deserialize_string => visit_borrowed_str(""), Value::String(_), "a text in quotes";
+        deserialize_seq => visit_seq(Elements { values: [].iter(), index: 0 }), Value::Array(_), "a list";
         deserialize_map => visit_map(MapDeserializer::<_, DecodeError>::new(
             std::iter::empty::<(&'de str, &'de str)>()
-        )),
+        )), Value::Object(_), "an object";
+    }
+
+    whole_numbers! {
+        deserialize_i8 => visit_i8(i8); deserialize_i16 => visit_i16(i16);
+        deserialize_i32 => visit_i32(i32); deserialize_i64 => visit_i64(i64);
+        deserialize_u8 => visit_u8(u8); deserialize_u16 => visit_u16(u16);
+        deserialize_u32 => visit_u32(u32); deserialize_u64 => visit_u64(u64);
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -163,9 +225,8 @@ impl<'de> Deserializer<'de> for Decoder<'de> {
                 entries: Vec::new().into_iter(),
                 value: None,
             }),
-            // A struct is never written as a list, which serde would accept.
-            Value::Array(_) => Err(DecodeError::invalid_type(Unexpected::Seq, &"an object")),
-            _ => self.deserialize_any(visitor),
+            // Not as a list either, which serde would accept.
+            _ => Err(DecodeError::expected("an object")),
         }
     }
 
@@ -245,7 +306,7 @@ impl<'de> SeqAccess<'de> for Elements<'de> {
         self.index += 1;
         seed.deserialize(Decoder { value })
             .map(Some)
-            .map_err(|error| error.at(&segment, Some(value)))
+            .map_err(|error| error.under(&segment, value))
     }
 }
 
@@ -314,7 +375,7 @@ fn decode_entry<'de, V: DeserializeSeed<'de>>(
     let (key, value) =
         entry.ok_or_else(|| DecodeError::custom("a value was asked for before its key"))?;
     seed.deserialize(Decoder { value })
-        .map_err(|error| error.at(key, Some(value)))
+        .map_err(|error| error.under(key, value))
 }
 
 /// An enum is written as the text of a unit variant.

@@ -15,6 +15,8 @@ struct Outer {
     nested: Inner,
     free: BTreeMap<String, Value>,
     mode: Mode,
+    signed: i64,
+    unsigned: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize, PartialEq)]
@@ -77,31 +79,51 @@ fn a_wrong_type_names_key_and_value() {
     let cases = [
         (
             json!({"mtu": "1500"}),
-            r#"key "mtu" cannot be "1500": invalid type: string "1500", expected u16"#,
+            r#"key "mtu" cannot be "1500": it must be a whole number from 0 to 65535"#,
         ),
         (
             json!({"mtu": 70000}),
-            r#"key "mtu" cannot be 70000: invalid value: integer `70000`, expected u16"#,
+            r#"key "mtu" cannot be 70000: it must be a whole number from 0 to 65535"#,
         ),
         (
             json!({"mtu": 1.5}),
-            r#"key "mtu" cannot be 1.5: invalid type: floating point `1.5`, expected u16"#,
+            r#"key "mtu" cannot be 1.5: it must be a whole number from 0 to 65535"#,
         ),
         (
             json!({"ipmasq": "true"}),
-            r#"key "ipMasq" cannot be "true": invalid type: string "true", expected a boolean"#,
+            r#"key "ipMasq" cannot be "true": it must be true or false"#,
         ),
         (
             json!({"inner": {"LIST": [[], [1, "x"]]}}),
-            r#"key "inner.list[1][1]" cannot be "x": invalid type: string "x", expected i32"#,
+            r#"key "inner.list[1][1]" cannot be "x": it must be a whole number from -2147483648 to 2147483647"#,
         ),
         (
             json!({"nested": []}),
-            r#"key "nested" cannot be []: invalid type: sequence, expected an object"#,
+            r#"key "nested" cannot be []: it must be an object"#,
+        ),
+        (
+            json!({"uplinks": "eth0"}),
+            r#"key "uplinks" cannot be "eth0": it must be a list"#,
+        ),
+        (
+            json!({"name": 7}),
+            r#"key "name" cannot be 7: it must be a text in quotes"#,
+        ),
+        (
+            json!({"free": []}),
+            r#"key "free" cannot be []: it must be an object"#,
+        ),
+        (
+            json!({"signed": "1M"}),
+            r#"key "signed" cannot be "1M": it must be a whole number"#,
+        ),
+        (
+            json!({"unsigned": -1}),
+            r#"key "unsigned" cannot be -1: it must be a whole number, and not below zero"#,
         ),
         (
             json!({"mode": "fast"}),
-            r#"key "mode" cannot be "fast": unknown variant `fast`, expected `learned` or `off`"#,
+            r#"key "mode" cannot be "fast": it must be "learned" or "off""#,
         ),
     ];
     for (document, message) in cases {
@@ -116,5 +138,5 @@ fn long_values_are_cut() {
         message.starts_with("key \"mtu\" cannot be \"xxx"),
         "{message}"
     );
-    assert!(message.contains("xxx...: invalid type"), "{message}");
+    assert!(message.contains("xxx...: it must be"), "{message}");
 }

@@ -131,7 +131,9 @@ impl<'a> PerFamily<'a> {
         let ip4 = family(|net| matches!(net, IpNet::V4(_)));
         let ip6 = family(|net| matches!(net, IpNet::V6(_)));
         if ip4.is_none() && ip6.is_none() {
-            return Err(Error::internal("cannot convert: no valid IP addresses"));
+            return Err(Error::internal("cannot convert: no valid IP addresses").with_details(
+                format!("a result of {cni_version} needs one: give the network an ipam, or set cniVersion to 0.3.0 or later"),
+            ));
         }
         Ok(Self {
             cni_version,

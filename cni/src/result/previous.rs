@@ -77,6 +77,9 @@ impl CniResult {
                 "result type supports [{}] but unmarshalled CNIVersion is {:?}",
                 list.join(" "),
                 version.as_str()
+            ))
+            .with_details(format!(
+                "the config says {config}: all plugins of a chain have to answer in its cniVersion",
             )));
         }
         Self::decode(document, version)
@@ -105,9 +108,11 @@ fn declared(document: &Value, default: Version) -> Result<Version, Error> {
         return Ok(default);
     }
     Version::from_text(&header.cni_version).ok_or_else(|| {
+        let known = Version::ALL.map(Version::as_str).join(", ");
         Error::decode(format!(
             "unsupported CNI result version {:?}",
             header.cni_version
         ))
+        .with_details(format!("it must be one of {known}"))
     })
 }

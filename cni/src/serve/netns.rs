@@ -24,7 +24,11 @@ pub(super) fn refuse_own(netns: Option<&Path>, netns_override: NetnsOverride) ->
         return Err(Error::new(
             Code::InvalidNetns,
             "plugin's netns and netns from CNI_NETNS should not be the same",
-        ));
+        )
+        .with_details(format!(
+            "{} is the namespace that the plugin itself runs in: give the container's, or set CNI_NETNS_OVERRIDE=1 if it is meant",
+            netns.display()
+        )));
     }
     Ok(())
 }

@@ -202,6 +202,7 @@ fn a_previous_result_has_to_be_of_a_version_that_goes_with_the_config() {
             r#"result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is "0.4.0""#
         )
     );
+    assert!(error.details.contains("1.1.0"), "{error}");
     assert!(parse("0.4.0", "1.0.0").is_err());
     assert!(parse("1.0.0", "7.7.7").is_err());
 }
@@ -212,22 +213,43 @@ fn the_negative_probes_get_the_known_replies() {
     let ask = |verb: &'static str, stdin: &'static str| {
         refusal(&run(&plugin, &env(verb), stdin.as_bytes()))
     };
-    assert_eq!(
-        ask("ADD", "{}"),
-        (7, "missing network name".into(), String::new())
-    );
-    assert_eq!(
-        ask("STATUS", r#"{"name":"a b"}"#),
+    // The message is the reference's; what to do is in the details.
+    for (verb, stdin, code, msg, details) in [
+        ("ADD", "{}", 7, "missing network name", "\"name\""),
         (
+            "STATUS",
+            r#"{"name":"a b"}"#,
             7,
-            "invalid characters found in network name".into(),
-            "a b".into()
-        )
-    );
-    assert_eq!(
-        ask("NOPE", r#"{"name":"a"}"#),
-        (4, "unknown CNI_COMMAND: NOPE".into(), String::new())
-    );
+            "invalid characters found in network name",
+            "a b: correct \"name\"",
+        ),
+        (
+            "NOPE",
+            r#"{"name":"a"}"#,
+            4,
+            "unknown CNI_COMMAND: NOPE",
+            "ADD, DEL, CHECK",
+        ),
+        (
+            "CHECK",
+            r#"{"name":"a","cniVersion":"0.3.1"}"#,
+            1,
+            "config version does not allow CHECK",
+            "0.4.0",
+        ),
+        (
+            "ADD",
+            " ",
+            6,
+            "error unmarshall network config: nothing came on standard input",
+            "",
+        ),
+    ] {
+        let (actual, message, remedy) = ask(verb, stdin);
+        assert_eq!(actual, code, "{message}");
+        assert!(message.starts_with(msg), "{message}");
+        assert!(remedy.contains(details), "{remedy}");
+    }
     assert_eq!(ask("NOPE", "{}").1, "missing network name");
     assert_eq!(ask("CHECK", r#"{"name":"a","cniVersion":"x"}"#).0, 6);
     assert_eq!(
@@ -269,14 +291,12 @@ impl Read for Broken {
 fn stdin_is_read_only_when_it_is_needed() {
     let plugin = Fake::default();
     let outcome = run(&plugin, &env("DEL"), Broken);
+    let (code, msg, details) = refusal(&outcome);
     assert_eq!(
-        refusal(&outcome),
-        (
-            5,
-            "error reading from stdin: no such luck".into(),
-            String::new()
-        )
+        (code, msg.as_str()),
+        (5, "error reading from stdin: no such luck")
     );
+    assert!(details.contains("the config"), "{details}");
     assert!(run(&plugin, &[("CNI_COMMAND", "VERSION")], Broken).success);
     let outcome = run(&plugin, &[], Broken);
     assert!(outcome.success && outcome.stdout.is_empty());
@@ -307,13 +327,17 @@ fn the_own_netns_is_refused_before_anything_is_touched() {
         (outcome, plugin.calls.get())
     };
     let (outcome, calls) = with_own("ADD", "");
+    let (code, msg, details) = refusal(&outcome);
     assert_eq!(
-        refusal(&outcome),
+        (code, msg.as_str()),
         (
             8,
-            "plugin's netns and netns from CNI_NETNS should not be the same".into(),
-            String::new()
+            "plugin's netns and netns from CNI_NETNS should not be the same"
         )
+    );
+    assert!(
+        details.starts_with("/proc/self/ns/net ") && details.contains("CNI_NETNS_OVERRIDE"),
+        "{details}"
     );
     assert_eq!(calls, 0);
     for insist in ["1", "TRUE", "true"] {
