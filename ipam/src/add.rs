@@ -77,7 +77,14 @@ enum PoolFailure {
         "requested IP address {ip} is not available in range set {}",
         shorten::part(pool)
     )]
-    Unavailable { ip: IpAddr, pool: Pool },
+    Unavailable {
+        ip: IpAddr,
+        pool: Pool,
+        /// Where its lease is.
+        folder: PathBuf,
+        /// Whose it is, if that can be read.
+        holder: Option<Owner>,
+    },
     #[error(
         "{ip} has been allocated to {}, duplicate allocation is not allowed: \
          the lease is in {}; DEL this attachment first, or wait for another ADD of it that is under way",
@@ -100,6 +107,37 @@ fn spaced(ips: &[IpAddr]) -> String {
         .join(" ")
 }
 
+impl AllocationError {
+    /// Says what to do, where the known words do not.
+    fn remedy(&self) -> String {
+        match self {
+            Self::Pool {
+                source: PoolFailure::Gateway(_),
+                ..
+            } => "ask for another address, or give the range another \"gateway\"".to_owned(),
+            Self::Pool {
+                source: PoolFailure::Unavailable { folder, holder, .. },
+                ..
+            } => {
+                let holder = holder.as_ref().map_or_else(
+                    || "somebody whom its file there names".to_owned(),
+                    |owner| shorten::part(owner),
+                );
+                format!(
+                    "it is leased in {} to {holder}: ask for another address, or DEL that container first",
+                    shorten::path(folder)
+                )
+            }
+            Self::LeftOver(_) => {
+                "each must lie between the bounds of a range, and a range set gives one address only: \
+                 correct IP of CNI_ARGS, args.cni.ips or runtimeConfig.ips, or the ranges"
+                    .to_owned()
+            }
+            Self::Pool { .. } | Self::Store(_) => String::new(),
+        }
+    }
+}
+
 impl From<AllocationError> for CniError {
     fn from(error: AllocationError) -> Self {
         let code = match &error {
@@ -119,7 +157,7 @@ impl From<AllocationError> for CniError {
             }
             | AllocationError::LeftOver(_) => Code::InvalidConfig,
         };
-        Self::new(code, error.to_string())
+        Self::new(code, error.to_string()).with_details(error.remedy())
     }
 }
 
@@ -217,6 +255,8 @@ fn take_requested<'a>(
         _ => Err(PoolFailure::Unavailable {
             ip,
             pool: pool.clone(),
+            folder: locked.store().dir().to_owned(),
+            holder: locked.store().owner(ip).ok().flatten(),
         }),
     })
 }

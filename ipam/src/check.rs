@@ -31,7 +31,7 @@ pub fn check(request: &Request) -> Result<(), Error> {
     for ip in ours.filter(|ip| pools.iter().any(|pool| pool.range_of(*ip).is_some())) {
         if !holds(ip)? {
             return Err(failed().with_details(format!(
-                "{ip} has no lease of this container in {}",
+                "{ip} has no lease of this container in {}: recreate the container",
                 shorten::path(store.dir())
             )));
         }
@@ -46,5 +46,8 @@ pub fn check(request: &Request) -> Result<(), Error> {
             return Ok(());
         }
     }
-    Err(failed())
+    Err(failed().with_details(format!(
+        "{} has no lease of it: recreate the container",
+        shorten::path(store.dir())
+    )))
 }

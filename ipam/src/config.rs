@@ -95,13 +95,16 @@ pub(crate) fn waits_for_ranges(conf: &NetConf) -> Result<bool, Error> {
 pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
     let sets = sets(conf)?;
     if sets.is_empty() {
-        return Err(Error::config("no IP ranges specified"));
+        return Err(Error::config("no IP ranges specified")
+            .with_details("give ipam a \"subnet\", or \"ranges\" with one list for each family"));
     }
     let mut pools = Vec::with_capacity(sets.len());
-    for (index, set) in sets.iter().enumerate() {
-        let bounds: Vec<_> = set.iter().map(Bounds::from).collect();
-        let pool = Pool::new(&bounds)
-            .map_err(|error| Error::config(format!("invalid range set {index}: {error}")))?;
+    for (index, Set { place, ranges }) in sets.iter().enumerate() {
+        let bounds: Vec<_> = ranges.iter().map(Bounds::from).collect();
+        let pool = Pool::new(&bounds).map_err(|error| {
+            Error::config(format!("invalid range set {index}: {error}"))
+                .with_details(format!("correct {place}: {}", error.remedy()))
+        })?;
         pools.push(pool);
     }
     one_per_family(conf.cni_version, &pools)?;
@@ -110,28 +113,59 @@ pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
             .iter()
             .position(|other| pool.overlaps(other))
         {
-            return Err(Error::config(format!(
-                "range set {index} overlaps with {}",
-                index + 1 + other
-            )));
+            let other = index + 1 + other;
+            return Err(
+                Error::config(format!("range set {index} overlaps with {other}")).with_details(
+                    format!(
+                        "{} has {}, and {} has {}: no address may be in both",
+                        sets[index].place,
+                        shorten::part(pool),
+                        sets[other].place,
+                        shorten::part(&pools[other])
+                    ),
+                ),
+            );
         }
     }
     Ok(pools)
 }
 
-/// All range sets, as they are written.
-fn sets(conf: &NetConf) -> Result<Vec<Vec<RawRange>>, Error> {
+/// A range set as it is written.
+struct Set {
+    /// Where it is written, for messages: sets are counted over all places.
+    place: String,
+    ranges: Vec<RawRange>,
+}
+
+impl Set {
+    /// The sets of a list that is written at `key`.
+    fn list(key: &str, sets: Vec<Vec<RawRange>>) -> impl Iterator<Item = Self> {
+        sets.into_iter()
+            .enumerate()
+            .map(move |(index, ranges)| Self {
+                place: format!("{key}[{index}]"),
+                ranges,
+            })
+    }
+}
+
+/// All range sets.
+fn sets(conf: &NetConf) -> Result<Vec<Set>, Error> {
     if conf.get("ipam").is_none() {
-        return Err(Error::config("IPAM config missing 'ipam' key"));
+        return Err(Error::config("IPAM config missing 'ipam' key")
+            .with_details("give the network an \"ipam\" with a \"subnet\", or with \"ranges\""));
     }
     let runtime: RawRuntime = conf.runtime()?;
     let single: RawRange = conf.ipam()?;
     let ipam: RawIpam = conf.ipam()?;
-    let mut sets = runtime.ip_ranges;
+    let mut sets: Vec<_> = Set::list("runtimeConfig.ipRanges", runtime.ip_ranges).collect();
     if single.subnet.is_some() {
-        sets.push(vec![single]);
+        sets.push(Set {
+            place: "the range at the top level of ipam".to_owned(),
+            ranges: vec![single],
+        });
     }
-    sets.extend(ipam.ranges);
+    sets.extend(Set::list("ipam.ranges", ipam.ranges));
     Ok(sets)
 }
 
@@ -141,7 +175,10 @@ fn one_per_family(version: Version, pools: &[Pool]) -> Result<(), Error> {
     if version < Version::V0_3_0 && (v4 > 1 || pools.len() - v4 > 1) {
         return Err(Error::config(format!(
             "CNI version {version} does not support more than 1 address per family"
-        )));
+        ))
+        .with_details(
+            "set cniVersion to 0.3.0 or later, or name one range set of each family at most",
+        ));
     }
     Ok(())
 }
@@ -153,22 +190,35 @@ pub(crate) fn requested(conf: &NetConf, attachment: &Attachment) -> Result<Vec<I
     args.require_known(&KNOWN_ARGS)?;
     let structured: RawArgs = conf.args_cni()?;
     let runtime: RawRuntime = conf.runtime()?;
-    let texts = args
+    let from_args = args
         .get("IP")
         .filter(|text| !text.is_empty())
-        .map(str::to_owned)
-        .into_iter();
+        .map(str::to_owned);
+    let texts = [
+        ("IP of CNI_ARGS", Vec::from_iter(from_args)),
+        ("args.cni.ips", structured.ips),
+        ("runtimeConfig.ips", runtime.ips),
+    ];
     let mut requested = Vec::new();
-    for text in texts.chain(structured.ips).chain(runtime.ips) {
-        let bare = address::parse_cidr(&text).map(|net| net.addr());
-        let ip = bare.or_else(|| address::parse_ip(&text)).ok_or_else(|| {
-            Error::config(format!("cannot understand ip: {}", shorten::part(&text)))
-        })?;
-        if !requested.contains(&ip) {
-            requested.push(ip);
+    for (place, texts) in &texts {
+        for text in texts {
+            let ip = address_in(text, place)?;
+            if !requested.contains(&ip) {
+                requested.push(ip);
+            }
         }
     }
     Ok(requested)
+}
+
+/// The address in a text that was found at `place`.
+fn address_in(text: &str, place: &str) -> Result<IpAddr, Error> {
+    let bare = address::parse_cidr(text).map(|net| net.addr());
+    bare.or_else(|| address::parse_ip(text)).ok_or_else(|| {
+        Error::config(format!("cannot understand ip: {}", shorten::part(text))).with_details(
+            format!("{place} must have addresses such as 10.0.0.5 or fd00::5"),
+        )
+    })
 }
 
 /// What goes to the result as it is: routes, and the settings of `resolvConf`.
@@ -185,6 +235,7 @@ pub(crate) fn routes_and_dns(conf: &NetConf) -> Result<(Vec<Route>, Dns), Error>
             ),
             &error,
         )
+        .with_details("set ipam.resolvConf to a file that is there, or take it out")
     })?;
     Ok((ipam.routes, resolv::parse(&text)))
 }

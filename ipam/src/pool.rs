@@ -32,6 +32,24 @@ pub enum PoolError {
     Range(#[from] RangeError),
 }
 
+impl PoolError {
+    /// Says what to do: the known words do not.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Empty => "put a range with a \"subnet\" into it, or take it out".to_owned(),
+            Self::MixedFamilies => {
+                "give each family a list of its own, and the container has an address of each"
+                    .to_owned()
+            }
+            Self::Overlap(_) => {
+                "choose \"rangeStart\" and \"rangeEnd\" so that no address is in both".to_owned()
+            }
+            Self::Range(error) => error.remedy(),
+        }
+    }
+}
+
 /// An address to try, and the range that it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate<'a> {

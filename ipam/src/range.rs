@@ -40,12 +40,44 @@ pub enum RangeError {
     /// The subnet is an address, not a network.
     #[error("Network has host bits set. For a subnet mask of length {} the network address is {}", .0.prefix_len(), .0.network())]
     HostBits(IpNet),
-    /// The first address is outside, or behind the last.
+    /// The first address is outside.
     #[error("RangeStart {0} not in network {1}")]
     Start(IpAddr, IpNet),
+    /// The first address is behind the last.
+    #[error("RangeStart {start} not in network {subnet}")]
+    Reversed {
+        /// The first address.
+        start: IpAddr,
+        /// The last address.
+        end: IpAddr,
+        /// The network.
+        subnet: IpNet,
+    },
     /// The last address is outside, or before the first.
     #[error("RangeEnd {0} not in network {1}")]
     End(IpAddr, IpNet),
+}
+
+impl RangeError {
+    /// Says what to do: the known words do not.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::NoSubnet => "each range needs a \"subnet\" such as 10.0.0.0/24".to_owned(),
+            Self::TooSmall(subnet) => format!(
+                "\"subnet\" must be a /{} or larger",
+                subnet.max_prefix_len() - 2
+            ),
+            Self::HostBits(subnet) => format!("write \"subnet\" as {}", subnet.trunc()),
+            Self::Start(_, subnet) => format!("\"rangeStart\" must be an address of {subnet}"),
+            Self::Reversed { end, .. } => {
+                format!("\"rangeStart\" must not be behind \"rangeEnd\", which is {end}")
+            }
+            Self::End(_, subnet) => format!(
+                "\"rangeEnd\" must be an address of {subnet} that can be given to a container"
+            ),
+        }
+    }
 }
 
 impl Range {
@@ -60,9 +92,12 @@ impl Range {
         }
         let first = with_number(subnet.network(), number(subnet.network()) + 1);
         let start = bounds.start.unwrap_or(first);
-        let behind = |end: IpAddr| end.is_ipv4() == start.is_ipv4() && start > end;
-        if !subnet.contains(&start) || (bounds.start.is_some() && bounds.end.is_some_and(behind)) {
+        if !subnet.contains(&start) {
             return Err(RangeError::Start(start, subnet));
+        }
+        let behind = |end: &IpAddr| end.is_ipv4() == start.is_ipv4() && start > *end;
+        if let (Some(start), Some(end)) = (bounds.start, bounds.end.filter(behind)) {
+            return Err(RangeError::Reversed { start, end, subnet });
         }
         let end = bounds.end.unwrap_or_else(|| last(subnet));
         if !subnet.contains(&end) || end < start {

@@ -76,6 +76,68 @@ fn what_makes_no_sense_is_refused_in_the_known_words() {
 }
 
 #[test]
+fn what_to_do_is_said_and_where() {
+    let refusal = |document: Value| {
+        let error = pools(&conf("1.0.0", document)).expect_err("no pools");
+        assert_eq!(error.code.number(), 7, "{error}");
+        error.details
+    };
+    let of = |set: Value| refusal(json!({"ipam": {"ranges": [[{"subnet": "fd00::/64"}], set]}}));
+    let v4 = |key: &str, text: &str| of(json!([{"subnet": "10.0.0.0/24", key: text}]));
+    for (said, words) in [
+        (refusal(json!({})), ["\"ipam\"", "\"subnet\""]),
+        (refusal(json!({"ipam": {}})), ["\"ranges\"", "\"subnet\""]),
+        (of(json!([])), ["ipam.ranges[1]", "take it out"]),
+        (of(json!([{}])), ["ipam.ranges[1]", "\"subnet\""]),
+        (
+            of(json!([{"subnet": "10.0.0.0/31"}])),
+            ["ipam.ranges[1]", "/30"],
+        ),
+        (
+            of(json!([{"subnet": "fd01::/127"}])),
+            ["ipam.ranges[1]", "/126"],
+        ),
+        (
+            of(json!([{"subnet": "10.0.0.5/24"}])),
+            ["ipam.ranges[1]", "10.0.0.0/24"],
+        ),
+        (
+            v4("rangeStart", "10.0.1.1"),
+            ["\"rangeStart\"", "10.0.0.0/24"],
+        ),
+        (v4("rangeEnd", "10.0.1.1"), ["\"rangeEnd\"", "10.0.0.0/24"]),
+        (
+            of(json!([{"subnet": "fd01::/64", "rangeStart": "fd01::9", "rangeEnd": "fd01::3"}])),
+            ["must not be behind", "fd01::3"],
+        ),
+        (
+            of(json!([{"subnet": "10.0.0.0/24"}, {"subnet": "fd01::/64"}])),
+            ["ipam.ranges[1]", "each family"],
+        ),
+        (
+            of(json!([{"subnet": "10.0.0.0/24"}, {"subnet": "10.0.0.0/25"}])),
+            ["ipam.ranges[1]", "in both"],
+        ),
+        (
+            of(json!([{"subnet": "fd00::/80"}])),
+            ["ipam.ranges[0] has fd00::1-", "ipam.ranges[1] has fd00::1-"],
+        ),
+        (
+            refusal(json!({"ipam": {"subnet": "10.0.0.1/24"}})),
+            ["top level of ipam", "10.0.0.0/24"],
+        ),
+        (
+            refusal(json!({"ipam": {}, "runtimeConfig": {"ipRanges": [[]]}})),
+            ["runtimeConfig.ipRanges[0]", "take it out"],
+        ),
+    ] {
+        for word in words {
+            assert!(said.contains(word), "{word}: {said}");
+        }
+    }
+}
+
+#[test]
 fn old_results_hold_one_address_per_family() {
     let sets = |subnets: &[&str]| {
         let sets: Vec<_> = subnets
@@ -120,7 +182,11 @@ fn a_request_that_is_no_address_is_refused() {
             "{}",
             error.msg
         );
+        assert!(error.details.starts_with("runtimeConfig.ips "), "{error}");
     }
+    let empty = conf("1.0.0", json!({}));
+    let error = requested(&empty, &attachment("IP=nonsense")).expect_err("no address");
+    assert!(error.details.starts_with("IP of CNI_ARGS "), "{error}");
 }
 
 #[test]

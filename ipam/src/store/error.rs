@@ -78,7 +78,22 @@ fn remedy(action: Action, error: &io::Error) -> &'static str {
         (io::ErrorKind::PermissionDenied, _) => {
             ": run the plugin as root, or correct the owner and mode of the folder"
         }
-        (io::ErrorKind::NotADirectory, _) => ": something that is no folder is in its place",
+        (io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists, _) => {
+            ": something that is no folder is in its place; remove it, or correct ipam.dataDir"
+        }
+        (io::ErrorKind::IsADirectory, _) => ": a folder is in the place of that file; remove it",
+        (io::ErrorKind::InvalidFilename, _) => {
+            ": shorten ipam.dataDir or the network's name: the kernel takes names of 255 bytes, and paths of 4095"
+        }
+        _ if is(error, Errno::ELOOP) => {
+            ": its links lead in a circle; correct them, or ipam.dataDir"
+        }
+        _ if is(error, Errno::EMFILE) || is(error, Errno::ENFILE) => {
+            ": raise the limit of open files (RLIMIT_NOFILE) of the runtime, or of the node"
+        }
+        (io::ErrorKind::NotFound, Action::Other(_)) => {
+            ": nothing can be made there, or somebody removed it meanwhile; look at ipam.dataDir"
+        }
         (_, Action::Free) => ": still leased; repeat the call when that is put right",
         _ => "",
     }
