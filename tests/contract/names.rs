@@ -180,6 +180,27 @@ fn a_name_that_is_not_served_is_an_error(
     Ok(())
 }
 
+/// The allocator's own executable has two names.
+#[rstest]
+fn a_name_that_the_allocator_does_not_serve_is_an_error(
+    #[values("static", "dhcp", "underpass", "ptp", "host-local.bak")] name: &'static str,
+    #[values("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION")] verb: &str,
+) -> Result<()> {
+    let plugin = Name::new(name, Program::Ipam).install()?;
+    let call = Call::new(verb)
+        .attachment("a", "/run/netns/nowhere", Pod::IFNAME)
+        .stdin(br#"{"cniVersion":"1.1.0","name":"lab","type":"any"}"#);
+    let error = run_here(&plugin.path, &call)?.error()?;
+    ensure!(error.code == 4, "{error}");
+    for word in [name, "underpass-ipam", "host-local"] {
+        ensure!(error.msg.contains(word), "{error}");
+    }
+    let longer = Name::new("underpass-ipam-0.2", Program::Ipam).install()?;
+    let version = Call::new("VERSION").without("CNI_PATH");
+    run_here(&longer.path, &version)?.result()?;
+    Ok(())
+}
+
 #[rstest]
 #[case("bridge", false)]
 #[case("loopback", false)]
