@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -20,6 +20,13 @@ use crate::version::Version;
 /// An executable that is being replaced cannot be started for a moment.
 const BUSY_RETRIES: usize = 5;
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+/// So many characters of what a delegate printed are quoted in a message: the beginning of what should be a
+/// document, the end of what should be a log.
+const QUOTED: usize = 200;
+
+/// What to do about a delegate that does not say what went wrong.
+const ASK: &str = "look into its own log, install it anew, or ask those who make it";
 
 /// What a delegate is run with.
 ///
@@ -39,10 +46,16 @@ impl Delegation {
     /// Runs ADD. If it fails, DEL is run before the failure is returned: an ADD may fail half-way.
     pub fn add(&self, plugin: &str) -> Result<CniResult, Error> {
         let outcome = self.run(plugin, Verb::Add).and_then(|stdout| {
+            if stdout.trim_ascii().is_empty() {
+                return Err(Error::decode(format!(
+                    "plugin {plugin:?} succeeded, but printed no result: is it an IPAM plugin?"
+                )));
+            }
             let document: Value = serde_json::from_slice(&stdout).map_err(|error| {
                 Error::decode(format!(
                     "plugin {plugin:?} printed a result that is not JSON: {error}"
                 ))
+                .with_details(format!("it begins with {:?}", beginning(&stdout)))
             })?;
             CniResult::from_value(&document, self.version)
                 .map_err(|error| error.context(format!("result of plugin {plugin:?}")))
@@ -69,15 +82,32 @@ impl Delegation {
         self.run(plugin, Verb::Gc).map(drop)
     }
 
-    /// Runs STATUS.
+    /// Runs STATUS. A plugin that is not there, or can't be started, could not serve an ADD either: code 50.
     pub fn status(&self, plugin: &str) -> Result<(), Error> {
-        self.run(plugin, Verb::Status).map(drop)
+        let executable = self.find(plugin).map_err(|error| match error.code {
+            Code::Internal => Error {
+                code: Code::NotAvailable,
+                ..error
+            },
+            _ => error,
+        })?;
+        let output = self
+            .start(&executable, Verb::Status)
+            .map_err(|error| Error {
+                code: Code::NotAvailable,
+                ..error
+            })?;
+        outcome(plugin, output).map(drop)
     }
 
     /// The executable: the first file of that name in the path that may be executed.
     fn find(&self, plugin: &str) -> Result<PathBuf, Error> {
         if plugin.is_empty() || plugin.contains('/') {
-            return Err(Error::config(format!("invalid plugin name: {plugin:?}")));
+            return Err(
+                Error::config(format!("invalid plugin name: {plugin:?}")).with_details(
+                    "ipam.type must be the name of a file in CNI_PATH, without a slash",
+                ),
+            );
         }
         let executable = |file: &PathBuf| {
             file.metadata()
@@ -93,23 +123,23 @@ impl Delegation {
     }
 
     fn run(&self, plugin: &str, verb: Verb) -> Result<Vec<u8>, Error> {
-        let executable = self.find(plugin)?;
-        let mut command = Command::new(&executable);
+        outcome(plugin, self.start(&self.find(plugin)?, verb)?)
+    }
+
+    fn start(&self, executable: &Path, verb: Verb) -> Result<Output, Error> {
+        let mut command = Command::new(executable);
         command.env("CNI_COMMAND", verb.as_str());
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let output = self
-            .output(&mut command)
-            .map_err(|error| Error::io(executable.display(), &error))?;
+        let output = self.output(&mut command).map_err(|error| {
+            let what = format!("cannot start the plugin {}", executable.display());
+            Error::io(what, &error).with_details(not_started(&error))
+        })?;
         // Logs of the delegate; where they end is not worth failing for.
         let _ = io::stderr().write_all(&output.stderr);
-        if output.status.success() {
-            Ok(output.stdout)
-        } else {
-            Err(failure(plugin, &output))
-        }
+        Ok(output)
     }
 
     fn output(&self, command: &mut Command) -> io::Result<Output> {
@@ -139,6 +169,37 @@ impl Delegation {
     }
 }
 
+/// What to do about a file that is there, may be executed, and can't be.
+fn not_started(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "the file is there, but not the interpreter or loader that it names: install that, or a static build of the plugin"
+        }
+        _ => "install a build of the plugin for this machine",
+    }
+}
+
+fn outcome(plugin: &str, output: Output) -> Result<Vec<u8>, Error> {
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(failure(plugin, &output))
+    }
+}
+
+fn beginning(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&text[..text.len().min(4 * QUOTED)]);
+    text.chars().take(QUOTED).collect()
+}
+
+fn end(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&text[text.len().saturating_sub(4 * QUOTED)..]).into_owned();
+    match text.char_indices().rev().nth(QUOTED - 1) {
+        Some((at, _)) if at > 0 => format!("...{}", &text[at..]),
+        _ => text,
+    }
+}
+
 /// The failure that a delegate reported, or the best that can be said when it reported none.
 fn failure(plugin: &str, output: &Output) -> Error {
     #[derive(Default, Deserialize)]
@@ -148,17 +209,17 @@ fn failure(plugin: &str, output: &Output) -> Error {
         msg: String,
         details: String,
     }
+    let status = output.status;
     if output.stdout.trim_ascii().is_empty() {
-        let stderr = String::from_utf8_lossy(output.stderr.trim_ascii()).into_owned();
-        let said = if stderr.is_empty() {
-            "no error message".to_owned()
+        let said = end(output.stderr.trim_ascii());
+        return if said.is_empty() {
+            Error::internal(format!(
+                "plugin {plugin:?} failed ({status}): no error message"
+            ))
+            .with_details(ASK)
         } else {
-            stderr
+            Error::internal(format!("plugin {plugin:?} failed ({status}): {said}"))
         };
-        return Error::internal(format!(
-            "plugin {plugin:?} failed ({}): {said}",
-            output.status
-        ));
     }
     let reported = serde_json::from_slice::<Value>(&output.stdout)
         .map_err(|error| error.to_string())
@@ -166,16 +227,28 @@ fn failure(plugin: &str, output: &Output) -> Error {
             go_json::from_value::<Reported>(&document).map_err(|error| error.to_string())
         });
     match reported {
+        Ok(Reported { code, msg, details }) if code == 0 || msg.is_empty() => {
+            let said = if msg.is_empty() { "no message" } else { &msg };
+            let error = Error::internal(format!(
+                "plugin {plugin:?} failed ({status}), code {code}: {said}"
+            ));
+            Error {
+                // 0 stands for success.
+                code: if code == 0 { error.code } else { Code::from_number(code) },
+                details: if details.is_empty() { ASK.to_owned() } else { details },
+                ..error
+            }
+        }
         Ok(Reported { code, msg, details }) => Error {
             code: Code::from_number(code),
             msg,
             details,
         },
         Err(error) => Error::internal(format!(
-            "plugin {plugin:?} failed ({}), and its message {:?} could not be decoded: {error}",
-            output.status,
-            String::from_utf8_lossy(&output.stdout)
-        )),
+            "plugin {plugin:?} failed ({status}), and its message {:?} could not be decoded: {error}",
+            beginning(&output.stdout)
+        ))
+        .with_details(ASK),
     }
 }
 

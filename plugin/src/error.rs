@@ -69,8 +69,10 @@ pub enum Error {
     #[error("{0} vanished while it was being set up: another program deleted it")]
     Vanished(String),
     /// An IPAM plugin that answered without an address.
-    #[error("IPAM plugin returned missing IP config")]
-    NoAddress,
+    #[error(
+        "IPAM plugin returned missing IP config: {0:?} gave no address; correct its part of the config, ipam"
+    )]
+    NoAddress(String),
     /// CHECK found something wrong.
     #[error("{0}")]
     Broken(Findings),
@@ -109,7 +111,7 @@ impl Error {
             Self::Contract(error) => error.code,
             Self::Netns(_) | Self::NoNetns(_) => Code::InvalidNetns,
             Self::Dataplane(_) | Self::Sysctl { .. } => Code::Io,
-            Self::Netlink(_) | Self::Vanished(_) | Self::NoAddress => Code::Internal,
+            Self::Netlink(_) | Self::Vanished(_) | Self::NoAddress(_) => Code::Internal,
             Self::Attached { .. } | Self::NameTaken(_) | Self::HostNameTaken(_) => {
                 Code::Other(CODE_TAKEN)
             }

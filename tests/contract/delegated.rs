@@ -1,5 +1,7 @@
 //! Addresses from other IPAM plugins: Debian's, and one that writes down how it is called.
 
+mod failures;
+
 use std::{fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, path::PathBuf};
 
 use serde_json::{Value, json};
@@ -229,7 +231,9 @@ fn no_address_is_an_error() -> Result<()> {
         .run(&lab.node)?
         .error()?;
     ensure!(
-        error.msg.contains("IPAM plugin returned missing IP config"),
+        error
+            .msg
+            .contains("IPAM plugin returned missing IP config: \"witness\""),
         "{error}"
     );
     ensure!(

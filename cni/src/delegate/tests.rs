@@ -87,6 +87,12 @@ fn a_failed_add_is_followed_by_a_del_and_keeps_its_own_error() {
         ("p", reported),
         ("silent", "echo why >&2; exit 3"),
         ("garbage", "echo {; exit 1"),
+        (
+            "talkative",
+            "head -c 500 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 1",
+        ),
+        ("nameless", r#"echo '{"msg":"m"}'; exit 1"#),
+        ("speechless", r#"echo '{"code":117}'; exit 1"#),
     ]);
     let delegation = plugins.delegation("{}");
     let error = delegation.add("p").expect_err("exit 1");
@@ -94,6 +100,21 @@ fn a_failed_add_is_followed_by_a_del_and_keeps_its_own_error() {
     assert_eq!(plugins.calls(), "ADD DEL ");
     let error = delegation.del("silent").expect_err("exit 3");
     assert_eq!(error.msg, r#"plugin "silent" failed (exit status: 3): why"#);
+    let error = delegation.del("talkative").expect_err("exit 1");
+    assert!(error.msg.ends_with("the end"), "{error}");
+    assert!(error.msg.len() < 300, "the rest is on stderr: {error}");
+    let error = delegation.del("nameless").expect_err("exit 1");
+    assert_eq!(
+        (error.code, error.msg.contains("\"nameless\"")),
+        (Code::Internal, true),
+        "{error}"
+    );
+    let error = delegation.del("speechless").expect_err("exit 1");
+    assert_eq!(
+        (error.code, error.msg.contains("\"speechless\"")),
+        (Code::Other(117), true),
+        "{error}"
+    );
     let error = delegation.del("garbage").expect_err("exit 1");
     assert!(
         error
@@ -102,6 +123,38 @@ fn a_failed_add_is_followed_by_a_del_and_keeps_its_own_error() {
         "{}",
         error.msg
     );
+}
+
+#[test]
+fn what_is_no_result_is_quoted() {
+    let plugins = Plugins::new(&[("p", "echo hello"), ("nothing", "exit 0")]);
+    let delegation = plugins.delegation("{}");
+    let error = delegation.add("p").expect_err("no JSON");
+    assert_eq!(error.code, Code::Decode);
+    assert!(error.details.contains("hello"), "{error}");
+    let error = delegation.add("nothing").expect_err("nothing at all");
+    assert_eq!(error.code, Code::Decode);
+    assert!(error.msg.contains("printed no result"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_started_is_named_and_no_plugin_to_rely_on() {
+    let plugins = Plugins::new(&[("p", "")]);
+    let path = plugins.folder.path().join("p");
+    for (text, word) in [("#!/nowhere/sh\n", "interpreter"), ("garbage", "machine")] {
+        fs::write(&path, text).expect("a file");
+        let error = plugins.delegation("{}").del("p").expect_err(text);
+        assert_eq!(error.code, Code::Io);
+        assert!(
+            error.msg.contains(path.to_str().expect("a text")),
+            "{error}"
+        );
+        assert!(error.details.contains(word), "{error}");
+    }
+    for plugin in ["p", "missing"] {
+        let error = plugins.delegation("{}").status(plugin).expect_err(plugin);
+        assert_eq!(error.code, Code::NotAvailable, "{error}");
+    }
 }
 
 #[test]

@@ -48,8 +48,8 @@ fn no_dhcp() -> CniError {
 
 /// Takes addresses.
 pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<LeaseResult, Error> {
-    let lease = match ipam(&request.conf)? {
-        Ipam::None => return Ok(LeaseResult::default()),
+    Ok(match ipam(&request.conf)? {
+        Ipam::None => LeaseResult::default(),
         Ipam::BuiltIn => {
             let allocation = underpass_ipam::add(request)?;
             undo.push(NAME, move || Ok(allocation.lease.release()?));
@@ -63,7 +63,11 @@ pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Leas
         Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
         Ipam::Delegate(name) => {
             let result = request.delegation.add(&name)?;
-            undo.push(NAME, move || Ok(request.delegation.del(&name)?));
+            let plugin = name.clone();
+            undo.push(NAME, move || Ok(request.delegation.del(&plugin)?));
+            if result.ips.is_empty() {
+                return Err(Error::NoAddress(name));
+            }
             LeaseResult {
                 ips: result.ips,
                 routes: result.routes,
@@ -71,11 +75,7 @@ pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Leas
                 subnets: Vec::new(),
             }
         }
-    };
-    if lease.ips.is_empty() {
-        return Err(Error::NoAddress);
-    }
-    Ok(lease)
+    })
 }
 
 /// Says whether the addresses are still leased to the container.

@@ -55,7 +55,7 @@ mod tests {
         });
         undo.push("two", || {
             order.borrow_mut().push(2);
-            Err(Error::NoAddress)
+            Err(Error::NoAddress("static".to_owned()))
         });
         undo.push("three", || {
             order.borrow_mut().push(3);
