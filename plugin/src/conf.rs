@@ -336,7 +336,10 @@ impl Keys {
             return Err(Error::config(format!(
                 "unknown ipmasq backend {:?}",
                 self.ip_masq_backend
-            )));
+            ))
+            .with_details(
+                "ipMasqBackend must be \"iptables\" or \"nftables\", which mean the same here, or left out",
+            ));
         }
         Ok(())
     }

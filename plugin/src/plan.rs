@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use underpass_abi::endpoint::{MAX_ADDRESSES, device};
+use underpass_abi::endpoint::device;
 use underpass_cni::{CniResult, Dns, Error, Interface, IpConfig, Route as CniRoute};
 use underpass_netlink::{
     Mac,
@@ -14,13 +14,15 @@ use underpass_netlink::{
 
 use crate::{
     conf::{
-        Bypass, Conf, Dad, DefaultGateway, MTU_MAX, MTU_MIN, MacCheck, Masquerade, Spoofing,
+        Bypass, Conf, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing,
         bandwidth::Bandwidth,
         port::{Binding, bindings},
     },
     identity::Identity,
     uplink::InheritedMtu,
 };
+
+mod check;
 
 /// MTU where neither config nor uplinks say one, in bytes.
 const MTU_DEFAULT: u32 = 1500;
@@ -106,15 +108,7 @@ impl Plan {
             dns,
             subnets,
         } = lease;
-        if ips.len() > MAX_ADDRESSES {
-            return Err(Error::config(format!(
-                "the IPAM gave {} addresses: an interface can have {MAX_ADDRESSES}",
-                ips.len()
-            )));
-        }
-        for route in &routes {
-            check_mtu(route)?;
-        }
+        check::lease(&ips, &routes)?;
         let has_v6 = ips.iter().any(|ip| ip.address.addr().is_ipv6());
         let mtu = mtu(conf, inherited, has_v6)?;
         let (host, container) = ends(&identity, conf);
@@ -181,9 +175,9 @@ impl Plan {
 fn mtu(conf: &Conf, inherited: Option<InheritedMtu<'_>>, has_v6: bool) -> Result<u32, Error> {
     let needs = format!("an interface with IPv6 addresses needs at least {MTU_MIN_V6}");
     match (conf.mtu, inherited) {
-        (Some(mtu), _) if has_v6 && mtu < MTU_MIN_V6 => {
-            Err(Error::config(format!("invalid mtu {mtu}: {needs}")))
-        }
+        (Some(mtu), _) if has_v6 && mtu < MTU_MIN_V6 => Err(Error::config(format!(
+            "invalid mtu {mtu}: {needs}; raise it, or leave IPv6 out of the network"
+        ))),
         (Some(mtu), _) => Ok(mtu),
         (None, Some(InheritedMtu { mtu, uplink })) if has_v6 && mtu < MTU_MIN_V6 => {
             Err(Error::config(format!(
@@ -191,19 +185,6 @@ fn mtu(conf: &Conf, inherited: Option<InheritedMtu<'_>>, has_v6: bool) -> Result
             )))
         }
         (None, inherited) => Ok(inherited.map_or(MTU_DEFAULT, |inherited| inherited.mtu)),
-    }
-}
-
-/// An interface's limits are those of its routes.
-fn check_mtu(route: &CniRoute) -> Result<(), Error> {
-    match route.mtu {
-        Some(mtu) if mtu != 0 && !(MTU_MIN..=MTU_MAX).contains(&mtu) => {
-            Err(Error::config(format!(
-                "invalid mtu {mtu} of the route to {}: it must be 0 (as the interface) or {MTU_MIN} to {MTU_MAX}",
-                route.dst
-            )))
-        }
-        _ => Ok(()),
     }
 }
 

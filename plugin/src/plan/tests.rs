@@ -250,6 +250,85 @@ fn an_mtu_too_small_for_ipv6_is_refused() {
 }
 
 #[test]
+fn what_no_interface_and_no_router_can_have_is_refused() {
+    let refuse = |ips: &[(&str, &str)], routes| {
+        let conf = conf(r#""ipam":{}"#);
+        let answer = Plan::new(
+            identity(),
+            &conf,
+            lease(ips, routes),
+            Driver::Veth,
+            None,
+            "",
+        );
+        answer.err().map(|error| {
+            assert_eq!(error.code.number(), 7, "{error}");
+            error.msg
+        })
+    };
+    for (address, gateway, words) in [
+        (
+            "10.0.0.5/24",
+            "fd00::1",
+            "gateway fd00::1 of the address 10.0.0.5/24",
+        ),
+        (
+            "fd00::5/64",
+            "10.0.0.1",
+            "gateway 10.0.0.1 of the address fd00::5/64",
+        ),
+        ("10.0.0.5/24", "0.0.0.0", "gateway 0.0.0.0"),
+        ("fd00::5/64", "ff02::1", "gateway ff02::1"),
+        ("224.0.0.5/24", "", "address 224.0.0.5/24"),
+        ("ff02::5/64", "", "address ff02::5/64"),
+        ("127.0.0.5/8", "", "address 127.0.0.5/8"),
+        ("::1/128", "", "address ::1/128"),
+    ] {
+        let error = refuse(&[(address, gateway)], Vec::new()).expect(words);
+        assert!(error.contains(words), "{error}");
+    }
+    for address in ["10.0.0.5/24", "fd00::5/64"] {
+        let error = refuse(&[(address, ""), (address, "")], Vec::new()).expect("a duplicate");
+        assert!(error.contains("twice"), "{error}");
+    }
+    let route = |dst: &str, gw: &str| {
+        CniRoute::new(
+            dst.parse().expect("a prefix"),
+            Some(gw.parse().expect("an address")),
+        )
+    };
+    let both = [("10.0.0.5/24", "10.0.0.1"), ("fd00::5/64", "fe80::1")];
+    for (dst, gw) in [
+        ("0.0.0.0/0", "fd00::1"),
+        ("::/0", "10.0.0.1"),
+        ("0.0.0.0/0", "255.255.255.255"),
+        ("::/0", "::"),
+    ] {
+        let error = refuse(&both, vec![route(dst, gw)]).expect("no next hop");
+        assert!(
+            error.contains(&format!("gw {gw} of the route to {dst}")),
+            "{error}"
+        );
+    }
+    for (dst, gw) in [("0.0.0.0/0", "192.0.2.1"), ("::/0", "fe80::2")] {
+        assert_eq!(refuse(&both, vec![route(dst, gw)]), None);
+    }
+    let scoped = |dst: &str, scope| CniRoute {
+        scope: Some(scope),
+        ..CniRoute::new(dst.parse().expect("a prefix"), None)
+    };
+    let error = refuse(&both, vec![scoped("192.0.2.0/24", 253)]).expect("a scope of no next hop");
+    assert!(
+        error.contains("scope 253 of the route to 192.0.2.0/24"),
+        "{error}"
+    );
+    assert_eq!(refuse(&both, vec![scoped("192.0.2.0/24", 0)]), None);
+    assert_eq!(refuse(&both, vec![scoped("2001:db8::/32", 253)]), None);
+    // Without a next hop the destination is on the link.
+    assert_eq!(refuse(&both[1..], vec![scoped("192.0.2.0/24", 253)]), None);
+}
+
+#[test]
 fn more_addresses_than_the_maps_hold_are_refused() {
     let many: Vec<_> = (1..=9).map(|n| format!("10.0.0.{n}/24")).collect();
     let many: Vec<_> = many.iter().map(|address| (address.as_str(), "")).collect();

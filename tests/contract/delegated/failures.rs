@@ -22,6 +22,26 @@ use super::Witness;
     6,
     "key \"ips[0].address\" cannot be \"10.88.0.77\": it must be an address with a prefix length"
 )]
+#[case(
+    r#"{"ips":[{"address":"10.88.0.77/24","gateway":"fd00:88::1"}]}"#,
+    7,
+    "invalid gateway fd00:88::1 of the address 10.88.0.77/24"
+)]
+#[case(
+    r#"{"ips":[{"address":"fd00:88::77/64","gateway":"10.88.0.1"}]}"#,
+    7,
+    "invalid gateway 10.88.0.1 of the address fd00:88::77/64"
+)]
+#[case(
+    r#"{"ips":[{"address":"10.88.0.77/24"},{"address":"10.88.0.77/24"}]}"#,
+    7,
+    "invalid address 10.88.0.77/24 from the IPAM: it gave it twice"
+)]
+#[case(
+    r#"{"ips":[{"address":"fd00:88::77/64"},{"address":"fd00:88::77/64"}]}"#,
+    7,
+    "invalid address fd00:88::77/64 from the IPAM: it gave it twice"
+)]
 fn what_is_no_result_is_told(
     #[case] printed: &str,
     #[case] code: u64,
