@@ -21,10 +21,13 @@ pub mod object;
 pub mod pin;
 pub mod policy;
 pub mod port;
+mod refusal;
 pub mod test_run;
 
 pub use map::Maps;
 pub use pin::{Loaded, Pins};
+
+use refusal::{Refusal, file_remedy, remedy};
 
 /// Why the dataplane can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +39,10 @@ pub enum Error {
     )]
     NotBpffs(PathBuf),
     /// Nothing is pinned, and the caller must not load.
-    #[error("no programs are loaded at {}: the first ADD loads them", .0.display())]
+    #[error(
+        "no programs are loaded at {}: the first ADD or `underpass load` loads them; name the folder with --bpf-root if they are in another",
+        .0.display()
+    )]
     NotLoaded(PathBuf),
     /// What is pinned belongs to another network namespace.
     #[error(
@@ -63,7 +69,7 @@ pub enum Error {
         programs: String,
     },
     /// A file or folder.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}{}", path.display(), file_remedy(source, path))]
     File {
         /// What was tried.
         action: &'static str,
@@ -73,12 +79,8 @@ pub enum Error {
         source: io::Error,
     },
     /// The object, as a whole.
-    #[error("cannot load the eBPF object: {source}{}", cause(source))]
-    Object {
-        /// From aya.
-        #[from]
-        source: aya::EbpfError,
-    },
+    #[error("cannot load the eBPF object: {}", Refusal(.0))]
+    Object(#[from] aya::EbpfError),
     /// The kernel refuses what every one that is supported takes.
     #[error(
         "Linux {0} refused a map, program or type description of a few bytes, as every Linux since 5.10 takes it: \
@@ -86,7 +88,7 @@ pub enum Error {
     )]
     Unusual(String),
     /// A program.
-    #[error("program {name}: {source}{}", cause(source.as_ref()))]
+    #[error("program {name}: {}", Refusal(source.as_ref()))]
     Program {
         /// The name, one of [`underpass_abi::map::PROGRAMS`].
         name: &'static str,
@@ -94,7 +96,7 @@ pub enum Error {
         source: Box<aya::programs::ProgramError>,
     },
     /// A map.
-    #[error("map {name}: {source}{}", remedy(source))]
+    #[error("map {name}: {}", Refusal(source.as_ref()))]
     Map {
         /// The name, one of [`underpass_abi::map::MAPS`].
         name: &'static str,
@@ -105,7 +107,7 @@ pub enum Error {
     #[error(transparent)]
     Netlink(#[from] underpass_netlink::Error),
     /// The entries of a map, all together.
-    #[error("cannot list the map {name}: {source}")]
+    #[error("cannot list the map {name}: {source}{}", remedy(source))]
     List {
         /// The name, one of [`underpass_abi::map::MAPS`].
         name: &'static str,
@@ -113,7 +115,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The map of pods that take frames.
-    #[error("map XDP_PODS: {0}")]
+    #[error("map XDP_PODS: {}", Refusal(.0))]
     XdpPods(#[from] aya::maps::xdp::XdpMapError),
     /// The program of a netkit pair.
     #[error("cannot {action} {device}: {source}")]
@@ -126,7 +128,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A map or program could not be pinned.
-    #[error("cannot pin {name}: {source}{}", cause(source.as_ref()))]
+    #[error("cannot pin {name}: {}", Refusal(source.as_ref()))]
     Pin {
         /// The map or program.
         name: &'static str,
@@ -136,41 +138,6 @@ pub enum Error {
     /// The object lacks something that this binary was built to use.
     #[error("the eBPF object has no {0}: this build is broken, build it again")]
     Missing(&'static str),
-}
-
-/// Says what to do about the kernel's refusal to change a map.
-fn remedy(source: &aya::maps::MapError) -> String {
-    let aya::maps::MapError::SyscallError(error) = source else {
-        return cause(source);
-    };
-    let known = match error.io_error.raw_os_error() {
-        Some(libc::E2BIG) => {
-            ": the map is full; detach containers that are not needed (`underpass status` lists them), or have GC remove what is left of dead ones"
-        }
-        Some(libc::ENOMEM) => {
-            ": the kernel has no memory for the entry; raise the memory limit of the cgroup that the runtime is in"
-        }
-        Some(libc::EPERM) => {
-            ": run it as root in the initial user namespace, with CAP_BPF and CAP_NET_ADMIN"
-        }
-        _ => return cause(source),
-    };
-    known.to_owned()
-}
-
-/// Adds what the kernel said, where the library's own words leave that out.
-fn cause(error: &(dyn std::error::Error + 'static)) -> String {
-    let said = error.to_string();
-    let mut added = String::new();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let words = source.to_string();
-        if !said.contains(&words) && !added.contains(&words) {
-            added = format!("{added}: {words}");
-        }
-        next = source.source();
-    }
-    added
 }
 
 /// Tells whether something had to be put right.
@@ -210,33 +177,5 @@ impl Error {
             name,
             source: Box::new(source),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use aya::{maps::MapError, sys::SyscallError};
-
-    use super::*;
-
-    #[test]
-    fn a_full_map_says_what_to_do() {
-        let refused = |errno| {
-            let error = SyscallError {
-                call: "bpf_map_update_elem",
-                io_error: io::Error::from_raw_os_error(errno),
-            };
-            Error::map("OWNERS")(MapError::from(error)).to_string()
-        };
-        let full = refused(libc::E2BIG);
-        assert!(full.starts_with("map OWNERS: "), "{full}");
-        assert!(full.contains("the map is full"), "{full}");
-        assert!(refused(libc::ENOMEM).contains("memory limit"));
-        assert!(refused(libc::EPERM).contains("CAP_BPF"));
-        let other = refused(libc::EBUSY);
-        assert!(
-            other.contains("resource busy") && !other.contains(';'),
-            "{other}"
-        );
     }
 }

@@ -66,8 +66,13 @@ impl Pins {
     /// namespace. Fails if they are pinned for another one that exists: its devices have other numbers.
     pub fn loaded(&self) -> Result<Loaded, Error> {
         let folder = self.folder();
-        if !folder.0.is_dir() {
-            return Ok(Loaded::Nothing);
+        match fs::metadata(&folder.0) {
+            Ok(found) if found.is_dir() => {}
+            // Who may not look can't say that nothing is there.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(Error::file("look at", &folder.0)(error));
+            }
+            _ => return Ok(Loaded::Nothing),
         }
         Ok(match home::read(&folder.home(), &self.root)? {
             Some(Home::Here) => Loaded::Here,

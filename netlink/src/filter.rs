@@ -70,7 +70,9 @@ impl Netlink {
         );
         match answer {
             Err(error) if error.is_present() => self.require_clsact(device, error),
-            answer => answer,
+            answer => answer.map_err(|error| {
+                error.advise(&[libc::ENOENT], "load the kernel module sch_ingress")
+            }),
         }
     }
 
@@ -83,7 +85,10 @@ impl Netlink {
                 "add the clsact qdisc to {}, where another program (the plugin bandwidth?) has put the qdisc ingress",
                 device.name
             );
-            return Err(Error { action, ..error });
+            return Err(Error { action, ..error }.advise(
+                &[libc::EEXIST],
+                "have it removed (`tc qdisc del dev <device> ingress`)",
+            ));
         }
         Ok(())
     }

@@ -43,17 +43,41 @@ const AT_ONCE: usize = 64;
 
 /// A request that the kernel refused, or that never reached it.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {action}: {source}")]
+#[error("cannot {action}: {source}{}{}", separator(self.remedy()), self.remedy())]
 pub struct Error {
     /// What was asked for, as it follows "cannot".
     action: String,
     /// The kernel's answer.
     source: io::Error,
+    /// What to do about that answer to this request, where more can be said than of any request.
+    advice: Option<&'static str>,
+}
+
+const fn separator(remedy: &str) -> &'static str {
+    if remedy.is_empty() { "" } else { ": " }
 }
 
 impl Error {
     fn new(action: String, source: io::Error) -> Self {
-        Self { action, source }
+        Self {
+            action,
+            source,
+            advice: None,
+        }
+    }
+
+    /// Says what to do if the kernel answered with one of these numbers.
+    fn advise(mut self, answers: &[i32], advice: &'static str) -> Self {
+        if self.errno().is_some_and(|errno| answers.contains(&errno)) {
+            self.advice = Some(advice);
+        }
+        self
+    }
+
+    /// Says what to do, or nothing where the request itself says it all.
+    fn remedy(&self) -> &'static str {
+        self.advice
+            .unwrap_or_else(|| self.errno().map_or("", remedy))
     }
 
     /// The kernel's error number, if it was the kernel that answered.
@@ -81,6 +105,24 @@ impl Error {
     #[must_use]
     pub fn is_present(&self) -> bool {
         self.errno() == Some(libc::EEXIST)
+    }
+}
+
+/// Says what to do about the kernel's answer to any request.
+fn remedy(errno: i32) -> &'static str {
+    match errno {
+        libc::EPERM | libc::EACCES => {
+            "run it as root of the node, with the capability CAP_NET_ADMIN"
+        }
+        libc::ENODEV | libc::ENXIO => {
+            "the device is gone, somebody deleted it meanwhile; repeat the call"
+        }
+        libc::EMFILE => "raise the limit of open files (RLIMIT_NOFILE) of the runtime",
+        libc::ENFILE => "raise the limit of open files of the node (fs.file-max)",
+        libc::ENOMEM | libc::ENOBUFS => {
+            "the kernel has no memory for it; raise the memory limit of the runtime's cgroup, or free some"
+        }
+        _ => "",
     }
 }
 
@@ -192,5 +234,42 @@ impl Netlink {
                 "the table changed during every attempt to read it",
             ),
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(errno: i32) -> Error {
+        Error::new("do it".to_owned(), io::Error::from_raw_os_error(errno))
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do_where_that_is_known() {
+        let text = refused(libc::EPERM).to_string();
+        assert!(
+            text.starts_with("cannot do it: Operation not permitted"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with(": run it as root of the node, with the capability CAP_NET_ADMIN"),
+            "{text}"
+        );
+        assert!(refused(libc::EMFILE).to_string().contains("RLIMIT_NOFILE"));
+        let text = refused(libc::EINVAL).to_string();
+        assert!(text.ends_with("(os error 22)"), "{text}");
+    }
+
+    #[test]
+    fn what_is_known_of_a_request_counts_first_and_for_its_answers_alone() {
+        let advised = |errno| {
+            refused(errno)
+                .advise(&[libc::EINVAL, libc::EPERM], "look twice")
+                .to_string()
+        };
+        assert!(advised(libc::EINVAL).ends_with(": look twice"));
+        assert!(advised(libc::EPERM).ends_with(": look twice"));
+        assert!(!advised(libc::EMFILE).contains("twice"));
     }
 }

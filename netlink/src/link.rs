@@ -280,6 +280,12 @@ impl Netlink {
                 peer.name
             )
         })
+        .map_err(|error| {
+            error.advise(
+                &[libc::EOPNOTSUPP],
+                "this kernel has no such devices; load the module of that name",
+            )
+        })
     }
 
     /// Changes a device.

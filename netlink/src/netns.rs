@@ -22,7 +22,7 @@ use nix::{
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The path is there, but what it names can't be opened.
-    #[error("failed to open netns {path:?}: {source}")]
+    #[error("failed to open netns {path:?}: {source}: {}", open_remedy(source))]
     Open {
         /// The path, as the runtime gave it.
         path: PathBuf,
@@ -30,19 +30,45 @@ pub enum Error {
         source: io::Error,
     },
     /// The path names something else.
-    #[error("failed to open netns {path:?}: it is not a namespace")]
+    #[error(
+        "failed to open netns {path:?}: it is not a namespace: the container is gone, or the runtime gave a wrong path"
+    )]
     NotANamespace {
         /// The path, as the runtime gave it.
         path: PathBuf,
     },
     /// A thread could not be started, or could not enter.
-    #[error("cannot enter the network namespace {path:?}: {source}")]
+    #[error(
+        "cannot enter the network namespace {path:?}: {source}{}",
+        enter_remedy(source)
+    )]
     Enter {
         /// The path, as the runtime gave it.
         path: PathBuf,
         /// The kernel's answer.
         source: io::Error,
     },
+}
+
+fn open_remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => "run it as root of the node",
+        Some(libc::EMFILE) => "raise the limit of open files (RLIMIT_NOFILE) of the runtime",
+        _ => "the runtime gave a wrong path",
+    }
+}
+
+fn enter_remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => ": run it as root of the node, with the capability CAP_SYS_ADMIN",
+        Some(libc::EINVAL) => {
+            ": it is no network namespace, or one of another kind; the runtime gave a wrong path"
+        }
+        Some(libc::EAGAIN | libc::ENOMEM) => {
+            ": no thread can be started; raise the limit of processes or memory of the runtime"
+        }
+        _ => "",
+    }
 }
 
 /// An open network namespace. It lives at least as long as this handle.

@@ -132,13 +132,16 @@ impl Netlink {
         self.change(
             RouteNetlinkMessage::NewQueueDiscipline(message),
             Mode::Create,
-            || {
-                format!(
-                    "add the qdisc {KIND} to {} (the kernel needs the module sch_tbf)",
-                    device.name
-                )
-            },
+            || format!("add the qdisc {KIND} to {}", device.name),
         )
+        .map_err(|error| {
+            error
+                .advise(&[libc::ENOENT], "load the kernel module sch_tbf")
+                .advise(
+                    &[libc::EINVAL, libc::ERANGE],
+                    "the kernel takes no such rate or burst, lower them",
+                )
+        })
     }
 
     /// Takes the root qdisc of that handle off a device, which gets the kernel's own again. Returns whether there

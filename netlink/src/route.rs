@@ -214,6 +214,12 @@ impl Netlink {
             mode,
             || format!("add the route {route} by {}", device.name),
         )
+        .map_err(|error| {
+            error.advise(
+                &[libc::EINVAL, libc::ENETUNREACH, libc::EHOSTUNREACH],
+                "the kernel takes no such route; look at its destination, next hop, scope and table",
+            )
+        })
     }
 
     /// Tells whether packets to this address, arriving by this device, are delivered locally.

@@ -31,7 +31,7 @@ const FAINT: Style = Style::new().dimmed();
 #[command(name = NAME, version, arg_required_else_help = true)]
 struct Arguments {
     /// The folder on a bpffs where this node's programs and maps are pinned
-    #[arg(long, global = true, value_name = "FOLDER", default_value = BPF_ROOT)]
+    #[arg(long, global = true, value_name = "FOLDER", default_value = BPF_ROOT, value_parser = bpf_root)]
     bpf_root: PathBuf,
     #[command(subcommand)]
     command: Command,
@@ -54,7 +54,7 @@ enum Command {
     /// Print what the programs log, until interrupted
     Trace {
         /// The most detailed level to print
-        #[arg(long, default_value = "debug")]
+        #[arg(long, default_value = "debug", value_parser = trace::level)]
         level: log::LevelFilter,
     },
     /// Load all programs and pin them, so that no ADD has to wait for the kernel to verify one
@@ -94,9 +94,13 @@ enum Failure {
     Plugin(#[from] Error),
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
-    #[error("cannot read the programs' log: {0}")]
+    #[error(
+        "cannot read the programs' log: {0}: run it as root in the initial user namespace, with CAP_SYS_ADMIN and CAP_BPF"
+    )]
     Log(#[from] aya_log::Error),
-    #[error("another `underpass trace` is running on this node: records can be read by one only")]
+    #[error(
+        "another `underpass trace` is running on this node: records can be read by one only; end that one first"
+    )]
     TraceBusy,
     #[error(
         "the flow tables have {loaded} entries since they were loaded, and cannot have {asked}: `underpass unload` first"
@@ -108,7 +112,8 @@ enum Failure {
         asked: u32,
     },
     #[error(
-        "{0} containers are attached: DEL them first, or say --force to cut them off from masquerade and bypass"
+        "{}: DEL them first, or say --force to cut them off from masquerade and bypass",
+        if *.0 == 1 { "1 container is attached".to_owned() } else { format!("{} containers are attached", .0) }
     )]
     InUse(usize),
 }
@@ -125,6 +130,15 @@ impl From<underpass_dataplane::Error> for Failure {
     }
 }
 
+/// Reads `--bpf-root`, in the one way in which the path of a node's pins is written.
+fn bpf_root(text: &str) -> Result<PathBuf, String> {
+    let root = PathBuf::from(text);
+    if !root.is_absolute() {
+        return Err("it must be an absolute path, of a folder on a bpffs".to_owned());
+    }
+    Ok(one_spelling(&root))
+}
+
 /// Describes the command line, for what is made of it: man pages and completions.
 #[must_use]
 pub fn command() -> clap::Command {
@@ -135,7 +149,6 @@ pub fn command() -> clap::Command {
 #[must_use]
 pub fn run() -> ExitCode {
     let Arguments { bpf_root, command } = Arguments::parse();
-    let bpf_root = one_spelling(&bpf_root);
     let mut out = anstream::stdout().lock();
     let answer = match command {
         Command::Status { json } => status::run(&bpf_root, Format::new(json), &mut out),

@@ -29,12 +29,17 @@ pub enum Error {
     #[error(transparent)]
     Dataplane(dataplane::Error),
     /// A setting below `/proc/sys`.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error(
+        "cannot {action} {}: {source}: it has to be {wanted}; {}",
+        path.display(), setting_remedy(source)
+    )]
     Sysctl {
         /// `read` or `set`.
         action: &'static str,
         /// The setting's file.
         path: PathBuf,
+        /// The value that it must have.
+        wanted: &'static str,
         /// The kernel's answer.
         source: io::Error,
     },
@@ -66,7 +71,9 @@ pub enum Error {
     )]
     HostNameTaken(String),
     /// A veth vanished between two requests.
-    #[error("{0} vanished while it was being set up: another program deleted it")]
+    #[error(
+        "{0} vanished while it was being set up: another program deleted it; find out which one does, and repeat the call"
+    )]
     Vanished(String),
     /// An IPAM plugin that answered without an address.
     #[error(
@@ -106,6 +113,17 @@ impl Error {
         }
     }
 
+    /// Says what to do, where the text does not.
+    fn remedy(&self) -> &'static str {
+        match self {
+            // Each of its findings is a fact; who changed it, nobody knows.
+            Self::Broken(_) => {
+                "what differs was changed after the ADD: put it back, or delete and recreate the container"
+            }
+            _ => "",
+        }
+    }
+
     fn code(&self) -> Code {
         match self {
             Self::Contract(error) => error.code,
@@ -134,8 +152,20 @@ impl From<Error> for CniError {
     fn from(error: Error) -> Self {
         match error {
             Error::Contract(error) => error,
-            error => Self::new(error.code(), error.to_string()),
+            error => Self::new(error.code(), error.to_string()).with_details(error.remedy()),
         }
+    }
+}
+
+fn setting_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            "make /proc/sys writable for the runtime, or set it before"
+        }
+        io::ErrorKind::NotFound => {
+            "this kernel does not have it (is IPv6 off, or /proc hidden?); leave the family out of the network, or turn it on"
+        }
+        _ => "set it before",
     }
 }
 

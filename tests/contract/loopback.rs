@@ -120,6 +120,7 @@ fn every_version(
             error.msg == "loopback interface lo is down" && error.code == 100,
             "{error}"
         );
+        ensure!(error.details.contains("put it back"), "{error}");
     }
     scene.ours("DEL", &conf)?.silence()
 }

@@ -14,6 +14,7 @@ mod names;
 mod plugins;
 mod probes;
 mod programmed;
+mod refusals;
 mod schema;
 mod status;
 mod versions;

@@ -1,6 +1,6 @@
 //! What the tests need of the machine, and what happens where it is missing.
 
-use std::{env, fs, path::Path};
+use std::{env, fs, io, os::unix::process::CommandExt as _, path::Path, process::Command};
 
 use nix::{
     sched::{CloneFlags, unshare},
@@ -68,6 +68,33 @@ pub fn skip(reason: &str) {
         "can't run here, and CI=true forbids to skip: {reason}"
     );
     anstream::eprintln!("skipped: {reason}");
+}
+
+/// A capability, by its number in `linux/capability.h`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the kernel's names")]
+pub enum Capability {
+    NetAdmin = 12,
+    SysAdmin = 21,
+    Perfmon = 38,
+    Bpf = 39,
+}
+
+/// Has a command start without these capabilities, as that of a runtime which may not do all that root may.
+pub fn without<'a>(command: &'a mut Command, capabilities: &[Capability]) -> &'a mut Command {
+    let capabilities = capabilities.to_vec();
+    // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
+    unsafe {
+        command.pre_exec(move || {
+            for capability in &capabilities {
+                // An executable of root gets what this set has.
+                if libc::prctl(libc::PR_CAPBSET_DROP, *capability as libc::c_ulong, 0, 0, 0) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        })
+    }
 }
 
 /// Where a command is, also if it is an administrator's.

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     Family, Node,
     node::{cni_path, plugin},
+    privilege::{Capability, without},
 };
 
 /// The variable that `cargo xtask test vm --device` sets.
@@ -171,6 +172,13 @@ impl Call {
     /// Makes the call on a node.
     pub fn run(&self, node: &Node) -> Result<Reply> {
         self.reply(node.netns().output(&mut self.command(), &self.stdin)?)
+    }
+
+    /// Makes the call on a node, without these capabilities.
+    pub fn run_without(&self, node: &Node, capabilities: &[Capability]) -> Result<Reply> {
+        let mut command = self.command();
+        let command = without(&mut command, capabilities);
+        self.reply(node.netns().output(command, &self.stdin)?)
     }
 
     /// Makes the call where this process is, for calls that do nothing to the system.

@@ -67,6 +67,16 @@ pub(super) fn run(
     }
 }
 
+/// Reads `--level`.
+pub(super) fn level(text: &str) -> Result<LevelFilter, String> {
+    text.parse().map_err(|_| {
+        let levels: Vec<_> = LevelFilter::iter()
+            .map(|level| level.as_str().to_lowercase())
+            .collect();
+        format!("it must be one of {}", levels.join(", "))
+    })
+}
+
 /// The level that programs log at, 0 again when this ends.
 struct LevelGuard<'a> {
     maps: &'a Maps,

@@ -305,6 +305,7 @@ impl Setting {
         Error::Sysctl {
             action,
             path: tree.path(&self.path),
+            wanted: self.value,
             source,
         }
     }

@@ -124,7 +124,7 @@ fn look(netns: &Netns) -> Result<(Netlink, Link), Error> {
     let netlink = netns.run(Netlink::open)??;
     let lo = netlink.link(By::Name(LO))?.ok_or_else(|| {
         CniError::internal(format!(
-            "the container in {netns} has no interface {LO}: somebody renamed it"
+            "the container in {netns} has no interface {LO}: somebody renamed it; give it that name again"
         ))
     })?;
     Ok((netlink, lo))
