@@ -56,6 +56,18 @@ fn identity(request: &Request) -> Identity {
     }
 }
 
+/// An ADD in a chain that has no result of a plugin before it, in the words of the reference plugins.
+fn not_chained() -> CniError {
+    CniError::config("must be called as chained plugin").with_details(
+        "put it behind the plugin that makes the interface: prevResult is that one's result",
+    )
+}
+
+/// A CHECK without the result of the ADD, in the words of the reference plugins; `msg` has them.
+fn no_result(msg: &str) -> CniError {
+    CniError::config(msg).with_details("the runtime has to hand the result of the ADD to CHECK")
+}
+
 /// Refuses an attachment that the maps know already.
 fn require_detached(maps: &Maps, owner: Owner, identity: &Identity) -> Result<(), Error> {
     match maps.attachment(owner)? {

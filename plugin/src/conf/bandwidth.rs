@@ -62,6 +62,15 @@ pub fn of_attachment(conf: &NetConf) -> Result<Bandwidth, Error> {
 }
 
 impl Bandwidth {
+    /// Finds the first limit, and the key of its rate, for messages.
+    #[must_use]
+    pub fn first(self) -> Option<(&'static str, Limit)> {
+        let limits = [("ingressRate", self.ingress), ("egressRate", self.egress)];
+        limits
+            .into_iter()
+            .find_map(|(key, limit)| Some((key, limit?)))
+    }
+
     /// Tells whether nothing is limited.
     #[must_use]
     pub fn is_none(self) -> bool {

@@ -84,15 +84,14 @@ impl Chained {
         let mut decoded = Self::of_network(&request.conf, name)?;
         let runtime: RuntimeKeys = request.conf.runtime()?;
         if name == Name::Portmap {
-            runtime
-                .port_mappings
-                .iter()
-                .try_for_each(port::Entry::refuse_like_portmap)?;
+            for (index, entry) in runtime.port_mappings.iter().enumerate() {
+                entry.refuse_like_portmap(index)?;
+            }
         }
         decoded.ports = port::mappings(&runtime.port_mappings)?;
         if let Some(keys) = runtime.bandwidth {
-            let place = "runtimeConfig.bandwidth";
-            refuse_limits(place, keys.limits(&format!("{place}."))?)?;
+            let place = "runtimeConfig.bandwidth.";
+            refuse_limits(place, keys.limits(place)?)?;
         }
         Ok(decoded)
     }
@@ -132,7 +131,10 @@ impl Keys {
             return Err(Error::config(format!(
                 "unrecognized backend {:?}",
                 self.backend
-            )));
+            ))
+            .with_details(
+                "backend must be \"iptables\" or \"nftables\", which mean the same here, or left out",
+            ));
         }
         Ok(())
     }
@@ -151,14 +153,15 @@ fn refuse_interface(conf: &NetConf) -> Result<(), Error> {
         return Err(late("ipam.type", ipam));
     }
     match bandwidth::of_network(conf)? {
-        Some(limits) => refuse_limits("ingressRate and egressRate", limits),
+        Some(limits) => refuse_limits("", limits),
         None => Ok(()),
     }
 }
 
-fn refuse_limits(key: &str, limits: bandwidth::Bandwidth) -> Result<(), Error> {
-    match limits.ingress.or(limits.egress) {
-        Some(limit) => Err(Error::unsupported(key, limit.rate).with_details(
+/// Refuses limits; `place` is what stands before their keys.
+fn refuse_limits(place: &str, limits: bandwidth::Bandwidth) -> Result<(), Error> {
+    match limits.first() {
+        Some((key, limit)) => Err(Error::unsupported(&format!("{place}{key}"), limit.rate).with_details(
             "after another plugin of the chain, which made the interface, only host ports are served; the same executable \
              limits under the name `bandwidth`: add { \"type\": \"bandwidth\" } with these keys to the chain",
         )),

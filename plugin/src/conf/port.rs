@@ -199,12 +199,13 @@ impl PortMapping {
 
 impl Entry {
     /// Refuses what the reference plugin `portmap` refuses, in its words.
-    pub(super) fn refuse_like_portmap(&self) -> Result<(), Error> {
+    pub(super) fn refuse_like_portmap(&self, index: usize) -> Result<(), Error> {
         for (what, value) in [("container", self.container_port), ("host", self.host_port)] {
             if value <= 0 {
-                return Err(Error::config(format!(
-                    "Invalid {what} port number: {value}"
-                )));
+                return Err(
+                    Error::config(format!("Invalid {what} port number: {value}"))
+                        .with_details(format!("{what}Port in {KEY}[{index}] must be 1 to 65535")),
+                );
             }
         }
         Ok(())

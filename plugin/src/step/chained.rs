@@ -68,6 +68,9 @@ impl Chained {
             CniError::config(format!(
                 "prevResult names the interface {ifname}, which the container does not have"
             ))
+            .with_details(
+                "put this plugin behind the one that makes the interface, and see that CNI_NETNS is that container's",
+            )
         })?;
         let peer = container.peer.filter(|_| container.is_veth());
         let host = match peer {
@@ -84,11 +87,11 @@ impl Chained {
                     ),
                 )
             })?;
-        let towards = node.device_towards(addr)?.unwrap_or_default();
-        let via = if towards == host.index {
-            Some(host.clone())
-        } else {
-            node.link(By::Index(towards))?
+        let via = match node.device_towards(addr)? {
+            Some(towards) if towards == host.index => Some(host.clone()),
+            // A route that leads nowhere (`blackhole`) has no device.
+            None | Some(0) => None,
+            Some(towards) => node.link(By::Index(towards))?,
         };
         let via = via.ok_or_else(|| {
             CniError::config(format!(

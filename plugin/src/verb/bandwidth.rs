@@ -6,7 +6,7 @@ use std::path::Path;
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
 use underpass_netlink::{Netlink, Netns, netns};
 
-use super::identity;
+use super::{identity, no_result, not_chained};
 use crate::{
     conf::{
         Conf,
@@ -25,8 +25,7 @@ impl Plugin for Bandwidth {
     fn add(&self, request: &Request) -> Result<CniResult, CniError> {
         let limits = bandwidth::of_attachment(&request.conf)?;
         let previous = request.conf.prev_result()?;
-        let previous =
-            previous.ok_or_else(|| CniError::config("must be called as chained plugin"))?;
+        let previous = previous.ok_or_else(not_chained)?;
         if !limits.is_none() {
             within(request, limits, |ends| ends.apply(limits))?;
         }
@@ -41,7 +40,7 @@ impl Plugin for Bandwidth {
     fn check(&self, request: &Request) -> Result<(), CniError> {
         let limits = bandwidth::of_attachment(&request.conf)?;
         if request.conf.prev_result()?.is_none() {
-            return Err(CniError::config("Required prevResult missing"));
+            return Err(no_result("Required prevResult missing"));
         }
         if limits.is_none() {
             return Ok(());
@@ -83,11 +82,10 @@ fn within(
 }
 
 fn no_pair(ifname: &str, limits: Limits) -> CniError {
-    let (key, limit) = match limits.ingress {
-        Some(limit) => ("ingressRate", Some(limit)),
-        None => ("egressRate", limits.egress),
-    };
-    CniError::unsupported(key, limit.map_or(0, |limit| limit.rate)).with_details(format!(
+    let (key, rate) = limits
+        .first()
+        .map_or(("ingressRate", 0), |(key, limit)| (key, limit.rate));
+    CniError::unsupported(key, rate).with_details(format!(
         "the container has no interface {ifname}, or it is no veth with its other end on the host (macvlan, ipvlan and \
          host-device are not): there is nothing that could limit it"
     ))

@@ -7,7 +7,9 @@ use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Reques
 use underpass_dataplane::{Maps, Pins, object};
 use underpass_netlink::{Netlink, Netns, link::Device};
 
-use super::{gc, identity, maps_to_clean, reap_or_warn, require_detached, status};
+use super::{
+    gc, identity, maps_to_clean, no_result, not_chained, reap_or_warn, require_detached, status,
+};
 use crate::{
     conf::{
         chained::{Chained, Name},
@@ -27,8 +29,7 @@ pub struct Portmap;
 impl Plugin for Portmap {
     fn add(&self, request: &Request) -> Result<CniResult, CniError> {
         let previous = request.conf.prev_result()?;
-        let previous =
-            previous.ok_or_else(|| CniError::config("must be called as chained plugin"))?;
+        let previous = previous.ok_or_else(not_chained)?;
         Ok(add(request, previous, Name::Portmap)?)
     }
 
@@ -87,7 +88,7 @@ pub(super) fn check(request: &Request, name: Name) -> Result<(), Error> {
     let remembered = request
         .conf
         .prev_result()?
-        .ok_or_else(|| CniError::config("Required prevResult missing"))?;
+        .ok_or_else(|| no_result("Required prevResult missing"))?;
     let ports = wanted(&conf, &remembered, &identity.ifname);
     let Some(first) = ports.first() else {
         return Ok(());

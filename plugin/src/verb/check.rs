@@ -6,7 +6,7 @@ use underpass_cni::{CniResult, Error as CniError, Interface as Remembered, IpCon
 use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::{Netlink, Netns};
 
-use super::{chained, identity};
+use super::{chained, identity, no_result};
 use crate::{
     conf::{Conf, chained::Name, port::bindings},
     error::Error,
@@ -26,7 +26,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
     let remembered = request
         .conf
         .prev_result()?
-        .ok_or_else(|| CniError::config("underpass: Required prevResult missing"))?;
+        .ok_or_else(|| no_result("underpass: Required prevResult missing"))?;
     let path = request.attachment.netns.clone().unwrap_or_default();
     let container = Container::find(&remembered, &identity.ifname, &path)?;
     let netns = Netns::open(&path)?.ok_or(Error::NoNetns(path))?;
@@ -107,6 +107,7 @@ impl<'a> Container<'a> {
             .position(|interface| interface.name == ifname && !interface.sandbox.is_empty())
             .ok_or_else(|| {
                 CniError::config(format!("prevResult has no interface {ifname} in a sandbox"))
+                    .with_details("hand CHECK the result of the ADD, and the CNI_IFNAME of it")
             })?;
         let interface = &remembered.interfaces[position];
         if Path::new(&interface.sandbox) != netns {
@@ -115,6 +116,7 @@ impl<'a> Container<'a> {
                 interface.sandbox,
                 netns.display()
             ))
+            .with_details("hand CHECK the CNI_NETNS of the ADD, and the result of that one")
             .into());
         }
         let ips = remembered

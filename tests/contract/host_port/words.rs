@@ -126,9 +126,29 @@ fn errors() -> Result<()> {
     };
     let key = |key: &'static str, value: Value| move |conf: &mut Value| conf[key] = value.clone();
     let alone = |conf: &mut Value| conf["prevResult"] = Value::Null;
-    let table: [(&str, Change<'_>, u64, &str); 12] = [
+    let table: [(&str, Change<'_>, u64, &str); 17] = [
         ("ADD", &alone, 7, "must be called as chained plugin"),
+        ("ADD", &alone, 7, "put it behind the plugin that makes"),
+        ("CHECK", &alone, 7, "hand the result of the ADD to CHECK"),
         ("ADD", &port(0, 80), 7, "Invalid host port number: 0"),
+        (
+            "ADD",
+            &port(0, 80),
+            7,
+            "hostPort in runtimeConfig.portMappings[0] must be",
+        ),
+        (
+            "ADD",
+            &key("backend", json!("ipfw")),
+            7,
+            "backend must be \"iptables\" or \"nftables\"",
+        ),
+        (
+            "ADD",
+            &port(8080, 80),
+            7,
+            "put this plugin behind the one that makes the interface",
+        ),
         ("CHECK", &port(-1, 80), 7, "Invalid host port number: -1"),
         ("ADD", &port(8080, 0), 7, "Invalid container port number: 0"),
         ("ADD", &port(70_000, 80), 7, "hostPort 70000"),
@@ -177,6 +197,36 @@ fn errors() -> Result<()> {
     let mut conf = conf(&lab, "1.0.0");
     conf["runtimeConfig"]["portMappings"] = json!([{ "hostPort": 0 }]);
     ask(&lab, "DEL", &netns, &conf)?.silence()
+}
+
+/// A container that the node has no way to, of either family.
+#[rstest]
+fn a_container_that_the_node_does_not_reach(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let (address, subnet) = match family {
+        V4 => ("10.99.0.2/24", "10.99.0.0/24"),
+        V6 => ("fd00:99::2/64", "fd00:99::/64"),
+    };
+    let option = match family {
+        V4 => "-4",
+        V6 => "-6",
+    };
+    let mut route = std::process::Command::new("ip");
+    route.args([option, "route", "add", "blackhole", subnet]);
+    lab.node.netns().expect(&mut route, &[])?;
+    let mut conf = conf(&lab, "1.0.0");
+    conf["prevResult"] = result("1.0.0");
+    conf["prevResult"]["ips"] = json!([{ "interface": 1, "address": address }]);
+    conf["runtimeConfig"]["portMappings"] = mappings(8080);
+    let error = ask(&lab, "ADD", pod.netns(), &conf)?.error()?;
+    let words = format!(
+        "host ports can't lead to the container: the host has no route to {}",
+        address.split('/').next().unwrap_or_default()
+    );
+    ensure!(error.code == 7 && error.msg.contains(&words), "{error}");
+    Ok(())
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn what_the_interface_would_need_is_refused_unless_the_name_knows_no_such_key() 
         (json!({ "ipam": { "type": "host-local" } }), "ipam.type"),
         (
             json!({ "egressRate": 1000, "egressBurst": 1000 }),
-            "egressRate",
+            "key \"egressRate\", value 1000:",
         ),
     ] {
         let error = network(&keys, Name::Underpass).expect_err("too late");
