@@ -106,8 +106,9 @@ pub(crate) fn file_remedy(error: &io::Error, path: &Path) -> &'static str {
         Some(libc::ENOENT) if path.starts_with("/dev") => {
             ": the runtime needs the devices of the node below /dev"
         }
-        Some(libc::ENOENT) => remedy(error),
-        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSYS) => remedy(error),
+        Some(libc::ENOENT | libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSYS) => {
+            remedy(error)
+        }
         _ => "",
     }
 }

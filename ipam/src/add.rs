@@ -83,7 +83,7 @@ enum PoolFailure {
         /// Where its lease is.
         folder: PathBuf,
         /// Whose it is, if that can be read.
-        holder: Option<Owner>,
+        holder: Option<String>,
     },
     #[error(
         "{ip} has been allocated to {}, duplicate allocation is not allowed: \
@@ -119,10 +119,9 @@ impl AllocationError {
                 source: PoolFailure::Unavailable { folder, holder, .. },
                 ..
             } => {
-                let holder = holder.as_ref().map_or_else(
-                    || "somebody whom its file there names".to_owned(),
-                    |owner| shorten::part(owner),
-                );
+                let holder = holder
+                    .as_deref()
+                    .unwrap_or("somebody whom its file there names");
                 format!(
                     "it is leased in {} to {holder}: ask for another address, or DEL that container first",
                     shorten::path(folder)
@@ -256,7 +255,7 @@ fn take_requested<'a>(
             ip,
             pool: pool.clone(),
             folder: locked.store().dir().to_owned(),
-            holder: locked.store().owner(ip).ok().flatten(),
+            holder: locked.store().owner(ip).ok().flatten().map(shorten::part),
         }),
     })
 }

@@ -144,7 +144,7 @@ fn unload_takes_away_what_another_version_has_left() -> Result<()> {
     );
     ensure!(node.underpass(&["status"])?.contains("layout 3"));
     let said = node.underpass_error(&["unload"])?;
-    ensure!(said.contains("1 containers are attached"), "{said}");
+    ensure!(said.contains("1 container is attached"), "{said}");
     let said = node.underpass(&["unload", "--force"])?;
     for device in [Node::UPLINK, "lo", pod.host_veth()] {
         ensure!(said.contains(&format!("detached from {device}")), "{said}");
