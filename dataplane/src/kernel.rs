@@ -1,4 +1,6 @@
-//! Which kernel runs.
+//! Which kernel runs, and what it lets this process load.
+
+use std::fs;
 
 /// Asks for the release of the running kernel, as `uname -r` prints it.
 #[must_use]
@@ -20,6 +22,18 @@ fn numbers(release: &str) -> (u32, u32) {
         .map(|number| number.parse().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
     (next(), next())
+}
+
+/// Tells whether this process has the capabilities with which programs of any kind are loaded: `CAP_SYS_ADMIN`, or
+/// `CAP_BPF` and `CAP_PERFMON` (Linux 5.8). If that can't be read, it may.
+pub(crate) fn lets_load() -> bool {
+    const SYS_ADMIN: u64 = 1 << 21;
+    const PERFMON_AND_BPF: u64 = 1 << 38 | 1 << 39;
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    effective.is_none_or(|has| has & SYS_ADMIN != 0 || has & PERFMON_AND_BPF == PERFMON_AND_BPF)
 }
 
 #[cfg(test)]

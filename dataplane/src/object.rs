@@ -114,7 +114,12 @@ pub fn sweep(root: &Path) -> Result<(), Error> {
 /// Fails unless the kernel takes what every one since 5.10 does. The library tries that out with a few bytes each, and takes
 /// any error for a kernel that lacks it: one that was short of memory for a moment would have the verifier look at
 /// functions anew for each of their callers, for more than a minute, or give a map entries of another size.
+///
+/// Who may not load such programs is told so by the kernel when they are loaded.
 fn require_usual() -> Result<(), Error> {
+    if !kernel::lets_load() {
+        return Ok(());
+    }
     let features = aya::features();
     let types = features
         .btf()
