@@ -18,7 +18,8 @@ const SHARED: &str = "/guest";
 /// A file there that the host makes when it is time to come to an end.
 pub(super) const STOP: &str = "stop";
 
-/// Tests that run at the same time: most wait most of the time.
+/// Tests that run at the same time where all are run: most wait most of the time. A choice of them runs one by one, so
+/// that none is late because of another.
 const AT_ONCE: usize = 3;
 
 #[derive(clap::Args)]
@@ -75,7 +76,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         device: arguments.device.as_deref(),
         proxy: arguments.proxy.as_deref(),
     };
-    run_all(&plugin, &bench, &tests, &mut results)?;
+    let places = if arguments.only.is_empty() {
+        AT_ONCE
+    } else {
+        1
+    };
+    run_all(&plugin, &bench, &tests, places, &mut results)?;
     for record in complaints()? {
         results.write(&record)?;
     }
@@ -87,6 +93,7 @@ fn run_all(
     plugin: &Path,
     bench: &test::Bench<'_>,
     tests: &[test::Test],
+    places: usize,
     results: &mut Writer,
 ) -> anyhow::Result<()> {
     let waiting = Mutex::new(tests.iter());
@@ -104,7 +111,7 @@ fn run_all(
     };
     thread::scope(|scope| {
         let work = &work;
-        let workers: Vec<_> = (0..AT_ONCE)
+        let workers: Vec<_> = (0..places)
             .map(|place| scope.spawn(move || work(place)))
             .collect();
         workers.into_iter().try_for_each(|worker| {
