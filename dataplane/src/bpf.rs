@@ -12,6 +12,8 @@ use std::{
 
 use aya::Pod;
 
+/// `BPF_MAP_TYPE_HASH`.
+const HASH: u32 = 1;
 /// `BPF_PROG_TYPE_SCHED_CLS`.
 const CLASSIFIER: u32 = 3;
 
@@ -68,6 +70,26 @@ struct CreateAttributes {
     name: [u8; 16],
 }
 
+impl CreateAttributes {
+    /// Describes a map whose keys and values have four bytes.
+    fn new(name: &CStr, kind: u32, max_entries: u32) -> Self {
+        let mut attributes = Self {
+            kind,
+            key_size: 4,
+            value_size: 4,
+            max_entries,
+            flags: 0,
+            inner_map: 0,
+            numa_node: 0,
+            name: [0; 16],
+        };
+        for (to, from) in attributes.name[..15].iter_mut().zip(name.to_bytes()) {
+            *to = *from;
+        }
+        attributes
+    }
+}
+
 /// What `BPF_MAP_LOOKUP_ELEM` and `BPF_MAP_UPDATE_ELEM` need of `union bpf_attr`.
 #[repr(C)]
 struct ElementAttributes {
@@ -85,6 +107,16 @@ impl ElementAttributes {
             reserved: 0,
             key: (&raw const *key) as u64,
             value: (&raw mut *value) as u64,
+            flags: 0,
+        }
+    }
+
+    fn of(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> Self {
+        Self {
+            map: map.as_raw_fd().cast_unsigned(),
+            reserved: 0,
+            key: key.as_ptr() as u64,
+            value: value.as_mut_ptr() as u64,
             flags: 0,
         }
     }
@@ -164,19 +196,23 @@ pub fn pin(object: impl AsFd, path: &Path) -> io::Result<()> {
 /// Makes a map that no object has, whose keys and values have four bytes. At most 15 bytes of the name are
 /// taken; the kind is one of `enum bpf_map_type`.
 pub(crate) fn create_map(name: &CStr, kind: u32, max_entries: u32) -> io::Result<OwnedFd> {
+    let mut attributes = CreateAttributes::new(name, kind, max_entries);
+    // SAFETY: the attributes have no pointers.
+    unsafe { open(Command::MapCreate, &mut attributes) }
+}
+
+/// Makes a hash that no object has, whose keys and values have so many bytes. At most 15 bytes of the name are taken.
+pub fn create_hash(
+    name: &CStr,
+    key_size: usize,
+    value_size: usize,
+    max_entries: u32,
+) -> io::Result<OwnedFd> {
     let mut attributes = CreateAttributes {
-        kind,
-        key_size: 4,
-        value_size: 4,
-        max_entries,
-        flags: 0,
-        inner_map: 0,
-        numa_node: 0,
-        name: [0; 16],
+        key_size: u32::try_from(key_size).map_err(io::Error::other)?,
+        value_size: u32::try_from(value_size).map_err(io::Error::other)?,
+        ..CreateAttributes::new(name, HASH, max_entries)
     };
-    for (to, from) in attributes.name[..15].iter_mut().zip(name.to_bytes()) {
-        *to = *from;
-    }
     // SAFETY: the attributes have no pointers.
     unsafe { open(Command::MapCreate, &mut attributes) }
 }
@@ -204,16 +240,36 @@ pub(crate) fn first_key(map: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     Ok(found.then_some(u32::from_ne_bytes(key)))
 }
 
+/// Reads the value of a key, which has as many bytes as are asked for. Not of a map that has values for each CPU.
+pub(crate) fn value(map: impl AsFd, key: &[u8], size: usize) -> io::Result<Vec<u8>> {
+    let mut value = vec![0; size];
+    let mut attributes = ElementAttributes::of(map.as_fd(), key, &mut value);
+    // SAFETY: key and value outlive the call; who asks knows the sizes of the map's.
+    unsafe { call(Command::MapLookup, &mut attributes) }?;
+    Ok(value)
+}
+
+/// Sets the value of a key, both with the sizes of the map's.
+pub(crate) fn set_value(map: impl AsFd, key: &[u8], value: &mut [u8]) -> io::Result<()> {
+    let mut attributes = ElementAttributes::of(map.as_fd(), key, value);
+    // SAFETY: as for [`value`].
+    unsafe { call(Command::MapUpdate, &mut attributes) }?;
+    Ok(())
+}
+
+/// Lists the keys of a map, which have `key_size` bytes, while nobody else removes any.
+pub(crate) fn keys(map: impl AsFd, key_size: usize) -> io::Result<Vec<Vec<u8>>> {
+    let mut keys: Vec<Vec<u8>> = Vec::new();
+    let mut next = vec![0; key_size];
+    while next_key(map.as_fd(), keys.last().map(Vec::as_slice), &mut next)? {
+        keys.push(next.clone());
+    }
+    Ok(keys)
+}
+
 /// Counts the entries of a map whose keys have `key_size` bytes, while nobody else removes any.
 pub(crate) fn count_keys(map: BorrowedFd<'_>, key_size: usize) -> io::Result<usize> {
-    let mut key = vec![0; key_size];
-    let mut next = key.clone();
-    let mut count = 0;
-    while next_key(map, (count > 0).then_some(key.as_slice()), &mut next)? {
-        count += 1;
-        key.copy_from_slice(&next);
-    }
-    Ok(count)
+    Ok(keys(map, key_size)?.len())
 }
 
 /// Writes the key that comes after one, or the first. Both have the size of the map's keys. Returns false

@@ -23,6 +23,7 @@ pub mod policy;
 pub mod port;
 mod refusal;
 pub mod test_run;
+pub mod upgrade;
 
 pub use map::Maps;
 pub use pin::{Loaded, Pins};
@@ -59,7 +60,7 @@ pub enum Error {
     /// A device needs a program that is not loaded, beside those of another build.
     #[error(
         "another build of underpass has loaded the programs at {}, and {programs} of this one can't be added: \
-         put that executable back, or detach all containers and run `underpass unload`; a reboot does both",
+         run `underpass upgrade`, which has this build take over while traffic goes on, or put that executable back",
         root.display()
     )]
     OtherBuild {
@@ -67,6 +68,30 @@ pub enum Error {
         root: PathBuf,
         /// The programs that are needed.
         programs: String,
+    },
+    /// What is pinned are maps of another build, whose content is another.
+    #[error(
+        "another build of underpass has loaded what is at {}, and has other entries in {maps}: \
+         run `underpass upgrade`, which has this build take over while traffic goes on, or put that executable back",
+        root.display()
+    )]
+    OtherLayout {
+        /// The folder of pins.
+        root: PathBuf,
+        /// The maps.
+        maps: String,
+    },
+    /// This build can't take over.
+    #[error(
+        "this build can't take over what another one has loaded at {}, and nothing was changed: {reason}; \
+         put that executable back, or drain the node, and run `underpass unload`; a reboot does both",
+        root.display()
+    )]
+    NotUpgradable {
+        /// The folder of pins.
+        root: PathBuf,
+        /// What stands against it.
+        reason: String,
     },
     /// A file or folder.
     #[error("cannot {action} {}: {source}{}", path.display(), file_remedy(source, path))]

@@ -1,9 +1,14 @@
-//! The one lock of a node: held while pins are made, and while the few entries that all attachments
-//! share are changed.
+//! The locks of a node. [`Lock`] is held while pins are made, and while the few entries that all attachments share are changed.
+//! [`Use`] is held by whoever has maps open, so that an upgrade exchanges pins and programs when nobody has.
+//!
+//! Who needs both takes [`Use`] first.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File, TryLockError},
+    io,
     path::{Path, PathBuf},
+    sync::{Arc, LazyLock, Mutex, PoisonError, Weak},
 };
 
 use sha2::{Digest as _, Sha256};
@@ -38,6 +43,64 @@ impl Lock {
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(source)) => Err(Error::file("lock", &path)(source)),
         }
+    }
+}
+
+/// Who uses what is pinned: all calls together, or an upgrade alone. Free again when dropped, or when the process dies.
+#[derive(Debug)]
+pub(crate) struct Use {
+    /// Where an upgrade makes later calls wait, so that it only waits for those that were there before.
+    _gate: Option<File>,
+    _file: Option<File>,
+}
+
+impl Use {
+    /// Waits for an upgrade that is running, or waits itself. All that have maps open in this process share one, as the second
+    /// would wait for an upgrade that waits for the first.
+    pub(crate) fn shared(root: &Path) -> Result<Arc<Self>, Error> {
+        static SHARED: LazyLock<Mutex<BTreeMap<PathBuf, Weak<Use>>>> =
+            LazyLock::new(Mutex::default);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = shared.get(root).and_then(Weak::upgrade) {
+            return Ok(shared);
+        }
+        let gate = Self::wait(root, "gate")?;
+        let file = Self::wait(root, "use")?;
+        drop(gate);
+        let fresh = Arc::new(Self {
+            _gate: None,
+            _file: file,
+        });
+        shared.insert(root.to_owned(), Arc::downgrade(&fresh));
+        Ok(fresh)
+    }
+
+    /// Makes later calls wait, and waits for all that are there.
+    pub(crate) fn alone(root: &Path) -> Result<Self, Error> {
+        let hold = |purpose| {
+            let path = file_of(root, purpose);
+            let file = open(&path)?;
+            file.lock().map_err(Error::file("lock", &path))?;
+            Ok::<_, Error>(Some(file))
+        };
+        Ok(Self {
+            _gate: hold("gate")?,
+            _file: hold("use")?,
+        })
+    }
+
+    /// Shares one of the two files. Where there is none and none can be made, as on a full disk, no upgrade can run either.
+    fn wait(root: &Path, purpose: &str) -> Result<Option<File>, Error> {
+        let path = file_of(root, purpose);
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match open(&path) {
+                Ok(file) => file,
+                Err(_) => return Ok(None),
+            },
+            opened => opened.map_err(Error::file("open the lock", &path))?,
+        };
+        file.lock_shared().map_err(Error::file("lock", &path))?;
+        Ok(Some(file))
     }
 }
 

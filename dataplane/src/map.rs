@@ -1,6 +1,6 @@
 //! The pinned maps that user space reads and writes, each opened when it is first needed.
 
-use std::{net::IpAddr, os::fd::AsFd as _};
+use std::{net::IpAddr, os::fd::AsFd as _, sync::Arc};
 
 use aya::{
     Pod,
@@ -20,7 +20,7 @@ use underpass_abi::{
     node::{Node, State},
 };
 
-use crate::{Error, Loaded, Pins, bpf};
+use crate::{Error, Loaded, Pins, bpf, lock::Use, upgrade};
 
 /// Bits of a [`Destination`] before its address.
 const NETWORK_BITS: u32 = 32;
@@ -30,9 +30,10 @@ const MAPPED_BITS: u32 = 96;
 /// An entry of a flow map: its key and its value.
 pub type FlowEntry<A> = (Key<A>, Flow<A>);
 
-/// The maps of one node.
+/// The maps of one node. An upgrade waits until they are dropped.
 #[derive(Debug)]
 pub struct Maps {
+    _use: Arc<Use>,
     pins: Pins,
     endpoints: HashMap<MapData, Addr, Endpoint>,
     devices: HashMap<MapData, u32, Device>,
@@ -40,9 +41,11 @@ pub struct Maps {
 }
 
 impl Maps {
-    /// Opens the maps. The pins are complete.
+    /// Opens the maps. The pins are complete. Waits for an upgrade that is running, and ends one that was killed.
     pub fn open(pins: &Pins) -> Result<Self, Error> {
+        let in_use = upgrade::settled(pins)?;
         Ok(Self {
+            _use: in_use,
             pins: pins.clone(),
             endpoints: open(pins, map::ENDPOINTS, Map::HashMap)?,
             devices: open(pins, map::DEVICES, Map::HashMap)?,

@@ -18,6 +18,8 @@ use crate::{
 
 /// Attach type: the container's end.
 const BPF_NETKIT_PEER: u32 = 55;
+/// Flag of `BPF_PROG_ATTACH`: in the place of another program.
+const BPF_F_REPLACE: u32 = 1 << 2;
 /// The kernel allows 63 programs at one hook (`BPF_MPROG_MAX`, one less than 64).
 const PROGRAMS_MAX: u32 = 64;
 /// Room for their ids.
@@ -34,6 +36,17 @@ struct ChangeAttributes {
     replace_bpf_fd: u32,
     relative: u32,
     expected_revision: u64,
+}
+
+impl ChangeAttributes {
+    fn of(index: u32, program: BorrowedFd<'_>) -> Self {
+        Self {
+            target_ifindex: index,
+            attach_bpf_fd: program.as_raw_fd().cast_unsigned(),
+            attach_type: BPF_NETKIT_PEER,
+            ..Self::default()
+        }
+    }
 }
 
 /// Attributes of `BPF_PROG_QUERY`.
@@ -65,6 +78,27 @@ pub fn is_supported() -> bool {
 pub fn attach(index: u32, name: &str, program: BorrowedFd<'_>) -> Result<(), Error> {
     change(Command::ProgramAttach, index, program).map_err(|source| Error::Netkit {
         action: "attach the program to the peer of",
+        device: name.to_owned(),
+        source,
+    })
+}
+
+/// Puts a program into the place of another one that is attached.
+pub(crate) fn replace(
+    index: u32,
+    name: &str,
+    old: BorrowedFd<'_>,
+    new: BorrowedFd<'_>,
+) -> Result<(), Error> {
+    let mut attributes = ChangeAttributes {
+        attach_flags: BPF_F_REPLACE,
+        replace_bpf_fd: old.as_raw_fd().cast_unsigned(),
+        ..ChangeAttributes::of(index, new)
+    };
+    // SAFETY: these are the attributes of the command, and they hold no address.
+    let answer = unsafe { bpf::call(Command::ProgramAttach, &mut attributes) };
+    answer.map(drop).map_err(|source| Error::Netkit {
+        action: "replace the program at the peer of",
         device: name.to_owned(),
         source,
     })
@@ -110,12 +144,7 @@ fn is_absent(error: &io::Error) -> bool {
 }
 
 fn change(command: Command, index: u32, program: BorrowedFd<'_>) -> io::Result<()> {
-    let mut attributes = ChangeAttributes {
-        target_ifindex: index,
-        attach_bpf_fd: program.as_raw_fd().cast_unsigned(),
-        attach_type: BPF_NETKIT_PEER,
-        ..ChangeAttributes::default()
-    };
+    let mut attributes = ChangeAttributes::of(index, program);
     // SAFETY: these are the attributes of both commands, and they hold no address.
     unsafe { bpf::call(command, &mut attributes) }?;
     Ok(())

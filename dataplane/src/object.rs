@@ -155,8 +155,7 @@ pub fn load_missing(
     if missing.is_empty() {
         return Ok(());
     }
-    raise_memory_limit();
-    require_usual()?;
+    require_loadable()?;
     let node = crate::map::node(pins)?;
     if node.build != build() {
         return Err(Error::OtherBuild {
@@ -168,9 +167,14 @@ pub fn load_missing(
     load_programs(&mut parse(&node, &folder)?, &missing, &folder)
 }
 
-fn load(pins: &Pins, flows: u32) -> Result<(), Error> {
+/// Fails unless programs can be loaded.
+pub(crate) fn require_loadable() -> Result<(), Error> {
     raise_memory_limit();
-    require_usual()?;
+    require_usual()
+}
+
+fn load(pins: &Pins, flows: u32) -> Result<(), Error> {
+    require_loadable()?;
     let (hz, key, features) = (jiffies_per_second(), random_key()?, feature::present()?);
     let node = Node {
         build: build(),
@@ -200,7 +204,7 @@ fn load_into(folder: &Folder, node: Node) -> Result<(), Error> {
 }
 
 /// Reads the object, and makes and pins those of its maps that are not pinned there.
-fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
+pub(crate) fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
     let mut loader = EbpfLoader::new();
     loader.override_global(NODE_SYMBOL, node, true);
     for name in [map::FLOWS4, map::FLOWS6] {
@@ -213,14 +217,14 @@ fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
     for table in EVICTING {
         loader.map_max_entries(table.name, table.entries(cpus));
     }
-    for &name in map::MAPS {
-        loader.map_pin_path(name, folder.map(name));
+    for map in map::MAPS {
+        loader.map_pin_path(map.name, folder.map(map.name));
     }
     Ok(loader.load(OBJECT)?)
 }
 
 /// Sets the one element of an array.
-fn fill<T: Pod>(object: &mut Ebpf, name: &'static str, value: T) -> Result<(), Error> {
+pub(crate) fn fill<T: Pod>(object: &mut Ebpf, name: &'static str, value: T) -> Result<(), Error> {
     let array = object.map_mut(name).ok_or(Error::Missing(name))?;
     Array::<_, T>::try_from(array)
         .and_then(|mut array| array.set(0, value, 0))
@@ -228,7 +232,11 @@ fn fill<T: Pod>(object: &mut Ebpf, name: &'static str, value: T) -> Result<(), E
 }
 
 /// Loads and pins programs, at the same time: nearly all of a node's first ADD is the verifier's work on them.
-fn load_programs(object: &mut Ebpf, names: &[&'static str], folder: &Folder) -> Result<(), Error> {
+pub(crate) fn load_programs(
+    object: &mut Ebpf,
+    names: &[&'static str],
+    folder: &Folder,
+) -> Result<(), Error> {
     let mut programs: BTreeMap<_, _> = object.programs_mut().collect();
     thread::scope(|scope| {
         let mut loading = Vec::new();

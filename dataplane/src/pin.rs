@@ -1,14 +1,15 @@
-//! Where programs and maps are pinned: `<bpfRoot>/v<ABI>/{maps,programs}/<name>`, and beside them `home`,
-//! the network namespace that they are for.
+//! Where programs and maps are pinned: `<bpfRoot>/v<ABI>/programs/<name>`, `<bpfRoot>/v<ABI>/maps/<name>-<layout>-<value>`
+//! ([`map::Pinned`]), and beside them `home`, the network namespace that they are for.
 //!
 //! The folder is made under another name and renamed when everything is in it, so one that exists
-//! is complete: a call killed half-way leaves only a folder that the next one removes.
+//! is complete: a call killed half-way leaves only a folder that the next one removes. An upgrade has a second complete one for
+//! a moment, `next-v<ABI>`, see [`crate::upgrade`].
 
 use std::{
     fs::{self, File},
     io,
     os::unix::fs::DirBuilderExt as _,
-    path::{self, Path, PathBuf},
+    path::{Path, PathBuf},
     process,
 };
 
@@ -17,12 +18,18 @@ use aya::{
     programs::{ProgramFd, ProgramInfo},
 };
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use underpass_abi::ABI;
+use underpass_abi::{ABI, map};
 
 use crate::{
     Error,
     home::{self, Home},
+    lock::Lock,
 };
+
+mod folder;
+
+pub use folder::Folder;
+pub(crate) use folder::{HOME, MAPS, PROGRAMS, Pin};
 
 /// What is pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,9 +69,25 @@ impl Pins {
         Folder(self.root.join(format!("v{ABI}")))
     }
 
+    /// Names the folder of the pins that an upgrade is about to show in place of those that are there.
+    pub(crate) fn next(&self) -> Folder {
+        Folder(self.root.join(format!("next-v{ABI}")))
+    }
+
     /// Tells whether all maps and the usual programs are loaded and pinned, for the calling thread's network
-    /// namespace. Fails if they are pinned for another one that exists: its devices have other numbers.
+    /// namespace. Fails if they are pinned for another one that exists, as its devices have other numbers; and if what is pinned
+    /// has maps of another layout.
     pub fn loaded(&self) -> Result<Loaded, Error> {
+        let loaded = self.pinned()?;
+        if loaded == Loaded::Here {
+            self.require_layouts()?;
+        }
+        Ok(loaded)
+    }
+
+    /// Does what [`Self::loaded`] does, whatever the layout of the maps.
+    pub(crate) fn pinned(&self) -> Result<Loaded, Error> {
+        self.adopt();
         let folder = self.folder();
         match fs::metadata(&folder.0) {
             Ok(found) if found.is_dir() => {}
@@ -79,6 +102,36 @@ impl Pins {
             Some(Home::Gone) => Loaded::Leftover,
             // Another call has just removed it.
             None => Loaded::Nothing,
+        })
+    }
+
+    /// Shows the pins of an upgrade that was killed when it had taken the old ones away: they are complete. Without effect
+    /// wherever there is nothing to do, which is what happens.
+    fn adopt(&self) {
+        let (Folder(next), Folder(folder)) = (self.next(), self.folder());
+        if !folder.exists() && next.exists() {
+            // Another call may be doing it.
+            let _ = fs::rename(next, folder);
+        }
+    }
+
+    /// Fails if there are maps of another layout than this build's. What somebody has removed is not its business.
+    fn require_layouts(&self) -> Result<(), Error> {
+        let there = self.folder().maps()?;
+        let other: Vec<_> = map::MAPS
+            .iter()
+            .filter(|map| {
+                let same_name = |pin: &&Pin| pin.name == map.name;
+                there.iter().find(same_name).is_some_and(|pin| !pin.is(map))
+            })
+            .map(|map| map.name)
+            .collect();
+        if other.is_empty() {
+            return Ok(());
+        }
+        Err(Error::OtherLayout {
+            root: self.root.clone(),
+            maps: other.join(", "),
         })
     }
 
@@ -106,6 +159,7 @@ impl Pins {
     pub(crate) fn begin(&self) -> Result<Unfinished, Error> {
         self.make_root()?;
         self.sweep()?;
+        self.forget_next()?;
         let name = format!("{}{}", Unfinished::PREFIX, process::id());
         let unfinished = Unfinished {
             folder: Folder(self.root.join(name)),
@@ -145,6 +199,42 @@ impl Pins {
         self.unfinished()?
             .iter()
             .try_for_each(|folder| remove(folder))
+    }
+
+    /// Removes what calls have left that were killed. The caller holds the lock.
+    pub fn tidy(&self, _lock: &Lock) -> Result<(), Error> {
+        self.sweep()?;
+        self.forget_next()
+    }
+
+    /// Removes the pins that an upgrade was about to show. The caller holds the lock.
+    pub(crate) fn forget_next(&self) -> Result<(), Error> {
+        let Folder(next) = self.next();
+        if next.exists() { retire(&next) } else { Ok(()) }
+    }
+
+    /// Shows the pins of an upgrade in place of those that are there. The caller holds the lock.
+    pub(crate) fn show_next(&self) -> Result<(), Error> {
+        let (Folder(next), Folder(folder)) = (self.next(), self.folder());
+        let aside = Unfinished::aside(&folder);
+        // Linux can exchange two folders of a bpffs since 5.16 only. Who finds neither adopts the next.
+        match fs::rename(&folder, &aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::file("remove", &folder)(error));
+            }
+            _ => {}
+        }
+        match fs::rename(&next, &folder) {
+            // Else somebody has adopted it, in the moment between the two.
+            Err(error) if !folder.exists() => {
+                let _ = fs::rename(&aside, &folder);
+                return Err(Error::file("complete", &folder)(error));
+            }
+            _ => {}
+        }
+        // What can't be removed now is swept by the next call that loads.
+        let _ = remove(&aside);
+        Ok(())
     }
 
     /// Removes the pins of this layout. The caller holds the lock.
@@ -194,38 +284,6 @@ impl Pins {
     }
 }
 
-pub(crate) const MAPS: &str = "maps";
-/// See [`home`].
-pub(crate) const HOME: &str = "home";
-pub(crate) const PROGRAMS: &str = "programs";
-
-/// A folder of pins.
-#[derive(Debug)]
-pub struct Folder(PathBuf);
-
-impl Folder {
-    /// Names the place where a map is pinned.
-    pub(crate) fn map(&self, name: &str) -> PathBuf {
-        self.0.join(MAPS).join(name)
-    }
-
-    /// Names the place where a program is pinned.
-    pub(crate) fn program(&self, name: &str) -> PathBuf {
-        self.0.join(PROGRAMS).join(name)
-    }
-
-    /// Names the place where the network namespace is pinned that all of it is for.
-    pub(crate) fn home(&self) -> PathBuf {
-        self.0.join(HOME)
-    }
-
-    /// Shows the folder to people.
-    #[must_use]
-    pub fn display(&self) -> path::Display<'_> {
-        self.0.display()
-    }
-}
-
 /// A folder of pins that nobody sees yet.
 #[derive(Debug)]
 pub(crate) struct Unfinished {
@@ -235,6 +293,11 @@ pub(crate) struct Unfinished {
 
 impl Unfinished {
     const PREFIX: &str = "new-";
+
+    /// Names a place where a complete folder is out of the way.
+    fn aside(folder: &Path) -> PathBuf {
+        folder.with_file_name(format!("{}{}-gone", Self::PREFIX, process::id()))
+    }
 
     /// The pins.
     pub(crate) const fn folder(&self) -> &Folder {
@@ -251,6 +314,12 @@ impl Unfinished {
                 .map_err(Error::file("create", &path))?;
         }
         Ok(())
+    }
+
+    /// Makes the folder the next one, or removes it.
+    pub(crate) fn complete_as_next(mut self, pins: &Pins) -> Result<(), Error> {
+        self.complete = pins.next();
+        self.complete()
     }
 
     /// Shows the folder to everybody, or removes it.
@@ -276,7 +345,7 @@ impl Unfinished {
 /// Removes a complete folder: under another name, so that nobody sees it half removed, and what a killed call
 /// leaves of it is swept by the next one that loads.
 pub(crate) fn retire(folder: &Path) -> Result<(), Error> {
-    let aside = folder.with_file_name(format!("{}{}-gone", Unfinished::PREFIX, process::id()));
+    let aside = Unfinished::aside(folder);
     fs::rename(folder, &aside).map_err(Error::file("remove", folder))?;
     remove(&aside)
 }

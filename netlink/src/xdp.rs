@@ -97,6 +97,24 @@ impl Netlink {
         })
     }
 
+    /// Puts a program into the place of another one that a device has.
+    pub fn replace_xdp(
+        &self,
+        device: &Device,
+        mode: XdpMode,
+        old: BorrowedFd<'_>,
+        new: BorrowedFd<'_>,
+    ) -> Result<(), Error> {
+        let attributes = vec![
+            LinkXdp::Fd(new.as_raw_fd()),
+            LinkXdp::Flags(IF_EXPECTED | mode.flag()),
+            LinkXdp::ExpectedFd(old.as_raw_fd().cast_unsigned()),
+        ];
+        self.change_xdp(device, attributes, || {
+            format!("replace the {} XDP program of {}", mode.name(), device.name)
+        })
+    }
+
     /// Takes this program off a device that has it.
     pub fn detach_xdp(
         &self,

@@ -16,6 +16,7 @@ mod load;
 mod status;
 mod trace;
 mod unload;
+mod upgrade;
 
 /// The name that the command line answers to.
 pub const NAME: &str = "underpass";
@@ -66,6 +67,10 @@ enum Command {
         #[arg(long, value_name = "N", value_parser = load::flows)]
         flows: Option<u32>,
     },
+    /// Have this executable's programs take over from those of another one, while containers run
+    ///
+    /// No container is detached and no packet is lost. If this executable can't take over, it says why, and nothing is changed.
+    Upgrade,
     /// Detach the programs from all devices and remove the pins
     Unload {
         /// Even though containers are attached: they lose masquerade and the bypass
@@ -155,6 +160,7 @@ pub fn run() -> ExitCode {
         Command::Flows { json } => flows::run(&bpf_root, Format::new(json), &mut out),
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
+        Command::Upgrade => upgrade::run(&bpf_root, &mut out),
         Command::Unload { force } => unload::run(&bpf_root, force, &mut out),
     };
     match answer {

@@ -10,7 +10,9 @@ use std::{
 use nix::mount::{MsFlags, mount};
 use rstest::rstest;
 use serde_json::json;
+use underpass_abi::map;
 use underpass_tests::{
+    counter::map_pin,
     leak::Traces,
     netns::Netns,
     node::plugin,
@@ -210,13 +212,8 @@ fn pins_that_somebody_has_removed() -> Result<()> {
     needs_root!();
     let lab = Lab::unloaded()?;
     lab.node.underpass(&["load"])?;
-    let maps = lab
-        .node
-        .bpf_root()
-        .join(format!("v{}/maps", underpass_abi::ABI));
-    lab.node
-        .netns()
-        .run(|| fs::remove_file(maps.join("OWNERS")))?;
+    let pin = map_pin(&lab.node, map::OWNERS);
+    lab.node.netns().run(|| fs::remove_file(pin))?;
     let words = [
         "map OWNERS: ",
         "No such file or directory (os error 2): ",

@@ -197,7 +197,9 @@ fn is_as_loaded(lab: &Lab, before: &Traces) -> Result<()> {
     let folder = pins(&lab.node);
     let programs = map::USUAL_PROGRAMS.iter().chain([&map::FROM_HOST]);
     let programs = programs.map(|name| folder.join("programs").join(name));
-    let maps = map::MAPS.iter().map(|name| folder.join("maps").join(name));
+    let maps = map::MAPS
+        .iter()
+        .map(|map| folder.join("maps").join(map.to_string()));
     let expected = Traces {
         pins: maps.chain(programs).chain([folder.join("home")]).collect(),
         registry: Registry::default(),

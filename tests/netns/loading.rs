@@ -9,7 +9,11 @@ use std::{
 use aya::maps::{Array, Map, MapData};
 use rstest::rstest;
 use underpass_abi::{counter::Counter, map, node::Node as Constants};
-use underpass_tests::{counter::pins, prelude::*, runtime::Call};
+use underpass_tests::{
+    counter::{map_pin, pins},
+    prelude::*,
+    runtime::Call,
+};
 
 const PORT: u16 = 443;
 
@@ -99,7 +103,7 @@ fn another_build_uses_what_is_loaded_and_adds_nothing() -> Result<()> {
     let lab = Lab::unloaded()?;
     let pod = lab.pod("a")?;
     lab.node.netns().run(|| -> Result<()> {
-        let pin = pins(&lab.node).join("maps").join(map::CONSTANTS);
+        let pin = map_pin(&lab.node, map::CONSTANTS);
         let mut constants: Array<_, Constants> = Map::Array(MapData::from_pin(pin)?).try_into()?;
         let mine = constants.get(&0, 0)?;
         let other = Constants {
@@ -124,7 +128,7 @@ fn another_build_uses_what_is_loaded_and_adds_nothing() -> Result<()> {
     let conf = lab.conf().with_host_port(8080, 80);
     let error = add.conf(&conf).run(&lab.node)?.error()?;
     ensure!(error.code == 5, "{error}");
-    for word in ["another build", map::FROM_HOST, "underpass unload"] {
+    for word in ["another build", map::FROM_HOST, "underpass upgrade"] {
         ensure!(error.msg.contains(word), "{error} lacks {word:?}");
     }
     ensure!(pinned(&lab.node)? == before);

@@ -45,6 +45,7 @@ mod status;
 mod trace;
 mod twins;
 mod two_networks;
+mod upgrade;
 mod uplinks;
 mod vlan;
 mod wiped;

@@ -27,6 +27,16 @@ pub fn pins(node: &Node) -> PathBuf {
     node.bpf_root().join(format!("v{ABI}"))
 }
 
+/// Where a map of a node is pinned.
+///
+/// # Panics
+/// If no map of this build has that name.
+#[must_use]
+pub fn map_pin(node: &Node, name: &str) -> PathBuf {
+    let pin = map::pinned(name).unwrap_or_else(|| panic!("no map {name} is pinned"));
+    pins(node).join("maps").join(pin.to_string())
+}
+
 /// All counters at one moment.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Counters([u64; Counter::ALL.len()]);
@@ -155,7 +165,7 @@ impl<'a> Meter<'a> {
 
 /// Opens a pinned map of a node.
 pub fn open(node: &Node, name: &str) -> Result<MapData> {
-    let path = pins(node).join("maps").join(name);
+    let path = map_pin(node, name);
     node.netns()
         .run(|| MapData::from_pin(&path))
         .with_context(|| format!("open the pinned map {}", path.display()))

@@ -15,6 +15,8 @@ mod filter;
 mod registers;
 mod tracer;
 
+use std::process::{Command, ExitStatus, Output};
+
 use anyhow::{Result, ensure};
 
 use crate::{
@@ -44,33 +46,67 @@ pub struct Strike {
     pub fault: Fault,
 }
 
-/// A call that was traced.
+/// A call that was traced, or a command.
 #[derive(Debug)]
-pub struct Traced {
+pub struct Traced<R = Reply> {
     /// What it changed, in this order.
     pub changes: Vec<Change>,
     /// The change that was struck, if the call had so many.
     pub struck: Option<Change>,
     /// The plugin's answer, also if it was killed.
-    pub reply: Reply,
+    pub reply: R,
+}
+
+impl<R> Traced<R> {
+    /// Fails unless it ended as the strike has it.
+    fn expect(self, strike: Strike, status: ExitStatus) -> Result<Self> {
+        let killed = status.code().is_none();
+        let must_die = self.struck.is_some() && strike.fault != Fault::Refused;
+        ensure!(
+            killed == must_die,
+            "{strike:?}, and the plugin ended with {status}; {:?} was struck of {:#?}",
+            self.struck,
+            self.changes
+        );
+        Ok(self)
+    }
+}
+
+/// Runs a command of the command line on a node, and notes what it changes.
+pub fn trace(command: &mut Command, node: &Node) -> Result<Traced<Output>> {
+    tracer::run(command, &[], node, None)
+}
+
+/// Runs a command of the command line on a node, with a fault in it unless it has fewer changes than that.
+pub fn strike(command: &mut Command, node: &Node, strike: Strike) -> Result<Traced<Output>> {
+    let traced = tracer::run(command, &[], node, Some(strike))?;
+    let status = traced.reply.status;
+    traced.expect(strike, status)
 }
 
 impl Call {
     /// Makes the call on a node, and notes what it changes.
     pub fn trace(&self, node: &Node) -> Result<Traced> {
-        tracer::run(self, node, None)
+        self.traced(node, None)
     }
 
     /// Makes the call on a node, with a fault in it unless the call has fewer changes than that.
     pub fn strike(&self, node: &Node, strike: Strike) -> Result<Traced> {
-        let traced = tracer::run(self, node, Some(strike))?;
-        let killed = traced.reply.status.code().is_none();
-        let must_die = traced.struck.is_some() && strike.fault != Fault::Refused;
-        ensure!(
-            killed == must_die,
-            "{strike:?}, and the plugin ended with {}: {traced:?}",
-            traced.reply.status
-        );
-        Ok(traced)
+        let traced = self.traced(node, Some(strike))?;
+        let status = traced.reply.status;
+        traced.expect(strike, status)
+    }
+
+    fn traced(&self, node: &Node, strike: Option<Strike>) -> Result<Traced> {
+        let Traced {
+            changes,
+            struck,
+            reply,
+        } = tracer::run(&mut self.command(), self.input(), node, strike)?;
+        Ok(Traced {
+            changes,
+            struck,
+            reply: self.reply(reply)?,
+        })
     }
 }

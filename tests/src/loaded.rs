@@ -38,8 +38,8 @@ pub(crate) fn lend(netns: &Netns, root: &Path) -> Result<()> {
     // The node has a bpffs of its own, from which this one is not seen.
     let mut objects = Vec::new();
     let mut maps = BTreeSet::new();
-    for name in map::MAPS {
-        let name = Path::new("maps").join(name);
+    for map in map::MAPS {
+        let name = Path::new("maps").join(map.to_string());
         objects.push((name.clone(), open(&pins.join(&name))?));
         maps.insert(MapInfo::from_pin(pins.join(name))?.id());
     }

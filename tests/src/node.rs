@@ -84,6 +84,13 @@ impl Node {
         self.netns.expect(&mut command, &[])
     }
 
+    /// What a command of another executable's command line prints here, where it must succeed.
+    pub fn underpass_of(&self, program: &Path, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(program);
+        command.env_clear().args(arguments);
+        self.netns.expect(&mut command, &[])
+    }
+
     /// What a command of the plugin's command line says here on its standard error, where it must fail.
     pub fn underpass_error(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(plugin());

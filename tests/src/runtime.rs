@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     env, fmt,
     io::Write as _,
+    path::{Path, PathBuf},
     process::{Command, ExitStatus, Output, Stdio},
 };
 
@@ -99,6 +100,7 @@ impl Conf {
 /// One call of the plugin.
 #[derive(Clone, Debug)]
 pub struct Call {
+    program: PathBuf,
     env: BTreeMap<String, String>,
     stdin: Vec<u8>,
 }
@@ -108,12 +110,20 @@ impl Call {
     #[must_use]
     pub fn new(verb: &str) -> Self {
         Self {
+            program: plugin().to_owned(),
             env: BTreeMap::from([
                 ("CNI_COMMAND".to_owned(), verb.to_owned()),
                 ("CNI_PATH".to_owned(), cni_path()),
             ]),
             stdin: Vec::new(),
         }
+    }
+
+    /// Has another executable make it.
+    #[must_use]
+    pub fn by(mut self, program: &Path) -> Self {
+        program.clone_into(&mut self.program);
+        self
     }
 
     /// Names the attachment; `netns` is a path.
@@ -155,7 +165,7 @@ impl Call {
     /// The command that this call is, ready to be started inside a node.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut command = Command::new(plugin());
+        let mut command = Command::new(&self.program);
         command
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")

@@ -19,7 +19,10 @@ use underpass_abi::{
     flow::{Flow, Key, Tuple, protocol},
     map,
 };
-use underpass_tests::{Node, counter::pins};
+use underpass_tests::{
+    Node,
+    counter::{map_pin, pins},
+};
 
 use crate::fdinfo;
 
@@ -39,12 +42,11 @@ impl Memory {
     /// Looks at a node with so many entries in its tables of flows, as far as there is room: half of them IPv4, half IPv6.
     /// They are made here, and lead nowhere.
     pub(super) fn with_flows(node: &Node, containers: usize, flows: u32) -> Result<Self> {
-        let maps = pins(node).join("maps");
         node.netns().run(|| {
-            fill(&maps.join(map::FLOWS4), flows / 2, |number| {
+            fill(&map_pin(node, map::FLOWS4), flows / 2, |number| {
                 Addr4::from(Ipv4Addr::from_bits(number))
             })?;
-            fill(&maps.join(map::FLOWS6), flows / 2, |number| {
+            fill(&map_pin(node, map::FLOWS6), flows / 2, |number| {
                 Addr6::from(Ipv6Addr::from_bits(u128::from(number)))
             })
         })?;
@@ -60,7 +62,8 @@ impl Memory {
                 let path = entry?.path();
                 let map = MapData::from_pin(&path)
                     .with_context(|| format!("open the pinned map {}", path.display()))?;
-                let name = path.file_name().unwrap_or_default().display().to_string();
+                let pin = path.file_name().unwrap_or_default().to_string_lossy();
+                let name = pin.split('-').next().unwrap_or_default().to_owned();
                 largest.push((name, fdinfo::number(map.fd(), "memlock")?));
             }
             largest.sort_by_key(|(_, bytes)| Reverse(*bytes));
@@ -71,8 +74,8 @@ impl Memory {
                     .with_context(|| format!("open the pinned program {}", path.display()))?;
                 programs += fdinfo::number(program.fd()?, "memlock")?;
             }
-            let flows = entries::<Addr4>(&folder.join("maps").join(map::FLOWS4))?
-                + entries::<Addr6>(&folder.join("maps").join(map::FLOWS6))?;
+            let flows = entries::<Addr4>(&map_pin(node, map::FLOWS4))?
+                + entries::<Addr6>(&map_pin(node, map::FLOWS6))?;
             Ok(Self {
                 containers,
                 flows,

@@ -252,8 +252,8 @@ pub struct Flow<A> {
     /// Index of the slot that has the entry's key. A slot with the key of an entry that names another
     /// one is free.
     pub slot: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Zero: room for what later builds have to say, so that they can go on with the flows of this one.
+    pub reserved: [u32; 3],
     /// By [`End`] of the packets' source.
     pub halves: [Half<A>; 2],
 }
@@ -357,5 +357,5 @@ const _: () = assert!(
 );
 const _: () = assert!(size_of::<Tuple<Addr4>>() == 16 && size_of::<Tuple<Addr6>>() == 40);
 const _: () = assert!(size_of::<Half<Addr4>>() == 72 && size_of::<Half<Addr6>>() == 96);
-const _: () = assert!(size_of::<Flow<Addr4>>() == 168 && size_of::<Flow<Addr6>>() == 216);
+const _: () = assert!(size_of::<Flow<Addr4>>() == 176 && size_of::<Flow<Addr6>>() == 224);
 const _: () = assert!(core::mem::offset_of!(Flow<Addr4>, tag) == 0);

@@ -1,8 +1,8 @@
 //! Types and constants that the eBPF programs and user space share: the layout of every pinned map.
 //!
 //! Whatever crosses the boundary is `repr(C)`, has no implicit padding, no `bool` and no `enum`,
-//! and says its byte order. A change of any layout here is a new [`ABI`], hence a new directory of
-//! pins: an old program never meets a new value.
+//! and says its byte order. A change of any layout here raises the number of its maps ([`map::MAPS`]), hence
+//! they are pinned under another name: an old program never meets a new value.
 #![no_std]
 
 pub mod addr;
@@ -14,8 +14,9 @@ pub mod node;
 pub mod port;
 pub mod quota;
 
-/// Version of all layouts in this crate; part of the pins' path (`<bpfRoot>/v<ABI>/`).
-pub const ABI: u32 = 7;
+/// Version of the pins' folder, `<bpfRoot>/v<ABI>/`: what is pinned there, and under which names. Until 7 it was raised by every
+/// change of a map; since then maps have numbers of their own.
+pub const ABI: u32 = 8;
 
 /// Marks a type as free of padding and valid for every bit pattern, so that it may be filled from a
 /// packet or a map.

@@ -71,6 +71,8 @@ pub struct State {
     /// Ticks of silence after which connection tracking may have forgotten a TCP connection that it
     /// could follow: the shortest of its timers that applies.
     pub tcp_forgotten: u32,
+    /// Zero: room for what later builds have to say.
+    pub reserved: [u32; 8],
 }
 
 /// After how many ticks a packet of a bypassed flow's direction goes through the stack again, so
@@ -116,7 +118,7 @@ pub mod policy {
 plain!(Node, Timeouts, State, Feed);
 
 const _: () = assert!(size_of::<Node>() == 16 + 8 + 32 + 8 + 8);
-const _: () = assert!(size_of::<State>() == 12 + 16 + 4);
+const _: () = assert!(size_of::<State>() == 12 + 16 + 4 + 32);
 
 /// Bits of [`Node::features`].
 pub mod feature {

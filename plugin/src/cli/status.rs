@@ -235,7 +235,7 @@ impl Status {
         if self.other_build {
             writeln!(
                 out,
-                "{BAD}by another build{BAD:#}: this one uses what is loaded, and can't add to it"
+                "{BAD}by another build{BAD:#}: this one uses what is loaded, and takes over by `underpass upgrade`"
             )?;
         }
         for other in &self.other_layouts {

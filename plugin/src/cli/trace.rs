@@ -30,8 +30,10 @@ pub(super) fn run(
     out: &mut impl io::Write,
 ) -> Result<(), Failure> {
     let pins = Pins::at(root);
-    let maps = Maps::open_existing(&pins)?;
-    let maps = maps.ok_or_else(|| DataplaneError::NotLoaded(root.to_owned()))?;
+    // Not kept open: an upgrade would have to wait for the end of the trace.
+    if Maps::open_existing(&pins)?.is_none() {
+        return Err(DataplaneError::NotLoaded(root.to_owned()).into());
+    }
     let _only = Lock::try_acquire_trace(root)?.ok_or(Failure::TraceBusy)?;
     // All programs that log share one map. This one is loaded on every node, and logs what it learns.
     let id = pins.program(map::TO_WIRE)?.id();
@@ -47,7 +49,7 @@ pub(super) fn run(
 
     let records = Records::default();
     let mut logger = EbpfLogger::init_from_id_with_logger(id, &records)?;
-    let level = LevelGuard::set(&maps, level)?;
+    let level = LevelGuard::set(&pins, level)?;
     loop {
         let mut events = [
             PollFd::new(logger.as_fd(), PollFlags::POLLIN),
@@ -79,12 +81,12 @@ pub(super) fn level(text: &str) -> Result<LevelFilter, String> {
 
 /// The level that programs log at, 0 again when this ends.
 struct LevelGuard<'a> {
-    maps: &'a Maps,
+    pins: &'a Pins,
 }
 
 impl<'a> LevelGuard<'a> {
-    fn set(maps: &'a Maps, level: LevelFilter) -> Result<Self, Failure> {
-        let guard = Self { maps };
+    fn set(pins: &'a Pins, level: LevelFilter) -> Result<Self, Failure> {
+        let guard = Self { pins };
         // `LevelFilter` counts from 0 (off) to 5 (trace), as the programs do.
         guard.write(level as u32)?;
         Ok(guard)
@@ -95,8 +97,9 @@ impl<'a> LevelGuard<'a> {
     }
 
     fn write(&self, level: u32) -> Result<(), Failure> {
-        let _lock = Lock::acquire(self.maps.pins().root())?;
-        Ok(self.maps.set_trace(level)?)
+        let maps = Maps::open(self.pins)?;
+        let _lock = Lock::acquire(self.pins.root())?;
+        Ok(maps.set_trace(level)?)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use underpass_dataplane::{Pins, lock::Lock};
+use underpass_dataplane::{Pins, lock::Lock, upgrade};
 use underpass_netlink::Netlink;
 
 use super::Failure;
@@ -13,7 +13,10 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
         writeln!(out, "nothing is loaded at {}", root.display())?;
         return Ok(());
     }
-    let _lock = Lock::acquire(root)?;
+    if let Err(error) = upgrade::settle(&pins) {
+        tracing::warn!("an upgrade was killed, and can't be ended: {error}");
+    }
+    let lock = Lock::acquire(root)?;
     let layouts = pins.layouts()?;
     let mut attached = 0;
     for layout in &layouts {
@@ -22,6 +25,7 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
     if attached > 0 && !force {
         return Err(Failure::InUse(attached));
     }
+    pins.tidy(&lock)?;
     let node = Netlink::open()?;
     let links = node.links()?;
     for layout in layouts {

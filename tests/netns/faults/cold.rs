@@ -154,7 +154,7 @@ impl Stage {
         let folder = pins(&self.lab.node);
         let all = map::MAPS
             .iter()
-            .map(|name| folder.join("maps").join(name))
+            .map(|map| folder.join("maps").join(map.to_string()))
             .chain(
                 map::USUAL_PROGRAMS
                     .iter()

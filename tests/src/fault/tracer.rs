@@ -19,17 +19,21 @@ use nix::{
 };
 
 use super::{Change, Fault, Strike, Traced, change, filter::Filter, registers, registers::Request};
-use crate::{Node, patience, runtime::Call};
+use crate::{Node, patience};
 
 /// How long a call may take.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// Makes a call on a node.
-pub(super) fn run(call: &Call, node: &Node, strike: Option<Strike>) -> Result<Traced> {
+/// Runs a command on a node, with that input.
+pub(super) fn run(
+    command: &mut Command,
+    input: &[u8],
+    node: &Node,
+    strike: Option<Strike>,
+) -> Result<Traced<Output>> {
     // Who starts a process by PTRACE_TRACEME is its tracer, as a thread.
     node.netns().run(|| {
-        let mut command = call.command();
-        let mut child = start(&mut command)?;
+        let mut child = start(command)?;
         let plugin = Pid::from_raw(child.id().cast_signed());
         let mut tracer = Tracer {
             plugin,
@@ -39,10 +43,7 @@ pub(super) fn run(call: &Call, node: &Node, strike: Option<Strike>) -> Result<Tr
         };
         let status = tracer.begin().and_then(|()| {
             // Small enough for the pipe. A call that does not read its input closes it.
-            let _ = child
-                .stdin
-                .take()
-                .map(|mut pipe| pipe.write_all(call.input()));
+            let _ = child.stdin.take().map(|mut pipe| pipe.write_all(input));
             tracer.follow()
         });
         if status.is_err() {
@@ -58,7 +59,7 @@ pub(super) fn run(call: &Call, node: &Node, strike: Option<Strike>) -> Result<Tr
         Ok(Traced {
             changes: tracer.changes,
             struck: tracer.struck,
-            reply: call.reply(output(&mut child, status)?)?,
+            reply: output(&mut child, status)?,
         })
     })
 }

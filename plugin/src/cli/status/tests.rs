@@ -87,7 +87,7 @@ fn a_node_reads_well() {
     insta::assert_snapshot!(text.join("\n"), @r"
     underpass 1.2.3 on kernel 6.1.0
     programs: loaded, pinned at /run/b (layout 1)
-    by another build: this one uses what is loaded, and can't add to it
+    by another build: this one uses what is loaded, and takes over by `underpass upgrade`
     also there: layout 6 of another version; `underpass unload` removes it, too
     left behind: veth9 leads to a container that no map here knows; recreate the container
 

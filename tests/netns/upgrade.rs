@@ -1,0 +1,436 @@
+//! Another build takes over while containers are attached: their traffic does not notice, whatever it can't take over stays as it is, and
+//! an upgrade that is killed is ended by the next call.
+
+mod traffic;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path as File, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use aya::{
+    maps::{HashMap, Map, MapData},
+    programs::ProgramInfo,
+};
+use rstest::rstest;
+use underpass_abi::{addr::Addr, endpoint::Endpoint, map};
+use underpass_dataplane::bpf;
+use underpass_tests::{
+    another_build,
+    counter::{map_pin, pins},
+    fault::{self, Fault, Strike},
+    node::plugin,
+    prelude::*,
+    runtime::Call,
+    traffic::serve,
+};
+
+use traffic::{Path, Tally};
+
+/// The node's port that leads to the container, and the container's.
+const PORT: u16 = 8080;
+const INSIDE: u16 = 80;
+/// Where numbered datagrams go.
+const NUMBERED: u16 = 8090;
+const REMOTE: u16 = 443;
+
+/// The kernel's numbers of the programs that are pinned.
+fn programs(node: &Node) -> Result<BTreeMap<String, u32>> {
+    let folder = pins(node).join("programs");
+    node.netns().run(|| {
+        let entries = fs::read_dir(&folder).context("list the pinned programs")?;
+        entries
+            .map(|entry| {
+                let path = entry?.path();
+                let name = path.file_name().unwrap_or_default().display().to_string();
+                Ok((name, ProgramInfo::from_pin(&path)?.id()))
+            })
+            .collect()
+    })
+}
+
+/// Fails unless all programs are others than before, and sit on the devices of these containers.
+fn expect_exchanged(node: &Node, before: &BTreeMap<String, u32>, pods: &[&Pod]) -> Result<()> {
+    let now = programs(node)?;
+    ensure!(now.keys().eq(before.keys()), "{before:?}, and then {now:?}");
+    let same: Vec<_> = now
+        .iter()
+        .filter(|(name, id)| before.get(*name) == Some(id))
+        .collect();
+    ensure!(same.is_empty(), "not exchanged: {same:?}");
+    pods.iter()
+        .try_for_each(|pod| pod.call_with_result("CHECK").run(node)?.silence())
+}
+
+fn upgrade(node: &Node, build: &File) -> Result<String> {
+    node.underpass_of(build, &["upgrade"])
+}
+
+/// Every path of both families is full all the time; containers come and go.
+#[rstest]
+fn nobody_notices(#[values("off", "generic")] xdp: &str) -> Result<()> {
+    const ROUNDS: usize = 3;
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let builds = [another_build::make(&lab.node)?, plugin().to_owned()];
+    let mapped = lab
+        .conf()
+        .with("xdp", xdp)
+        .with_host_ports(&[(PORT, INSIDE), (NUMBERED, NUMBERED)]);
+    let server = lab.pod_with("server", &mapped)?;
+    let client = lab.pod("client")?;
+    let mut servers = Vec::new();
+    let mut paths = Vec::new();
+    for family in Family::BOTH {
+        servers.push(tcp::Server::start(
+            server.netns(),
+            server.at(family, INSIDE),
+        )?);
+        servers.push(tcp::Server::start(
+            lab.world.netns(),
+            family.remote_at(REMOTE),
+        )?);
+        let node = family.node();
+        for (name, from, to, host, at) in [
+            (
+                "to a container",
+                client.netns(),
+                server.netns(),
+                server.ip(family),
+                INSIDE,
+            ),
+            (
+                "masqueraded",
+                client.netns(),
+                lab.world.netns(),
+                family.remote(),
+                REMOTE,
+            ),
+            (
+                "by a host port",
+                lab.world.netns(),
+                server.netns(),
+                node,
+                PORT,
+            ),
+        ] {
+            let by_port = at == PORT;
+            let numbered = if by_port { NUMBERED } else { NUMBERED + 1 };
+            paths.push((
+                Path {
+                    name,
+                    client: from,
+                    server: to,
+                    listens: if at == REMOTE {
+                        SocketAddr::new(host, numbered)
+                    } else {
+                        server.at(family, numbered)
+                    },
+                    asked: SocketAddr::new(host, numbered),
+                },
+                Path {
+                    name,
+                    client: from,
+                    server: to,
+                    listens: SocketAddr::new(host, at),
+                    asked: SocketAddr::new(host, at),
+                },
+            ));
+        }
+    }
+
+    let (tally, stop) = (Tally::default(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let mut talking = Vec::new();
+        for (numbered, connected) in &paths {
+            let (tally, stop) = (&tally, &stop);
+            talking.push(scope.spawn(move || numbered.number(tally, stop)));
+            talking.push(scope.spawn(move || connected.transfer(tally, stop)));
+            talking.push(scope.spawn(move || connected.connect(tally, stop)));
+        }
+        talking.push(scope.spawn(|| come_and_go(&lab, &stop)));
+        let exchanged = (0..ROUNDS).try_for_each(|_| {
+            builds.iter().try_for_each(|build| {
+                let before = programs(&lab.node)?;
+                let said = upgrade(&lab.node, build)?;
+                ensure!(said.contains("has taken over from build"), "{said}");
+                expect_exchanged(&lab.node, &before, &[&server, &client])
+            })
+        });
+        stop.store(true, Ordering::Relaxed);
+        let ends: Vec<_> = talking
+            .into_iter()
+            .map(|thread| thread.join().expect("it does not panic"))
+            .collect();
+        ends.into_iter().try_for_each(|end| end).and(exchanged)
+    })?;
+    let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
+    println!(
+        "{} datagrams, {} MB, {} connections",
+        count(&tally.datagrams),
+        count(&tally.bytes) / 1_000_000,
+        count(&tally.connections)
+    );
+    ensure!(count(&tally.datagrams) > 1_000 && count(&tally.connections) > 50);
+    // Whoever has been there before all that goes as usual.
+    server.del()?;
+    client.del()
+}
+
+/// A container with a host port, which serves, is checked and goes, again and again.
+fn come_and_go(lab: &Lab, stop: &AtomicBool) -> Result<()> {
+    let conf = lab.conf().with_host_port(PORT + 1, INSIDE);
+    for number in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let pod = lab.pod_with(&format!("guest{number}"), &conf)?;
+        for family in Family::BOTH {
+            let _server = serve(pod.netns(), pod.at(family, INSIDE))?;
+            let at = SocketAddr::new(family.node(), PORT + 1);
+            tcp::visit(lab.world.netns(), at).context("a container that came meanwhile")?;
+            ping::ping(pod.netns(), family.remote())?;
+        }
+        pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+        pod.del()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn there_may_be_nothing_to_do() -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let said = lab.node.underpass(&["upgrade"])?;
+    ensure!(said.contains("nothing is loaded at"), "{said}");
+    let _pod = lab.pod("a")?;
+    let before = programs(&lab.node)?;
+    let said = lab.node.underpass(&["upgrade"])?;
+    ensure!(said.contains("this build is loaded at"), "{said}");
+    ensure!(programs(&lab.node)? == before);
+    Ok(())
+}
+
+/// An ADD of another build that needs a program which is not loaded says what to do; and so it is.
+#[test]
+fn an_add_that_is_refused_says_upgrade() -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let plain = lab.pod("plain")?;
+    let build = another_build::make(&lab.node)?;
+    let netns = lab.node.netns().sibling("mapped")?;
+    let path = netns.path().display().to_string();
+    let call = |verb| {
+        Call::new(verb)
+            .attachment("mapped", &path, Pod::IFNAME)
+            .conf(&lab.conf().with_host_port(PORT, INSIDE))
+            .by(&build)
+    };
+    let error = call("ADD").run(&lab.node)?.error()?;
+    ensure!(
+        error.to_string().contains("run `underpass upgrade`"),
+        "{error}"
+    );
+    upgrade(&lab.node, &build)?;
+    call("ADD").run(&lab.node)?.result()?;
+    for family in Family::BOTH {
+        let _server = serve(&netns, family.port(INSIDE))?;
+        tcp::visit(lab.world.netns(), SocketAddr::new(family.node(), PORT))?;
+    }
+    call("DEL").run(&lab.node)?.silence()?;
+    plain.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// Gives a pinned map another name: that of a layout which this build does not know.
+fn rename(node: &Node, name: &str, other: &str) -> Result<PathBuf> {
+    let pin = map_pin(node, name);
+    let renamed = pin.with_file_name(other);
+    node.netns().run(|| fs::rename(&pin, &renamed))?;
+    Ok(renamed)
+}
+
+#[rstest]
+#[case::entries_of_programs(map::FLOWS6, "FLOWS6-1-1000", "its map is FLOWS6-1-1000")]
+#[case::another_meaning(map::OWNERS, "OWNERS-9-96", "its map is OWNERS-9-96")]
+fn what_it_does_not_know_is_refused(
+    #[case] name: &str,
+    #[case] other: &str,
+    #[case] reason: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let pod = lab.pod("a")?;
+    let before = programs(&lab.node)?;
+    let renamed = rename(&lab.node, name, other)?;
+    let said = lab.node.underpass_error(&["upgrade"])?;
+    ensure!(
+        said.contains(reason)
+            && said.contains("nothing was changed")
+            && said.contains("drain the node"),
+        "{said}"
+    );
+    ensure!(programs(&lab.node)? == before);
+    // Nobody else uses it by mistake.
+    let netns = lab.node.netns().sibling("b")?;
+    let path = netns.path().display().to_string();
+    for (verb, code) in [("ADD", 5), ("STATUS", 50)] {
+        let call = Call::new(verb).attachment("b", &path, Pod::IFNAME);
+        let error = call.conf(&lab.conf()).run(&lab.node)?.error()?;
+        ensure!(
+            error.code == code && error.to_string().contains("run `underpass upgrade`"),
+            "{error}"
+        );
+    }
+    for family in Family::BOTH {
+        ping::ping(pod.netns(), family.remote())?;
+    }
+    let left = lab
+        .node
+        .netns()
+        .run(|| fs::read_dir(lab.node.bpf_root()).map(Iterator::count))?;
+    ensure!(left == 1, "{left} folders are left");
+    let pin = map_pin(&lab.node, name);
+    lab.node.netns().run(|| fs::rename(&renamed, &pin))?;
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// The map that another build has pinned: the same entries, with eight bytes more that this build knows nothing of.
+fn widen(node: &Node) -> Result<()> {
+    type Wide = [u8; size_of::<Endpoint>() + 8];
+    let pin = map_pin(node, map::ENDPOINTS);
+    let wide = pin.with_file_name(format!("{}-1-{}", map::ENDPOINTS, size_of::<Wide>()));
+    node.netns().run(|| -> Result<()> {
+        let known: HashMap<_, Addr, [u8; size_of::<Endpoint>()]> =
+            Map::HashMap(MapData::from_pin(&pin)?).try_into()?;
+        let made = bpf::create_hash(c"ENDPOINTS", size_of::<Addr>(), size_of::<Wide>(), 1 << 10)?;
+        bpf::pin(made, &wide)?;
+        let mut copy: HashMap<_, Addr, Wide> =
+            Map::HashMap(MapData::from_pin(&wide)?).try_into()?;
+        for entry in &known {
+            let (addr, endpoint) = entry?;
+            let mut value = [0xee; size_of::<Wide>()];
+            value[..endpoint.len()].copy_from_slice(&endpoint);
+            copy.insert(addr, value, 0)?;
+        }
+        Ok(fs::remove_file(&pin)?)
+    })
+}
+
+/// Values that only user space writes may grow and shrink from build to build.
+#[test]
+fn entries_are_copied() -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let pods = [lab.pod("a")?, lab.pod("b")?];
+    widen(&lab.node)?;
+    let error = pods[0].call_with_result("CHECK").run(&lab.node)?.error()?;
+    ensure!(
+        error.to_string().contains("run `underpass upgrade`"),
+        "{error}"
+    );
+    let before = programs(&lab.node)?;
+    let said = lab.node.underpass(&["upgrade"])?;
+    ensure!(said.contains("entries copied: ENDPOINTS"), "{said}");
+    expect_exchanged(&lab.node, &before, &[&pods[0], &pods[1]])?;
+    for family in Family::BOTH {
+        let at = pods[1].at(family, INSIDE);
+        let _server = tcp::Server::start(pods[1].netns(), at)?;
+        let meter = Meter::start(&lab.node)?;
+        tcp::Client::connect(pods[0].netns(), at)?.chat(10)?;
+        meter.expect(Counter::BypassPeer, 5)?;
+        ping::ping(pods[0].netns(), family.remote())?;
+    }
+    pods.into_iter().try_for_each(Pod::del)?;
+    lab.pod("c")?.del()
+}
+
+/// It is killed at each of its changes after the verifier's work, or one of them fails. Traffic goes on; the next call meets a whole
+/// set of pins, and an upgrade can be made.
+#[rstest]
+fn a_strike(
+    #[values(Fault::Refused, Fault::KilledBefore, Fault::KilledAfter)] fault: Fault,
+    #[values("ADD", "DEL", "upgrade", "unload")] next: &str,
+) -> Result<()> {
+    const NEXT: [&str; 4] = ["ADD", "DEL", "upgrade", "unload"];
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let node = &lab.node;
+    let builds = [another_build::make(node)?, plugin().to_owned()];
+    let witness = lab.pod_with("witness", &lab.conf().with_host_port(PORT, INSIDE))?;
+    let _servers = Family::BOTH
+        .map(|family| serve(witness.netns(), witness.at(family, INSIDE)))
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?;
+    let command = |build: usize| {
+        let mut command = Command::new(&builds[build]);
+        command.env_clear().arg("upgrade");
+        command
+    };
+    let traced = fault::trace(&mut command(0), node)?;
+    let complete = traced
+        .changes
+        .iter()
+        .position(|change| change.what.starts_with("rename") && change.what.contains("next-"))
+        .context("an upgrade completes a folder of pins")?;
+    // The build that is not loaded.
+    let mut other = 1;
+    // Each of them has another call after it.
+    let turn = NEXT
+        .iter()
+        .position(|name| *name == next)
+        .unwrap_or_default();
+    let from = complete.saturating_sub(2);
+    for index in (from..traced.changes.len()).skip(turn).step_by(NEXT.len()) {
+        let strike = Strike { index, fault };
+        let about = || format!("{strike:?}: {}", traced.changes[index]);
+        fault::strike(&mut command(other), node, strike).with_context(about)?;
+        let served = || {
+            Family::BOTH.into_iter().try_for_each(|family| {
+                let at = SocketAddr::new(family.node(), PORT);
+                tcp::visit(lab.world.netns(), at)?;
+                ping::ping(witness.netns(), family.remote()).map(drop)
+            })
+        };
+        served().with_context(about)?;
+        match next {
+            "ADD" => {
+                let pod = lab.pod(&format!("guest{index}")).with_context(about)?;
+                ping::ping(pod.netns(), V4.remote())?;
+                ping::ping(pod.netns(), V6.remote())?;
+                pod.del()?;
+            }
+            "DEL" => {
+                let pod = witness.also("net1", &lab.conf());
+                pod.with_context(about)?.del()?;
+            }
+            "upgrade" => {}
+            _ => {
+                node.underpass(&["unload", "--force"]).with_context(about)?;
+                let left = node
+                    .netns()
+                    .run(|| fs::read_dir(node.bpf_root()).map_or(0, Iterator::count));
+                ensure!(left == 0, "{left} folders are left: {strike:?}");
+                lab.pod("fresh").with_context(about)?.del()?;
+                // The witness is cut off, and nothing of the rest is true any more.
+                return Ok(());
+            }
+        }
+        // Whoever is loaded now, it can be exchanged for the other, and all is in its place.
+        for build in &builds {
+            upgrade(node, build).with_context(about)?;
+        }
+        other = 0;
+        served().with_context(about)?;
+        witness
+            .call_with_result("CHECK")
+            .run(node)?
+            .silence()
+            .with_context(about)?;
+    }
+    Ok(())
+}
