@@ -208,6 +208,7 @@ pub fn create_hash(
     value_size: usize,
     max_entries: u32,
 ) -> io::Result<OwnedFd> {
+    crate::object::raise_memory_limit();
     let mut attributes = CreateAttributes {
         key_size: u32::try_from(key_size).map_err(io::Error::other)?,
         value_size: u32::try_from(value_size).map_err(io::Error::other)?,

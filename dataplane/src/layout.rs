@@ -51,9 +51,11 @@ impl Pins {
     }
 }
 
-/// Reads the number in `v<number>`.
+/// Reads the number in `v<number>`, or in `next-v<number>`, which an upgrade has left that was killed and can't be ended.
 fn number(name: &OsStr) -> Option<u32> {
-    name.to_str()?.strip_prefix('v')?.parse().ok()
+    let name = name.to_str()?;
+    let name = name.strip_prefix("next-").unwrap_or(name);
+    name.strip_prefix('v')?.parse().ok()
 }
 
 impl Layout {
@@ -182,6 +184,7 @@ mod tests {
     fn folders_of_layouts_have_numbers() {
         assert_eq!(number("v7".as_ref()), Some(7));
         assert_eq!(number("v12".as_ref()), Some(12));
+        assert_eq!(number("next-v8".as_ref()), Some(8));
         for other in ["", "v", "7", "vx", "new-7", "v7.old"] {
             assert_eq!(number(other.as_ref()), None, "{other}");
         }

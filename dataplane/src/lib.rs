@@ -60,8 +60,8 @@ pub enum Error {
     /// A device needs a program that is not loaded, beside those of another build.
     #[error(
         "another build of underpass has loaded the programs at {}, and {programs} of this one can't be added: \
-         run `underpass upgrade`, which has this build take over while traffic goes on, or put that executable back",
-        root.display()
+         run `underpass upgrade --bpf-root {}`, which has this build take over while traffic goes on, or put that executable back",
+        root.display(), root.display()
     )]
     OtherBuild {
         /// The folder of pins.
@@ -72,8 +72,8 @@ pub enum Error {
     /// What is pinned are maps of another build, whose content is another.
     #[error(
         "another build of underpass has loaded what is at {}, and has other entries in {maps}: \
-         run `underpass upgrade`, which has this build take over while traffic goes on, or put that executable back",
-        root.display()
+         run `underpass upgrade --bpf-root {}`, which has this build take over while traffic goes on, or put that executable back",
+        root.display(), root.display()
     )]
     OtherLayout {
         /// The folder of pins.
@@ -84,7 +84,7 @@ pub enum Error {
     /// This build can't take over.
     #[error(
         "this build can't take over what another one has loaded at {}, and nothing was changed: {reason}; \
-         put that executable back, or drain the node, and run `underpass unload`; a reboot does both",
+         put that executable back; or drain the node with it, run `underpass unload`, and install this one",
         root.display()
     )]
     NotUpgradable {
@@ -93,6 +93,12 @@ pub enum Error {
         /// What stands against it.
         reason: String,
     },
+    /// Calls that began before an upgrade do not end.
+    #[error(
+        "nothing was changed: calls of the plugin have had maps open for half a minute, which an upgrade waits for: \
+         `lsof {}` names them; end them, or try again", .0.display()
+    )]
+    Busy(PathBuf),
     /// A file or folder.
     #[error("cannot {action} {}: {source}{}", path.display(), file_remedy(source, path))]
     File {

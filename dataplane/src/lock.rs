@@ -6,9 +6,10 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File, TryLockError},
-    io,
     path::{Path, PathBuf},
     sync::{Arc, LazyLock, Mutex, PoisonError, Weak},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use sha2::{Digest as _, Sha256};
@@ -54,15 +55,24 @@ pub(crate) struct Use {
     _file: Option<File>,
 }
 
+/// Whether a process had maps open before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Order {
+    /// It had not.
+    First,
+    /// It had.
+    Later,
+}
+
 impl Use {
-    /// Waits for an upgrade that is running, or waits itself. All that have maps open in this process share one, as the second
+    /// Waits for an upgrade that is running. All that have maps open in this process share one, as the second
     /// would wait for an upgrade that waits for the first.
-    pub(crate) fn shared(root: &Path) -> Result<Arc<Self>, Error> {
+    pub(crate) fn shared(root: &Path) -> Result<(Arc<Self>, Order), Error> {
         static SHARED: LazyLock<Mutex<BTreeMap<PathBuf, Weak<Use>>>> =
             LazyLock::new(Mutex::default);
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(shared) = shared.get(root).and_then(Weak::upgrade) {
-            return Ok(shared);
+            return Ok((shared, Order::Later));
         }
         let gate = Self::wait(root, "gate")?;
         let file = Self::wait(root, "use")?;
@@ -72,16 +82,27 @@ impl Use {
             _file: file,
         });
         shared.insert(root.to_owned(), Arc::downgrade(&fresh));
-        Ok(fresh)
+        Ok((fresh, Order::First))
     }
 
-    /// Makes later calls wait, and waits for all that are there.
+    /// Makes later calls wait, and waits for all that are there; not for ever, as one of these may wait for a process that hangs.
     pub(crate) fn alone(root: &Path) -> Result<Self, Error> {
+        const PATIENCE: Duration = Duration::from_secs(30);
+        const PAUSE: Duration = Duration::from_millis(5);
+        let deadline = Instant::now() + PATIENCE;
         let hold = |purpose| {
             let path = file_of(root, purpose);
             let file = open(&path)?;
-            file.lock().map_err(Error::file("lock", &path))?;
-            Ok::<_, Error>(Some(file))
+            loop {
+                match file.try_lock() {
+                    Ok(()) => return Ok(Some(file)),
+                    Err(TryLockError::WouldBlock) if Instant::now() < deadline => sleep(PAUSE),
+                    Err(TryLockError::WouldBlock) => return Err(Error::Busy(path)),
+                    Err(TryLockError::Error(source)) => {
+                        return Err(Error::file("lock", &path)(source));
+                    }
+                }
+            }
         };
         Ok(Self {
             _gate: hold("gate")?,
@@ -93,11 +114,11 @@ impl Use {
     fn wait(root: &Path, purpose: &str) -> Result<Option<File>, Error> {
         let path = file_of(root, purpose);
         let file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => match open(&path) {
+            Ok(file) => file,
+            Err(_) => match open(&path) {
                 Ok(file) => file,
                 Err(_) => return Ok(None),
             },
-            opened => opened.map_err(Error::file("open the lock", &path))?,
         };
         file.lock_shared().map_err(Error::file("lock", &path))?;
         Ok(Some(file))

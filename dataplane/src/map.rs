@@ -1,6 +1,6 @@
 //! The pinned maps that user space reads and writes, each opened when it is first needed.
 
-use std::{net::IpAddr, os::fd::AsFd as _, sync::Arc};
+use std::{net::IpAddr, os::fd::AsFd as _, path::Path, sync::Arc};
 
 use aya::{
     Pod,
@@ -20,7 +20,7 @@ use underpass_abi::{
     node::{Node, State},
 };
 
-use crate::{Error, Loaded, Pins, bpf, lock::Use, upgrade};
+use crate::{Error, Loaded, Pins, bpf, lock::Use, object, upgrade};
 
 /// Bits of a [`Destination`] before its address.
 const NETWORK_BITS: u32 = 32;
@@ -43,7 +43,25 @@ pub struct Maps {
 impl Maps {
     /// Opens the maps. The pins are complete. Waits for an upgrade that is running, and ends one that was killed.
     pub fn open(pins: &Pins) -> Result<Self, Error> {
-        let in_use = upgrade::settled(pins)?;
+        Self::open_used(pins, upgrade::settled(pins)?)
+    }
+
+    /// Opens the maps, after loading and pinning them and the usual programs if this is the first call since boot. Waits as [`Self::open`]
+    /// does.
+    pub fn open_or_load(root: &Path) -> Result<Self, Error> {
+        Self::open_or_load_sized(root, None)
+    }
+
+    /// Does what [`Self::open_or_load`] does; if it loads, then with flow tables of so many entries (one of
+    /// [`FLOWS_ASKED`](crate::object::FLOWS_ASKED)), else of what the node's memory suggests.
+    pub fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Self, Error> {
+        let pins = Pins::at(root);
+        let in_use = upgrade::settled(&pins)?;
+        object::load_unless_loaded(&pins, flows)?;
+        Self::open_used(&pins, in_use)
+    }
+
+    fn open_used(pins: &Pins, in_use: Arc<Use>) -> Result<Self, Error> {
         Ok(Self {
             _use: in_use,
             pins: pins.clone(),
@@ -55,8 +73,13 @@ impl Maps {
 
     /// Opens the maps, if anything was ever loaded for the calling thread's network namespace.
     pub fn open_existing(pins: &Pins) -> Result<Option<Self>, Error> {
+        if !pins.exist() {
+            // Who only looks makes no lock. Who may not look is told so.
+            return pins.loaded().map(|_| None);
+        }
+        let in_use = upgrade::settled(pins)?;
         match pins.loaded()? {
-            Loaded::Here => Self::open(pins).map(Some),
+            Loaded::Here => Self::open_used(pins, in_use).map(Some),
             Loaded::Nothing | Loaded::Leftover => Ok(None),
         }
     }

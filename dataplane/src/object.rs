@@ -71,32 +71,24 @@ impl Evicting {
     }
 }
 
-/// Opens the pins, after loading and pinning the maps and the usual programs if this is the first call since boot.
-pub fn open_or_load(root: &Path) -> Result<Pins, Error> {
-    open_or_load_sized(root, None)
-}
-
-/// Does what [`open_or_load`] does; if it loads, then with flow tables of so many entries (one of [`FLOWS_ASKED`]),
-/// else of what the node's memory suggests.
-pub fn open_or_load_sized(root: &Path, flows: Option<u32>) -> Result<Pins, Error> {
-    let pins = Pins::at(root);
+/// Loads and pins the maps and the usual programs if this is the first call since boot, with flow tables of so many entries.
+pub(crate) fn load_unless_loaded(pins: &Pins, flows: Option<u32>) -> Result<(), Error> {
     if pins.loaded()? == Loaded::Here {
-        return Ok(pins);
+        return Ok(());
     }
     pins.require_bpffs()?;
-    let _lock = Lock::acquire(root)?;
+    let _lock = Lock::acquire(pins.root())?;
     let _shared = pins.lock()?;
     // Another call may have been first.
     let loaded = pins.loaded()?;
     if loaded == Loaded::Here {
-        return Ok(pins);
+        return Ok(());
     }
     if loaded == Loaded::Leftover {
         // Its devices are gone, and whatever was attached to them.
         pins.remove()?;
     }
-    load(&pins, flows.unwrap_or_else(|| flow_count(memory())))?;
-    Ok(pins)
+    load(pins, flows.unwrap_or_else(|| flow_count(memory())))
 }
 
 /// Removes what calls have left that were killed while they loaded, where nothing is loaded; else the next call that loads would

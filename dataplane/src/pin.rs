@@ -18,7 +18,10 @@ use aya::{
     programs::{ProgramFd, ProgramInfo},
 };
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use underpass_abi::{ABI, map};
+use underpass_abi::{
+    ABI,
+    map::{self, Content},
+};
 
 use crate::{
     Error,
@@ -75,12 +78,12 @@ impl Pins {
     }
 
     /// Tells whether all maps and the usual programs are loaded and pinned, for the calling thread's network
-    /// namespace. Fails if they are pinned for another one that exists, as its devices have other numbers; and if what is pinned
-    /// has maps of another layout.
+    /// namespace. Fails if they are pinned for another one that exists, as its devices have other numbers; and if the maps that
+    /// user space alone writes have another layout. (Those of the programs are theirs, whichever build loaded them.)
     pub fn loaded(&self) -> Result<Loaded, Error> {
         let loaded = self.pinned()?;
         if loaded == Loaded::Here {
-            self.require_layouts()?;
+            self.require_layouts(|map| map.content == Content::Copied)?;
         }
         Ok(loaded)
     }
@@ -105,6 +108,13 @@ impl Pins {
         })
     }
 
+    /// Tells whether anything of this layout is there, shown or about to be.
+    pub(crate) fn exist(&self) -> bool {
+        let (folder, next) = (self.folder(), self.next());
+        // Between the first look and the second, the next ones may have been shown.
+        folder.exists() || next.exists() || folder.exists()
+    }
+
     /// Shows the pins of an upgrade that was killed when it had taken the old ones away: they are complete. Without effect
     /// wherever there is nothing to do, which is what happens.
     fn adopt(&self) {
@@ -115,11 +125,13 @@ impl Pins {
         }
     }
 
-    /// Fails if there are maps of another layout than this build's. What somebody has removed is not its business.
-    fn require_layouts(&self) -> Result<(), Error> {
+    /// Fails if some maps have another layout than this build's, of those that are asked about. What somebody has removed is not its
+    /// business.
+    fn require_layouts(&self, is_asked: impl Fn(&map::Pinned) -> bool) -> Result<(), Error> {
         let there = self.folder().maps()?;
         let other: Vec<_> = map::MAPS
             .iter()
+            .filter(|map| is_asked(map))
             .filter(|map| {
                 let same_name = |pin: &&Pin| pin.name == map.name;
                 there.iter().find(same_name).is_some_and(|pin| !pin.is(map))
@@ -261,7 +273,13 @@ impl Pins {
 
     /// Opens a pinned map.
     pub fn map(&self, name: &'static str) -> Result<MapData, Error> {
-        MapData::from_pin(self.folder().map(name)).map_err(Error::map(name))
+        MapData::from_pin(self.folder().map(name)).map_err(|error| {
+            // It may be another build's.
+            match self.require_layouts(|map| map.name == name) {
+                Err(other @ Error::OtherLayout { .. }) => other,
+                _ => Error::map(name)(error),
+            }
+        })
     }
 
     /// Tells whether a program is pinned: no device needed it before, if not.

@@ -7,34 +7,25 @@
 //! Nobody else has maps open meanwhile ([`Use`]). What is to come is complete, as `next-v<ABI>`, before the first program is exchanged,
 //! so that the next call ends an upgrade that was killed.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    os::fd::{AsFd as _, OwnedFd},
-    path::Path,
-    sync::Arc,
-};
+use std::{io, path::Path, sync::Arc};
 
-use aya::{maps::MapInfo, programs::ProgramInfo};
+use aya::maps::MapInfo;
 use underpass_abi::{
     map::{self, Content, Pinned},
     node::Node,
-};
-use underpass_netlink::{
-    Netlink,
-    filter::Direction,
-    link::{By, Device, Link},
-    xdp::XdpMode,
 };
 
 use crate::{
     Error, Loaded, Pins, bpf, feature, home,
     layout::Layout,
-    lock::{Lock, Use},
-    netkit,
+    lock::{Lock, Order, Use},
     object::{self, build},
     pin::{Folder, Pin},
 };
+
+mod exchange;
+
+use exchange::Exchange;
 
 /// What an upgrade came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -98,8 +89,15 @@ pub fn run(root: &Path) -> Result<Outcome, Error> {
         unfinished.abandon();
         return Err(error);
     }
+    let exchange = match Exchange::prepare(&pins, unfinished.folder()) {
+        Ok(exchange) => exchange,
+        Err(error) => {
+            unfinished.abandon();
+            return Err(error);
+        }
+    };
     unfinished.complete_as_next(&pins)?;
-    let places = take_over(&pins)?;
+    let places = exchange.take_over(&pins)?;
     let with = |wanted: fn(&Fate) -> bool| {
         let found = fates.iter().filter(|(_, fate)| wanted(fate));
         found.map(|(map, _)| map.name).collect()
@@ -120,8 +118,9 @@ pub fn settle(pins: &Pins) -> Result<(), Error> {
 
 /// Waits for an upgrade that is running, ends one that was killed, and keeps later ones waiting.
 pub(crate) fn settled(pins: &Pins) -> Result<Arc<Use>, Error> {
-    let shared = Use::shared(pins.root())?;
-    if !pins.next().exists() {
+    let (shared, order) = Use::shared(pins.root())?;
+    // Who has maps open already would wait for itself.
+    if order == Order::Later || !pins.next().exists() {
         return Ok(shared);
     }
     drop(shared);
@@ -129,7 +128,7 @@ pub(crate) fn settled(pins: &Pins) -> Result<Arc<Use>, Error> {
     let lock = Lock::acquire(pins.root())?;
     end(pins)?;
     drop((lock, alone));
-    Use::shared(pins.root())
+    Ok(Use::shared(pins.root())?.0)
 }
 
 /// Ends an upgrade that was killed, if one was for the calling thread's network namespace.
@@ -138,10 +137,10 @@ fn end(pins: &Pins) -> Result<(), Error> {
     let is_killed =
         pins.next().exists() && matches!(pins.pinned(), Ok(Loaded::Here)) && pins.next().exists();
     if is_killed {
-        take_over(pins).map(drop)
-    } else {
-        Ok(())
+        let _shared = pins.lock()?;
+        Exchange::prepare(pins, &pins.next())?.take_over(pins)?;
     }
+    Ok(())
 }
 
 /// What becomes of a map.
@@ -163,8 +162,7 @@ fn fates(pins: &Pins) -> Result<Vec<(&'static Pinned, Fate)>, Error> {
         let old = there.iter().find(|pin| pin.name == map.name);
         let fate = match (old, map.content) {
             (Some(pin), _) if pin.is(map) => Fate::Shared,
-            // A map that the other build has not: what it is for begins with this one.
-            (_, Content::Dropped) | (None, Content::Copied) => Fate::Dropped,
+            (_, Content::Dropped) => Fate::Dropped,
             (Some(pin), Content::Copied) if pin.layout == map.layout => Fate::Copied(pin.clone()),
             (Some(pin), _) => {
                 return Err(refused(
@@ -172,7 +170,7 @@ fn fates(pins: &Pins) -> Result<Vec<(&'static Pinned, Fate)>, Error> {
                     format!("its map is {pin}, and would have to be {map}"),
                 ));
             }
-            (None, Content::Needed) => {
+            (None, _) => {
                 return Err(refused(pins, format!("it has no map {}", map.name)));
             }
         };
@@ -271,152 +269,4 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 fn info(path: &Path) -> io::Result<(usize, usize)> {
     let info = MapInfo::from_pin(path).map_err(io::Error::other)?;
     Ok((info.key_size() as usize, info.value_size() as usize))
-}
-
-/// A set of programs that is pinned.
-struct Programs {
-    folder: Folder,
-    /// Their names, by the kernel's numbers.
-    names: BTreeMap<u32, String>,
-}
-
-impl Programs {
-    fn of(folder: Folder) -> Result<Self, Error> {
-        let mut names = BTreeMap::new();
-        for name in folder.programs()? {
-            let path = folder.program(&name);
-            let program = ProgramInfo::from_pin(&path)
-                .map_err(io::Error::other)
-                .map_err(Error::file("open the pin", &path))?;
-            names.insert(program.id(), name);
-        }
-        Ok(Self { folder, names })
-    }
-
-    fn open(&self, name: &str) -> Result<OwnedFd, Error> {
-        let path = self.folder.program(name);
-        bpf::open_pin(&path).map_err(Error::file("open the pin", &path))
-    }
-}
-
-/// Where a program sits on a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Hook {
-    Tc(Direction),
-    NetkitPeer,
-    Xdp(XdpMode),
-}
-
-/// A place on a device that has a program of either build.
-struct Place {
-    device: Device,
-    hook: Hook,
-    /// The program that is there.
-    id: u32,
-}
-
-/// Puts the programs of the next pins into the places of those that are there, and shows the pins. If that fails, all
-/// is as it was before. Returns how many places there are.
-fn take_over(pins: &Pins) -> Result<usize, Error> {
-    let netlink = Netlink::open()?;
-    let (old, new) = (Programs::of(pins.folder())?, Programs::of(pins.next())?);
-    let exchanged = exchange(&netlink, &old, &new)
-        .and_then(|places| raise_epoch(&pins.next()).map(|()| places))
-        .and_then(|places| pins.show_next().map(|()| places));
-    if exchanged.is_err() {
-        // The first error matters more than what goes wrong here.
-        if exchange(&netlink, &new, &old).is_ok() {
-            let _ = pins.forget_next();
-        }
-    }
-    exchanged
-}
-
-/// Replaces the programs of one set by those of another, wherever they sit. Those that are there already stay.
-fn exchange(netlink: &Netlink, old: &Programs, new: &Programs) -> Result<usize, Error> {
-    let places = places(netlink, old, new)?;
-    for place in &places {
-        let Some(name) = old.names.get(&place.id) else {
-            continue;
-        };
-        let answer = replace(netlink, place, name, &old.open(name)?, &new.open(name)?);
-        if let Err(error) = answer {
-            // It may have gone meanwhile, as devices do when their container ends.
-            if netlink.link(By::Index(place.device.index))?.is_some() {
-                return Err(error);
-            }
-        }
-    }
-    Ok(places.len())
-}
-
-fn replace(
-    netlink: &Netlink,
-    place: &Place,
-    name: &str,
-    old: &OwnedFd,
-    new: &OwnedFd,
-) -> Result<(), Error> {
-    let Place { device, hook, .. } = place;
-    let (old, new) = (old.as_fd(), new.as_fd());
-    match *hook {
-        Hook::Tc(direction) => {
-            netlink.set_filter(device, direction, new, &format!("underpass_{name}"))?;
-        }
-        Hook::NetkitPeer => netkit::replace(device.index, &device.name, old, new)?,
-        Hook::Xdp(mode) => netlink.replace_xdp(device, mode, old, new)?,
-    }
-    Ok(())
-}
-
-/// Finds all places that have a program of either set.
-fn places(netlink: &Netlink, old: &Programs, new: &Programs) -> Result<Vec<Place>, Error> {
-    let links = netlink.links()?;
-    let of_tc: Vec<_> = links
-        .iter()
-        .flat_map(|link| [Direction::Ingress, Direction::Egress].map(|way| (link, way)))
-        .collect();
-    let asked: Vec<_> = of_tc.iter().map(|(link, way)| (link.index, *way)).collect();
-    let mut places = Vec::new();
-    let mut note = |link: &Link, hook, id| {
-        if old.names.contains_key(&id) || new.names.contains_key(&id) {
-            places.push(Place {
-                device: link.into(),
-                hook,
-                id,
-            });
-        }
-    };
-    for ((link, way), id) in of_tc.into_iter().zip(netlink.filter_programs(&asked)?) {
-        if let Some(id) = id {
-            note(link, Hook::Tc(way), id);
-        }
-    }
-    for link in &links {
-        if link.is_netkit() {
-            for id in netkit::programs(link.index)? {
-                note(link, Hook::NetkitPeer, id);
-            }
-        }
-        for attached in &link.xdp {
-            note(link, Hook::Xdp(attached.mode), attached.program);
-        }
-    }
-    Ok(places)
-}
-
-/// Has every flow validate itself again, by the programs of this build. The epoch is the first word of the state in any layout.
-fn raise_epoch(folder: &Folder) -> Result<(), Error> {
-    let path = folder.map(map::STATE);
-    let raise = || -> io::Result<()> {
-        let state = bpf::open_pin(&path)?;
-        let key = 0_u32.to_ne_bytes();
-        let mut value = bpf::value(&state, &key, info(&path)?.1)?;
-        if let Some(word) = value.first_chunk_mut::<{ size_of::<u32>() }>() {
-            let epoch = u32::from_ne_bytes(*word).checked_add(1).unwrap_or(1);
-            *word = epoch.to_ne_bytes();
-        }
-        bpf::set_value(&state, &key, &mut value)
-    };
-    raise().map_err(Error::file("change the map", &path))
 }

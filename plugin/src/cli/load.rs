@@ -18,8 +18,8 @@ pub(super) fn run(
     flows: Option<u32>,
     out: &mut impl io::Write,
 ) -> Result<(), Failure> {
-    let pins = object::open_or_load_sized(root, flows)?;
-    let maps = Maps::open(&pins)?;
+    let maps = Maps::open_or_load_sized(root, flows)?;
+    let pins = maps.pins().clone();
     let loaded = maps.node()?.flows;
     match flows {
         Some(asked) if asked != loaded => return Err(Failure::Loaded { loaded, asked }),

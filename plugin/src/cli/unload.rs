@@ -9,12 +9,12 @@ use super::Failure;
 
 pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<(), Failure> {
     let pins = Pins::at(root);
+    if let Err(error) = upgrade::settle(&pins) {
+        tracing::warn!("an upgrade was killed, and can't be ended: {error}");
+    }
     if pins.layouts()?.is_empty() {
         writeln!(out, "nothing is loaded at {}", root.display())?;
         return Ok(());
-    }
-    if let Err(error) = upgrade::settle(&pins) {
-        tracing::warn!("an upgrade was killed, and can't be ended: {error}");
     }
     let lock = Lock::acquire(root)?;
     let layouts = pins.layouts()?;
@@ -25,7 +25,6 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
     if attached > 0 && !force {
         return Err(Failure::InUse(attached));
     }
-    pins.tidy(&lock)?;
     let node = Netlink::open()?;
     let links = node.links()?;
     for layout in layouts {
@@ -36,5 +35,5 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
         layout.remove()?;
         writeln!(out, "removed the pins at {}", folder.display())?;
     }
-    Ok(())
+    Ok(pins.tidy(&lock)?)
 }

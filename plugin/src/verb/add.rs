@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use underpass_cni::{CniResult, Error as CniError, Request};
-use underpass_dataplane::{Maps, object};
+use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, Netns, link::By};
 
 use super::{chained, identity, reap_or_warn, require_detached};
@@ -37,8 +37,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     let netns = Netns::open(&path)?.ok_or_else(|| Error::NoNetns(path.clone()))?;
     time.lap("config");
 
-    let pins = object::open_or_load(&conf.bpf_root)?;
-    let mut maps = Maps::open(&pins)?;
+    let mut maps = Maps::open_or_load(&conf.bpf_root)?;
     time.lap("pins");
     let node = Netlink::open()?;
     let pod = netns.run(Netlink::open)??;

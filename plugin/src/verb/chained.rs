@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
-use underpass_dataplane::{Maps, Pins, object};
+use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::{Netlink, Netns, link::Device};
 
 use super::{
@@ -60,8 +60,7 @@ pub(super) fn add(request: &Request, previous: CniResult, name: Name) -> Result<
         return Ok(previous);
     };
     let (node, chained) = look(request, &identity, first)?;
-    let pins = object::open_or_load(&conf.bpf_root)?;
-    let mut maps = Maps::open(&pins)?;
+    let mut maps = Maps::open_or_load(&conf.bpf_root)?;
     let owner = identity.chained_owner();
     let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
     reap_or_warn(&node, &mut maps, &uplinks.indices, &request.conf);
