@@ -5,3 +5,4 @@ pub mod join;
 pub mod learn;
 pub mod table;
 pub mod tracking;
+pub mod translated;

@@ -214,7 +214,8 @@ fn subject<I: Net>(
         return None;
     }
     place.set(&inner.tuple.reversed());
-    find::<I>(&place.key)
+    // The stack translates errors about what it has translated.
+    find::<I>(&place.key).filter(|flow| flow.state & state::BY_STACK == 0)
 }
 
 /// Who an error comes from: where the quoted packet was for the sender itself, that has another

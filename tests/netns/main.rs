@@ -43,6 +43,7 @@ mod soak;
 mod spoofing;
 mod status;
 mod trace;
+mod translated;
 mod twins;
 mod two_networks;
 mod upgrade;

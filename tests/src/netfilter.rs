@@ -230,6 +230,18 @@ impl Netfilter {
             .collect())
     }
 
+    /// Deletes what connection tracking knows of a protocol, as kube-proxy does when an endpoint goes.
+    pub fn delete_entries(&self, family: Family, protocol: &str) -> Result<()> {
+        let family = match family {
+            Family::V4 => "ipv4",
+            Family::V6 => "ipv6",
+        };
+        let mut delete = Command::new("conntrack");
+        delete.args(["-D", "-f", family, "-p", protocol]);
+        // It fails where there is nothing to delete.
+        self.node.netns().output(&mut delete, &[]).map(drop)
+    }
+
     /// Waits until connection tracking has forgotten all that has these words, without anybody's help.
     pub fn outlast(&self, family: Family, words: &[&str]) -> Result<()> {
         let end = Instant::now() + patience::here(3 * LONGEST);

@@ -305,7 +305,27 @@ pub mod state {
     /// TCP: and so did a SYN-ACK. Where a proxy of the stack answers for a server, none of both does,
     /// and sequence numbers change on the way, which no fingerprint tells.
     pub const SYN_ACK: u32 = 1 << 15;
+    /// The stack translates the packets (netfilter, IPVS), and both entries say what it makes of them. That is for the bypass
+    /// alone: to everybody else these are entries that translate nothing.
+    pub const BY_STACK: u32 = 1 << 16;
 }
+
+/// A tuple that a packet entered the stack with, and its fingerprint: by that the packet is known where it comes out with another
+/// tuple.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Signed<A> {
+    /// What the packet had.
+    pub tuple: Tuple<A>,
+    /// Its fingerprint.
+    pub hash: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// How many of these each CPU keeps, by the lowest bits of the fingerprint: more than packets come in a batch (64 of NAPI, of which
+/// flows that are known already need no place).
+pub const SIGNED: u32 = 64;
 
 /// Ticks after which a flow of UDP or SCTP that is heard from both ends is a conversation, not a
 /// question and its answer.
@@ -346,7 +366,7 @@ pub const REFUSED: u32 = 1 << 31;
 use crate::addr::{Addr4, Addr6};
 
 plain!(FragmentPorts, FragmentKey<Addr4>, FragmentKey<Addr6>);
-plain!(for either family: Tuple, Key, Half, Flow);
+plain!(for either family: Tuple, Key, Half, Flow, Signed);
 
 // Programs read MACs in words of two bytes.
 const _: () = assert!(
@@ -359,3 +379,4 @@ const _: () = assert!(size_of::<Tuple<Addr4>>() == 16 && size_of::<Tuple<Addr6>>
 const _: () = assert!(size_of::<Half<Addr4>>() == 72 && size_of::<Half<Addr6>>() == 96);
 const _: () = assert!(size_of::<Flow<Addr4>>() == 176 && size_of::<Flow<Addr6>>() == 224);
 const _: () = assert!(core::mem::offset_of!(Flow<Addr4>, tag) == 0);
+const _: () = assert!(size_of::<Signed<Addr4>>() == 24 && size_of::<Signed<Addr6>>() == 48);

@@ -5,7 +5,7 @@ use core::fmt;
 use crate::{
     addr::{Addr4, Addr6},
     endpoint::{Attachment, Device, Endpoint},
-    flow::{Flow, FragmentPorts, Key},
+    flow::{Flow, FragmentPorts, Key, Signed},
     node::{Node, State},
     port::PortTarget,
 };
@@ -70,12 +70,14 @@ pub const MAPS: &[Pinned] = &[
     Pinned::of::<u32>(XDP_PODS, 1, Content::Copied),
     Pinned::of::<Attachment>(OWNERS, 1, Content::Copied),
     Pinned::of::<u32>(NO_MASQUERADE, 1, Content::Copied),
-    Pinned::of::<Flow<Addr4>>(FLOWS4, 1, Content::Needed),
-    Pinned::of::<Flow<Addr6>>(FLOWS6, 1, Content::Needed),
+    Pinned::of::<Flow<Addr4>>(FLOWS4, 2, Content::Needed),
+    Pinned::of::<Flow<Addr6>>(FLOWS6, 2, Content::Needed),
     Pinned::of::<Key<Addr4>>(SLOTS4, 1, Content::Needed),
     Pinned::of::<Key<Addr6>>(SLOTS6, 1, Content::Needed),
     Pinned::of::<FragmentPorts>(FRAGMENTS4, 1, Content::Dropped),
     Pinned::of::<FragmentPorts>(FRAGMENTS6, 1, Content::Dropped),
+    Pinned::of::<Signed<Addr4>>(SIGNED4, 1, Content::Dropped),
+    Pinned::of::<Signed<Addr6>>(SIGNED6, 1, Content::Dropped),
     Pinned::of::<PortTarget>(PORTS, 1, Content::Copied),
     Pinned::of::<PortTarget>(SHADOWED_PORTS, 1, Content::Copied),
     Pinned::of::<u32>(SERVICE_ADDRESSES, 1, Content::Copied),
@@ -116,6 +118,10 @@ pub const SLOTS6: &str = "SLOTS6";
 pub const FRAGMENTS4: &str = "FRAGMENTS4";
 /// The same for IPv6.
 pub const FRAGMENTS6: &str = "FRAGMENTS6";
+/// Per-CPU array: [`Signed`]`<Addr4>`. Used by the programs alone.
+pub const SIGNED4: &str = "SIGNED4";
+/// The same for IPv6.
+pub const SIGNED6: &str = "SIGNED6";
 /// Hash: [`HostPort`](crate::port::HostPort) to [`PortTarget`].
 pub const PORTS: &str = "PORTS";
 /// Hash: [`ShadowedPort`](crate::port::ShadowedPort) to [`PortTarget`].

@@ -15,7 +15,7 @@ use crate::{
         entry::find,
         join::{stick, suspend},
         learn,
-        tracking::{look_up, note},
+        tracking::{Noted, look_up, note},
     },
     kernel::{
         ETHERNET,
@@ -46,6 +46,7 @@ global!(
             suspend(work);
             return false;
         }
+        let is_by_stack = work.state & state::BY_STACK != 0;
         if work.state & state::STICKY == 0 {
             if must_stick(work) {
                 stick(work);
@@ -57,7 +58,10 @@ global!(
                 return false;
             }
         }
-        note(work);
+        if note(work) == Noted::Incomplete && is_by_stack {
+            suspend(work);
+            return false;
+        }
         count(Counter::Revalidated);
         if work.half.rewrite != 0 && find::<I>(&work.partner_place.key).is_none() {
             restore(work);
@@ -103,6 +107,7 @@ fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
         place: Place { key, end },
         half: copy,
         partner_place,
+        state: known,
         ..
     } = &mut **work;
     if key.0.protocol != protocol::TCP || copy.stamp == ASKED {
@@ -115,7 +120,7 @@ fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
     if !is_old(copy.passed) {
         return false;
     }
-    let opposite = if copy.rewrite == 0 {
+    let opposite = if copy.rewrite == 0 && *known & state::BY_STACK == 0 {
         find::<I>(key).map(|flow| half_of(flow, end.other()).passed)
     } else {
         partner_place.set(&outgoing::<I>(copy, key.0.protocol));

@@ -97,7 +97,10 @@ pub fn remove_partners<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
         if half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
             // Another flow's entry stays; the half that leads nowhere goes when a packet meets it.
-            if find::<I>(&partner).is_some_and(|other| !is_shared(other)) {
+            let is_own = |other: &Flow<I::Addr>| {
+                !is_shared(other) && (other.state ^ flow.state) & state::BY_STACK == 0
+            };
+            if find::<I>(&partner).is_some_and(|other| is_own(other)) {
                 remove_one::<I>(&partner);
             }
         }

@@ -85,7 +85,12 @@ fn opened(flow_state: u32, is_answered: bool, protocol: u8) -> u32 {
         return 0;
     }
     if policy() & policy::LIBERAL == 0 {
-        return state::BYPASS | state::STICKY;
+        // What the stack translates can't end on the bypass: connection tracking has the translation.
+        return if flow_state & state::BY_STACK == 0 {
+            state::BYPASS | state::STICKY
+        } else {
+            0
+        };
     }
     if is_answered { state::BYPASS } else { 0 }
 }

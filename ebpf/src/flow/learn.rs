@@ -6,7 +6,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{End, Flow, Half, action, rewrite, state},
+    flow::{End, Flow, Half, SIGNED, action, rewrite, state},
     node::policy,
     quota::WORLD,
 };
@@ -23,7 +23,7 @@ use crate::{
         quota::{charge, refund},
     },
     flow::{
-        entry::{find, prolong},
+        entry::{find, prolong, remove_all},
         join::{join, suspend},
         table::{At, Share, Stored, store},
         tracking::note,
@@ -45,11 +45,18 @@ use crate::{
     trace,
 };
 
-/// Leaves the packet's fingerprint for the hook where it comes out of the stack.
+/// Leaves the packet's fingerprint for the hook where it comes out of the stack, and notes whose it is.
 #[inline(always)]
 pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>) {
     if head.kind == Kind::Flow {
-        skb.set_hash(fingerprint(constant!(key), &head.tuple));
+        let hash = fingerprint(constant!(key), &head.tuple);
+        skb.set_hash(hash);
+        if let Some(signed) = I::signed(hash % SIGNED) {
+            // SAFETY: an element of this CPU, which no other program looks at meanwhile.
+            let signed = unsafe { &mut *signed };
+            signed.hash = hash;
+            memory::copy(&mut signed.tuple, &head.tuple);
+        }
     }
 }
 
@@ -225,7 +232,7 @@ global!(
 
 /// Notes that a packet which opens TCP, in [`Work::head`], came out of the stack.
 #[inline(always)]
-fn show_opening<I: Net>(work: &mut WorkArea<I>) {
+pub(super) fn show_opening<I: Net>(work: &mut WorkArea<I>) {
     let Work { head, place, .. } = &mut **work;
     let shown = match head.tcp_flags & (tcp::SYN | tcp::ACK) {
         tcp::SYN => state::SYN,
@@ -241,7 +248,7 @@ const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
 
 /// The stack let a packet of this direction through.
 #[inline(always)]
-fn pass<A>(half: &mut Half<A>, uplink: u32) {
+pub(super) fn pass<A>(half: &mut Half<A>, uplink: u32) {
     if half.passed == 0 {
         count(Counter::Learned);
     }
@@ -319,7 +326,7 @@ pub fn is_reachable(queue: u32, pod: &Device) -> bool {
 
 /// [`Half::queue`] of packets to a pod from a device with these flags.
 #[inline(always)]
-fn queue(from: u32, pod: &Device) -> u32 {
+pub(super) fn queue(from: u32, pod: &Device) -> u32 {
     from & flags::NETKIT | pod.flags & flags::SHAPED
 }
 
@@ -355,6 +362,11 @@ fn open<I: Net>(
     payer: Payer,
 ) -> Option<&'static mut Flow<I::Addr>> {
     if let Some(flow) = find::<I>(&work.place.key) {
+        if flow.state & state::BY_STACK != 0 {
+            // Somebody uses the tuple without a translation.
+            remove_all::<I>(&work.place.key, flow);
+            return None;
+        }
         if flow.halves[0].rewrite | flow.halves[1].rewrite != 0 {
             // Whoever translates takes note.
             return Some(flow);

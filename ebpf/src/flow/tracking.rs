@@ -42,7 +42,8 @@ global!(
     /// whether its flow lives. One that was idle for too long is removed, and one whose pod is
     /// gone, or whose host port leads elsewhere.
     ///
-    /// The two entries of a translated flow live as long as the livelier of them.
+    /// The two entries of a translated flow live as long as the livelier of them. What the stack translates is
+    /// nobody else's business: the copy says nothing of it.
     pub fn look_up<I: Net>(work: &mut WorkArea<I>) -> bool {
         let Work {
             head,
@@ -67,7 +68,11 @@ global!(
             return false;
         }
         let tick = tick();
+        let is_by_stack = flow.state & state::BY_STACK != 0;
         if is_alive(flow, tick) {
+            if is_by_stack {
+                copy.rewrite = 0;
+            }
             return true;
         }
         let translating = if copy.rewrite != 0 {
@@ -79,7 +84,11 @@ global!(
             partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
             if let Some(partner) = find::<I>(&partner_place.key)
                 && is_alive(partner, tick)
+                && (partner.state & state::BY_STACK != 0) == is_by_stack
             {
+                if is_by_stack {
+                    copy.rewrite = 0;
+                }
                 return true;
             }
         }
@@ -130,6 +139,9 @@ global!(
         // while.
         let back = half_of(other, partner_place.end.other());
         if !is_answer_to::<I>(back, key, *end) {
+            if flow.state & state::BY_STACK != 0 {
+                return Noted::Incomplete;
+            }
             remove_one::<I>(key);
             return Noted::Gone;
         }

@@ -9,6 +9,7 @@ use crate::{
         join::forget,
         learn::{self, learn_to_pod},
         tracking::look_up,
+        translated::learn_translated,
     },
     icmp_error::error_to_pod,
     kernel::{
@@ -54,6 +55,8 @@ global!(
         if work.head.kind == Kind::Flow {
             if learn::is_unchanged::<I>(&skb, &work.head) {
                 learn_to_pod(work, ctx, skb.arrival(), skb.ifindex());
+            } else if learn_translated(work, ctx, skb.arrival(), skb.ifindex()) {
+                return Err(Verdict::STACK);
             } else {
                 forget(work);
             }

@@ -15,6 +15,7 @@ use crate::{
         join::{forget, suspend},
         learn::{self, learn_to_wire, leave_by_wire, note_others},
         tracking::{look_up, note, withdraw},
+        translated,
     },
     fragment::{
         self,
@@ -85,6 +86,10 @@ global!(
         }
         reorder::lead(work, ctx, reorder::Way::OUT)?;
         if work.head.kind != Kind::Flow || !look_up(work) {
+            return Ok(Left::Unknown);
+        }
+        if work.state & state::BY_STACK != 0 {
+            translated::forget(work);
             return Ok(Left::Unknown);
         }
         let owner = endpoint(work.head.tuple.src.wide()).map(|owner| owner.ifindex);

@@ -11,7 +11,7 @@ use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
     counter::{COUNTER_SLOTS, Counter},
     endpoint::{Attachment, Destination, Device, Endpoint, Owner},
-    flow::{Flow, FragmentKey, FragmentPorts, Key, protocol},
+    flow::{Flow, FragmentKey, FragmentPorts, Key, SIGNED, Signed, protocol},
     node::{Node, State},
     port::{HostPort, PortTarget, ShadowedPort},
 };
@@ -62,6 +62,10 @@ pub(super) static FRAGMENTS4: LruHashMap<FragmentKey<Addr4>, FragmentPorts> =
 #[map]
 pub(super) static FRAGMENTS6: LruHashMap<FragmentKey<Addr6>, FragmentPorts> =
     LruHashMap::with_max_entries(1 << 12, 0);
+#[map]
+pub(super) static SIGNED4: PerCpuArray<Signed<Addr4>> = PerCpuArray::with_max_entries(SIGNED, 0);
+#[map]
+pub(super) static SIGNED6: PerCpuArray<Signed<Addr6>> = PerCpuArray::with_max_entries(SIGNED, 0);
 // Late fragments are rare, and their frames are large.
 #[map]
 pub static HELD: LruHashMap<HeldKey, Held> = LruHashMap::with_max_entries(1 << 8, 0);

@@ -7,13 +7,15 @@ use aya_ebpf::{
 use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
     endpoint::Device,
-    flow::{Flow, FragmentKey, FragmentPorts, Key, Tuple},
+    flow::{Flow, FragmentKey, FragmentPorts, Key, Signed, Tuple},
 };
 use underpass_ebpf::ip::{Ip, V4, V6};
 
 use crate::{
     kernel::{
-        maps::{FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, SLOTS4, SLOTS6, WORK4, WORK6},
+        maps::{
+            FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, SIGNED4, SIGNED6, SLOTS4, SLOTS6, WORK4, WORK6,
+        },
         memory::zeroed,
     },
     model::work::Work,
@@ -32,6 +34,8 @@ pub trait Net: Ip {
     fn slots() -> &'static Array<Key<Self::Addr>>;
     /// Datagrams in pieces.
     fn fragments() -> &'static LruHashMap<FragmentKey<Self::Addr>, FragmentPorts>;
+    /// One of the tuples that were signed last on this CPU.
+    fn signed(place: u32) -> Option<*mut Signed<Self::Addr>>;
     /// The work area of this CPU, see [`WorkArea`](crate::kernel::work_area::WorkArea).
     fn work() -> Option<*mut Work<Self>>;
     /// The address of this family that an entry for both holds.
@@ -81,6 +85,11 @@ impl Net for V4 {
     #[inline(always)]
     fn fragments() -> &'static LruHashMap<FragmentKey<Addr4>, FragmentPorts> {
         &FRAGMENTS4
+    }
+
+    #[inline(always)]
+    fn signed(place: u32) -> Option<*mut Signed<Addr4>> {
+        SIGNED4.get_ptr_mut(place)
     }
 
     #[inline(always)]
@@ -168,6 +177,11 @@ impl Net for V6 {
     #[inline(always)]
     fn fragments() -> &'static LruHashMap<FragmentKey<Addr6>, FragmentPorts> {
         &FRAGMENTS6
+    }
+
+    #[inline(always)]
+    fn signed(place: u32) -> Option<*mut Signed<Addr6>> {
+        SIGNED6.get_ptr_mut(place)
     }
 
     #[inline(always)]

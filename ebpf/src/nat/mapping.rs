@@ -10,7 +10,7 @@ use underpass_ebpf::ip::Ip;
 
 use crate::{
     flow::{
-        entry::{find, is_alive, prolong, remove_one},
+        entry::{find, is_alive, prolong, remove_all, remove_one},
         learn::{enter, leave_to_pod, leave_to_wire},
         table::{At, Share, Stored, store},
         tracking::{self, Noted},
@@ -125,8 +125,14 @@ global!(
         prolong(flow, request.inner.protocol, tick());
         fill_inner::<I>(half_of(flow, end), request);
         // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
-        if find::<I>(key).is_some_and(|known| !is_alive(known, tick())) {
-            remove_one::<I>(key);
+        if let Some(known) = find::<I>(key)
+            && !is_alive(known, tick())
+        {
+            if known.state & state::BY_STACK == 0 {
+                remove_one::<I>(key);
+            } else {
+                remove_all::<I>(key, known);
+            }
         }
         let share = share(request);
         let stored = store(work, At::Place, share);

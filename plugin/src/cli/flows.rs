@@ -87,6 +87,25 @@ impl Line {
         }
     }
 
+    /// Says what the stack makes of the packets of one direction: `client → service ⇒ backend`, or for the answers
+    /// `backend → client ⇒ service → client`.
+    fn translation(&self) -> Option<String> {
+        if !self.state.contains(&BY_STACK) {
+            return None;
+        }
+        let [a, b] = &self.ends;
+        let [there, back] = &self.directions;
+        let ways = [(a, b, there), (b, a, back)];
+        let (from, to, way) = ways
+            .into_iter()
+            .find(|(_, _, way)| way.source.is_some() || way.destination.is_some())?;
+        let behind = way.destination.as_ref().unwrap_or(to);
+        Some(match &way.source {
+            Some(source) => format!("{from} → {to} ⇒ {source} → {behind}"),
+            None => format!("{from} → {to} ⇒ {behind}"),
+        })
+    }
+
     fn print(&self, out: &mut impl io::Write) -> io::Result<()> {
         let Self {
             protocol,
@@ -94,11 +113,12 @@ impl Line {
             directions,
             state,
         } = self;
-        writeln!(
-            out,
-            "{HEADING}{protocol}{HEADING:#} {a} <-> {b} {FAINT}{}{FAINT:#}",
-            state.join(" ")
-        )?;
+        write!(out, "{HEADING}{protocol}{HEADING:#} ")?;
+        match self.translation() {
+            Some(translation) => write!(out, "{translation}")?,
+            None => write!(out, "{a} <-> {b}")?,
+        }
+        writeln!(out, " {FAINT}{}{FAINT:#}", state.join(" "))?;
         for (arrow, direction) in ["->", "<-"].into_iter().zip(directions) {
             let Direction {
                 action,
@@ -173,6 +193,9 @@ const fn describe(action: u8, bits: u32) -> (&'static str, bool) {
     }
 }
 
+/// The stack translates the flow.
+const BY_STACK: &str = "stack-nat";
+
 fn state_names(bits: u32) -> Vec<&'static str> {
     [
         (state::ANSWERED, "answered"),
@@ -183,6 +206,7 @@ fn state_names(bits: u32) -> Vec<&'static str> {
         (state::FIN_B, "<-fin"),
         (state::RST, "reset"),
         (state::OUTER, "outer"),
+        (state::BY_STACK, BY_STACK),
     ]
     .into_iter()
     .filter(|(bit, _)| bits & bit == *bit)
@@ -234,6 +258,26 @@ mod tests {
             ..Half::default()
         };
         [there, back]
+    }
+
+    #[test]
+    fn a_flow_to_a_service_reads_well() {
+        let [_, there] = ways();
+        let there = Half {
+            dst: NODE.into(),
+            dport: 8_080_u16.to_be(),
+            rewrite: rewrite::DST,
+            ..there
+        };
+        let flow = Flow {
+            state: state::ANSWERED | state::BYPASS | state::BY_STACK,
+            halves: [there, Half::default()],
+            ..Flow::default()
+        };
+        let said = printed(&flow);
+        let expected =
+            "tcp 10.0.0.2:40000 → 198.51.100.7:443 ⇒ 192.0.2.1:8080 answered bypass stack-nat\n";
+        assert!(said.starts_with(expected), "{said}");
     }
 
     #[test]

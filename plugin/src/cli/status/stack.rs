@@ -141,7 +141,7 @@ impl NetworkStack {
                     "tracking would call what comes back to it invalid. A connection can still stall if its route changes to an",
                     "uplink without Ethernet headers, or if the path MTU shrinks and a rule in PREROUTING drops invalid packets.",
                     "`sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1` and then `underpass load` let connections that begin",
-                    "after that come back.",
+                    "after that come back, and connections to Services take the bypass, which stay in the stack now.",
                 ];
                 (FAINT, "strict", lines)
             }
@@ -228,7 +228,7 @@ mod tests {
             tracking would call what comes back to it invalid. A connection can still stall if its route changes to an
             uplink without Ethernet headers, or if the path MTU shrinks and a rule in PREROUTING drops invalid packets.
             `sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1` and then `underpass load` let connections that begin
-            after that come back.
+            after that come back, and connections to Services take the bypass, which stay in the stack now.
           Fed every            UDP 9.2 s, ICMP 9.2 s, SCTP 9.2 s
             So often a packet of each direction goes through the stack: connection tracking keeps the flow, and the
             firewall is asked again. It is a third of the shortest net.netfilter.nf_conntrack_*_timeout* that applies,
