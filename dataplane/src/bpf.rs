@@ -101,17 +101,7 @@ struct ElementAttributes {
 }
 
 impl ElementAttributes {
-    fn new(map: BorrowedFd<'_>, key: &u32, value: &mut u32) -> Self {
-        Self {
-            map: map.as_raw_fd().cast_unsigned(),
-            reserved: 0,
-            key: (&raw const *key) as u64,
-            value: (&raw mut *value) as u64,
-            flags: 0,
-        }
-    }
-
-    fn of(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> Self {
+    fn new(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> Self {
         Self {
             map: map.as_raw_fd().cast_unsigned(),
             reserved: 0,
@@ -219,19 +209,13 @@ pub fn create_hash(
 }
 
 /// Sets the entry of a map whose keys and values have four bytes.
-pub(crate) fn update(map: BorrowedFd<'_>, key: u32, mut value: u32) -> io::Result<()> {
-    let mut attributes = ElementAttributes::new(map, &key, &mut value);
-    // SAFETY: key and value outlive the call, and have the sizes of the map's.
-    unsafe { call(Command::MapUpdate, &mut attributes) }?;
-    Ok(())
+pub(crate) fn update(map: BorrowedFd<'_>, key: u32, value: u32) -> io::Result<()> {
+    set_value(map, &key.to_ne_bytes(), &mut value.to_ne_bytes())
 }
 
 /// Tells whether a map whose keys and values have four bytes has the key.
 pub(crate) fn has_key(map: BorrowedFd<'_>, key: u32) -> io::Result<bool> {
-    let mut value = 0;
-    let mut attributes = ElementAttributes::new(map, &key, &mut value);
-    // SAFETY: key and value outlive the call, and have the sizes of the map's.
-    found(unsafe { call(Command::MapLookup, &mut attributes) })
+    found(value(map, &key.to_ne_bytes(), size_of::<u32>()))
 }
 
 /// Gives any key of a map whose keys have four bytes.
@@ -244,7 +228,7 @@ pub(crate) fn first_key(map: BorrowedFd<'_>) -> io::Result<Option<u32>> {
 /// Reads the value of a key, which has as many bytes as are asked for. Not of a map that has values for each CPU.
 pub(crate) fn value(map: impl AsFd, key: &[u8], size: usize) -> io::Result<Vec<u8>> {
     let mut value = vec![0; size];
-    let mut attributes = ElementAttributes::of(map.as_fd(), key, &mut value);
+    let mut attributes = ElementAttributes::new(map.as_fd(), key, &mut value);
     // SAFETY: key and value outlive the call; who asks knows the sizes of the map's.
     unsafe { call(Command::MapLookup, &mut attributes) }?;
     Ok(value)
@@ -252,7 +236,7 @@ pub(crate) fn value(map: impl AsFd, key: &[u8], size: usize) -> io::Result<Vec<u
 
 /// Sets the value of a key, both with the sizes of the map's.
 pub(crate) fn set_value(map: impl AsFd, key: &[u8], value: &mut [u8]) -> io::Result<()> {
-    let mut attributes = ElementAttributes::of(map.as_fd(), key, value);
+    let mut attributes = ElementAttributes::new(map.as_fd(), key, value);
     // SAFETY: as for [`value`].
     unsafe { call(Command::MapUpdate, &mut attributes) }?;
     Ok(())
@@ -287,7 +271,7 @@ fn next_key(map: BorrowedFd<'_>, after: Option<&[u8]>, next: &mut [u8]) -> io::R
 }
 
 /// Tells whether there was an entry.
-fn found(answer: io::Result<libc::c_long>) -> io::Result<bool> {
+fn found<T>(answer: io::Result<T>) -> io::Result<bool> {
     match answer {
         Ok(_) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::{OsStr, OsString},
+    ffi::OsStr,
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
@@ -17,7 +17,7 @@ use crate::{
     Error, Pins, bpf,
     home::{self, Home},
     netkit,
-    pin::{self, HOME, MAPS, PROGRAMS},
+    pin::{self, Folder, HOME, PROGRAMS},
 };
 
 /// The folder of one layout.
@@ -83,22 +83,9 @@ impl Layout {
         if home::read(&self.folder.join(HOME), &self.root)? == Some(Home::Gone) {
             return Ok(0);
         }
-        let path = self.owners()?;
+        let path = Folder::at(&self.folder).any_map(map::OWNERS)?;
         let count = || bpf::count_keys(bpf::open_pin(&path)?.as_fd(), size_of::<Owner>());
         count().map_err(Error::file("read the map", &path))
-    }
-
-    /// Finds the pin of the map of attachments: its name alone until 7, then with its layout.
-    fn owners(&self) -> Result<PathBuf, Error> {
-        let folder = self.folder.join(MAPS);
-        let entries = fs::read_dir(&folder).map_err(Error::file("list", &folder))?;
-        let mut names = entries.flatten().map(|entry| entry.file_name());
-        let is_owners = |name: &OsString| {
-            let name = name.to_string_lossy();
-            name.split('-').next() == Some(map::OWNERS)
-        };
-        let name = names.find(is_owners).unwrap_or_else(|| map::OWNERS.into());
-        Ok(folder.join(name))
     }
 
     /// Takes its programs off devices, wherever they sit there. Returns the names of those that had any.

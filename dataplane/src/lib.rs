@@ -28,7 +28,7 @@ pub mod upgrade;
 pub use map::Maps;
 pub use pin::{Loaded, Pins};
 
-use refusal::{Refusal, file_remedy, remedy};
+use refusal::{Refusal, file_remedy, remedy, upgrade_remedy};
 
 /// Why the dataplane can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -59,9 +59,8 @@ pub enum Error {
     },
     /// A device needs a program that is not loaded, beside those of another build.
     #[error(
-        "another build of underpass has loaded the programs at {}, and {programs} of this one can't be added: \
-         run `underpass upgrade --bpf-root {}`, which has this build take over while traffic goes on, or put that executable back",
-        root.display(), root.display()
+        "another build of underpass has loaded the programs at {}, and {programs} of this one can't be added: {}",
+        root.display(), upgrade_remedy(root)
     )]
     OtherBuild {
         /// The folder of pins.
@@ -71,9 +70,8 @@ pub enum Error {
     },
     /// What is pinned are maps of another build, whose content is another.
     #[error(
-        "another build of underpass has loaded what is at {}, and has other entries in {maps}: \
-         run `underpass upgrade --bpf-root {}`, which has this build take over while traffic goes on, or put that executable back",
-        root.display(), root.display()
+        "another build of underpass has loaded what is at {}, and has other entries in {maps}: {}",
+        root.display(), upgrade_remedy(root)
     )]
     OtherLayout {
         /// The folder of pins.

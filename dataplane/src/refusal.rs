@@ -84,6 +84,14 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
+/// Says what to do about what another build has loaded.
+pub(crate) fn upgrade_remedy(root: &Path) -> String {
+    format!(
+        "run `underpass upgrade --bpf-root {}`, which has this build take over while traffic goes on, or put that executable back",
+        root.display()
+    )
+}
+
 /// Says what to do about a file or folder that can't be used, as it follows the kernel's answer.
 pub(crate) fn file_remedy(error: &io::Error, path: &Path) -> &'static str {
     let has_dot = |part: &OsStr| part.as_encoded_bytes().contains(&b'.');

@@ -73,7 +73,7 @@ pub fn run(root: &Path) -> Result<Outcome, Error> {
     }
     let _shared = pins.lock()?;
     let fates = fates(&pins)?;
-    let before = constants(&pins, &fates)?;
+    let before = constants(&pins)?;
     if before.build == build() && fates.iter().all(|(_, fate)| *fate == Fate::Shared) {
         return Ok(Outcome::Same);
     }
@@ -85,11 +85,9 @@ pub fn run(root: &Path) -> Result<Outcome, Error> {
         ..before
     };
     let unfinished = pins.begin()?;
-    if let Err(error) = prepare(&pins, unfinished.folder(), &fates, node, &programs) {
-        unfinished.abandon();
-        return Err(error);
-    }
-    let exchange = match Exchange::prepare(&pins, unfinished.folder()) {
+    let prepared = prepare(&pins, unfinished.folder(), &fates, node, &programs)
+        .and_then(|()| Exchange::prepare(&pins, unfinished.folder()));
+    let exchange = match prepared {
         Ok(exchange) => exchange,
         Err(error) => {
             unfinished.abandon();
@@ -187,11 +185,8 @@ fn refused(pins: &Pins, reason: String) -> Error {
 }
 
 /// Reads what the programs were loaded with.
-fn constants(pins: &Pins, fates: &[(&'static Pinned, Fate)]) -> Result<Node, Error> {
-    let path = match fates.iter().find(|(map, _)| map.name == map::CONSTANTS) {
-        Some((_, Fate::Copied(pin))) => pins.folder().pin(pin),
-        _ => pins.folder().map(map::CONSTANTS),
-    };
+fn constants(pins: &Pins) -> Result<Node, Error> {
+    let path = pins.folder().any_map(map::CONSTANTS)?;
     let read = || -> io::Result<Node> {
         let mut bytes = bpf::value(&bpf::open_pin(&path)?, &0_u32.to_ne_bytes(), info(&path)?.1)?;
         bytes.resize(size_of::<Node>(), 0);

@@ -338,7 +338,7 @@ fn anybody_translates(
     Ok(())
 }
 
-/// A hundred clients at once, each with many ports, on all CPUs: whoever asks is answered by whom it asked.
+/// Eight talk at once, each from many ports, on all CPUs: whoever asks is answered by whom it asked.
 #[rstest]
 fn many_at_once(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();

@@ -214,10 +214,7 @@ impl Netfilter {
 
     /// What connection tracking knows, a line for each entry: of a family, and with all these words in it.
     pub fn entries(&self, family: Family, words: &[&str]) -> Result<Vec<String>> {
-        let family = match family {
-            Family::V4 => "ipv4",
-            Family::V6 => "ipv6",
-        };
+        let family = conntrack_name(family);
         let listed = self.node.netns().expect(
             Command::new("conntrack").args(["-L", "-f", family, "-o", "extended"]),
             &[],
@@ -232,10 +229,7 @@ impl Netfilter {
 
     /// Deletes what connection tracking knows of a protocol, as kube-proxy does when an endpoint goes.
     pub fn delete_entries(&self, family: Family, protocol: &str) -> Result<()> {
-        let family = match family {
-            Family::V4 => "ipv4",
-            Family::V6 => "ipv6",
-        };
+        let family = conntrack_name(family);
         let mut delete = Command::new("conntrack");
         delete.args(["-D", "-f", family, "-p", protocol]);
         // It fails where there is nothing to delete.
@@ -256,6 +250,14 @@ impl Netfilter {
             );
             thread::sleep(Duration::from_millis(100));
         }
+    }
+}
+
+/// What `conntrack -f` calls a family.
+const fn conntrack_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "ipv4",
+        Family::V6 => "ipv6",
     }
 }
 

@@ -79,9 +79,7 @@ impl Node {
 
     /// What a command of the plugin's command line prints here, where it must succeed.
     pub fn underpass(&self, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(plugin());
-        command.env_clear().args(arguments);
-        self.netns.expect(&mut command, &[])
+        self.underpass_of(plugin(), arguments)
     }
 
     /// What a command of another executable's command line prints here, where it must succeed.

@@ -54,6 +54,11 @@ impl fmt::Display for Pin {
 }
 
 impl Folder {
+    /// Takes a folder of any layout.
+    pub(crate) fn at(folder: &Path) -> Self {
+        Self(folder.to_owned())
+    }
+
     /// Names the place where a map of this build is pinned.
     pub(crate) fn map(&self, name: &str) -> PathBuf {
         let pin = map::pinned(name).map_or_else(|| name.to_owned(), map::Pinned::to_string);
@@ -63,6 +68,15 @@ impl Folder {
     /// Names the place where a map of any build is pinned.
     pub(crate) fn pin(&self, pin: &Pin) -> PathBuf {
         self.0.join(MAPS).join(pin.to_string())
+    }
+
+    /// Names the place where whichever build pinned the map of that name: before layout 8 by its name alone.
+    pub(crate) fn any_map(&self, name: &str) -> Result<PathBuf, Error> {
+        let folder = self.0.join(MAPS);
+        let found = names(&folder)?
+            .into_iter()
+            .find(|pin| pin.split('-').next() == Some(name));
+        Ok(found.map_or_else(|| self.map(name), |pin| folder.join(pin)))
     }
 
     /// Lists the maps that are pinned.

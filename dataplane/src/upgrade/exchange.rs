@@ -189,11 +189,7 @@ fn places(netlink: &Netlink, old: &Programs, new: &Programs) -> Result<Vec<Place
 /// Has every flow validate itself again, by the programs of this build. The epoch is the first word of the state in any layout.
 fn raise_epoch(folder: &Folder) -> Result<(), Error> {
     // Who ends another build's upgrade may know the map by another layout.
-    let pin = folder
-        .maps()?
-        .into_iter()
-        .find(|pin| pin.name == map::STATE);
-    let path = pin.map_or_else(|| folder.map(map::STATE), |pin| folder.pin(&pin));
+    let path = folder.any_map(map::STATE)?;
     let raise = || -> io::Result<()> {
         let state = bpf::open_pin(&path)?;
         let key = 0_u32.to_ne_bytes();
