@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::ser::{PrettyFormatter, Serializer};
 
 use crate::address;
@@ -37,7 +37,7 @@ pub struct Interface {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
     /// Its MTU in bytes.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
     /// The netns as the runtime wrote it; empty for a device of the host.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -83,13 +83,25 @@ pub struct Route {
     )]
     pub gw: Option<IpAddr>,
     /// Path MTU in bytes.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(
+        default,
+        deserialize_with = "given",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub mtu: Option<u32>,
     /// The MSS to announce, in bytes.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(
+        default,
+        deserialize_with = "given",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub advmss: Option<u32>,
     /// The kernel's metric: the lowest wins.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(
+        default,
+        deserialize_with = "given",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub priority: Option<u32>,
     /// The routing table's number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,13 +153,9 @@ impl Dns {
     }
 }
 
-#[expect(
-    clippy::ref_option,
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature that serde calls"
-)]
-fn is_zero(value: &Option<u32>) -> bool {
-    value.is_none_or(|value| value == 0)
+/// A number that others may write as 0 where it is not given, as a plugin in Go does that knows no "absent".
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    Option::deserialize(deserializer).map(|number| number.filter(|number| *number != 0))
 }
 
 impl CniResult {

@@ -1,5 +1,6 @@
 //! `cargo xtask fuzz`: every fuzz target for a while, with instrumentation that needs neither a nightly compiler nor a tool of its own.
 
+use std::fmt::{self, Display, Formatter};
 use std::fs::{self, File};
 use std::num::NonZero;
 use std::panic::resume_unwind;
@@ -17,6 +18,12 @@ use crate::{process, report};
 /// The binaries of the folder `fuzz`.
 const TARGETS: [&str; 4] = ["config", "arguments", "previous_result", "lease_directory"];
 
+/// How many inputs each gets in a repeatable run: about half a minute of one core. A lease directory is one of files.
+const INPUTS: [u64; TARGETS.len()] = [4_000_000, 4_000_000, 6_000_000, 40_000];
+
+/// What every repeatable run begins with; libFuzzer takes 0 for "a random one".
+const SEED: u32 = 1;
+
 /// What libFuzzer needs to see which ways an input took.
 const INSTRUMENTATION: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
@@ -24,6 +31,9 @@ const INSTRUMENTATION: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=
 
 /// How long a target may take to end after its time.
 const GRACE: Duration = Duration::from_secs(30);
+
+/// How long a target may take for the inputs that it was asked to try.
+const REPEATABLE_LIMIT: Duration = Duration::from_mins(10);
 
 /// How many lines of a target that found something are shown.
 const LINES: usize = 40;
@@ -33,9 +43,30 @@ pub(crate) struct Arguments {
     /// For how long each target is run, in seconds.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
+    /// Gives each target the same inputs every time, whatever an earlier run has found.
+    #[arg(long, conflicts_with = "seconds")]
+    repeatable: bool,
     /// One target, not all.
     #[arg(value_parser = TARGETS)]
     target: Option<String>,
+}
+
+/// How much of a target is run.
+#[derive(Clone, Copy)]
+enum Extent {
+    /// Other inputs each time, which build upon those that an earlier run found.
+    Time(Duration),
+    /// So many inputs, the same ones each time: a change is not refused for a fault that was there before it.
+    Inputs(u64),
+}
+
+impl Display for Extent {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Time(time) => write!(f, "for {} s", time.as_secs()),
+            Self::Inputs(inputs) => write!(f, "with {inputs} inputs"),
+        }
+    }
 }
 
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
@@ -54,29 +85,35 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     process::run(&mut build)?;
 
     let one = arguments.target.as_deref();
-    let names: Vec<&str> = TARGETS
+    let targets: Vec<(&str, Extent)> = TARGETS
         .into_iter()
-        .filter(|name| one.is_none_or(|one| one == *name))
+        .zip(INPUTS)
+        .filter(|(name, _)| one.is_none_or(|one| one == *name))
+        .map(|(name, inputs)| {
+            let extent = if arguments.repeatable {
+                Extent::Inputs(inputs)
+            } else {
+                Extent::Time(Duration::from_secs(arguments.seconds))
+            };
+            (name, extent)
+        })
         .collect();
     let folder = target.join(&host).join("release");
     // One target for each core: none waits for another.
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    for names in names.chunks(cores) {
-        report::step(
-            "fuzzing",
-            &format!("{} for {} s", names.join(" and "), arguments.seconds),
-        );
+    for targets in targets.chunks(cores) {
         let outcomes: Vec<_> = thread::scope(|scope| {
-            let runs: Vec<_> = names
+            let runs: Vec<_> = targets
                 .iter()
-                .map(|name| {
+                .map(|(name, extent)| {
+                    report::step("fuzzing", &format!("{name} {extent}"));
                     let program = folder.join(name);
-                    scope.spawn(move || fuzz(workspace, &program, arguments.seconds))
+                    scope.spawn(move || fuzz(workspace, &program, *extent))
                 })
                 .collect();
             runs.into_iter().map(ScopedJoinHandle::join).collect()
         });
-        for (name, outcome) in names.iter().zip(outcomes) {
+        for ((name, _), outcome) in targets.iter().zip(outcomes) {
             match outcome {
                 Ok(runs) => report::step("survived", &format!("{name}: {} inputs", runs?)),
                 Err(panic) => resume_unwind(panic),
@@ -86,8 +123,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     Ok(())
 }
 
-/// Runs a target for its time: how many inputs it was given.
-fn fuzz(workspace: &Workspace, program: &Path, seconds: u64) -> anyhow::Result<u64> {
+/// Runs a target: how many inputs it was given.
+fn fuzz(workspace: &Workspace, program: &Path, extent: Extent) -> anyhow::Result<u64> {
     let name = program.file_name().context("a target without a name")?;
     let folder = |what: &str| {
         let path = workspace.target.join("fuzz").join(what).join(name);
@@ -95,23 +132,33 @@ fn fuzz(workspace: &Workspace, program: &Path, seconds: u64) -> anyhow::Result<u
             .map(|()| path.clone())
             .with_context(|| format!("cannot make {}", path.display()))
     };
-    let (corpus, findings) = (folder("corpus")?, folder("findings")?);
+    let findings = folder("findings")?;
     let log = folder("log")?.join("output");
     let output =
         File::create(&log).with_context(|| format!("cannot write to {}", log.display()))?;
     let mut fuzzer = Command::new(program);
     fuzzer
-        .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-artifact_prefix={}/", findings.display()))
         .arg(format!(
             "-dict={}",
             workspace.root.join("fuzz/words.dict").display()
         ))
         .args(["-timeout=10", "-print_final_stats=1"])
-        .arg(&corpus)
         .stdout(Stdio::null())
         .stderr(output);
-    let outcome = process::run_within(&mut fuzzer, Duration::from_secs(seconds) + GRACE);
+    let limit = match extent {
+        Extent::Time(time) => {
+            fuzzer
+                .arg(format!("-max_total_time={}", time.as_secs()))
+                .arg(folder("corpus")?);
+            time + GRACE
+        }
+        Extent::Inputs(inputs) => {
+            fuzzer.args([format!("-runs={inputs}"), format!("-seed={SEED}")]);
+            REPEATABLE_LIMIT
+        }
+    };
+    let outcome = process::run_within(&mut fuzzer, limit);
     let said = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
     let said = String::from_utf8_lossy(&said);
     outcome.with_context(|| {

@@ -13,7 +13,7 @@ fn net() -> impl Strategy<Value = IpNet> {
     prop_oneof![v4, v6].prop_map(|net| net.expect("the length is in bounds"))
 }
 
-/// Non-zero, as zero and absent are the same.
+/// Never 0, which counts as absent.
 fn attribute() -> impl Strategy<Value = Option<u32>> {
     prop::option::of(1..u32::MAX)
 }
@@ -97,4 +97,21 @@ proptest! {
             prop_assert!(read.ips.len() <= 2);
         }
     }
+}
+
+#[test]
+fn an_attribute_of_zero_counts_as_absent() {
+    let document = serde_json::json!({
+        "interfaces": [{"name": "eth0", "mtu": 0}],
+        "routes": [{"dst": "10.0.0.0/8", "mtu": 0, "advmss": 0, "priority": 0, "table": 0, "scope": 0}],
+    });
+    let result = CniResult::from_value(&document, Version::V1_1_0).expect("a result");
+    assert_eq!(result.interfaces[0].mtu, None);
+    let route = &result.routes[0];
+    assert_eq!(
+        (route.mtu, route.advmss, route.priority),
+        (None, None, None)
+    );
+    assert_eq!((route.table, route.scope), (Some(0), Some(0)));
+    assert_eq!(reread(&result, Version::V1_1_0), result);
 }
