@@ -3,6 +3,7 @@
 pub mod entry;
 pub mod join;
 pub mod learn;
+pub mod signed;
 pub mod table;
 pub mod tracking;
 pub mod translated;

@@ -109,6 +109,15 @@ pub enum Dad {
     Off,
 }
 
+/// The rule for the node's connection tracking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Conntrack {
+    /// It takes TCP as the node's administrator has set it.
+    AsItIs,
+    /// It is made to take TCP of which it did not see all.
+    Liberal,
+}
+
 /// What ADD, CHECK and STATUS need to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Conf {
@@ -128,6 +137,8 @@ pub struct Conf {
     pub half_open_limit: Option<u32>,
     /// When flows leave the host's stack.
     pub bypass: Bypass,
+    /// How the node's connection tracking takes TCP.
+    pub conntrack: Conntrack,
     /// Who takes known flows from the world first.
     pub xdp: Xdp,
     /// What becomes of packets in another's name.
@@ -167,6 +178,7 @@ struct Keys {
     max_half_open_flows: Option<i64>,
     uplinks: Option<Vec<String>>,
     bypass: Option<Bypass>,
+    conntrack_liberal: bool,
     xdp: Option<Xdp>,
     anti_spoof: Option<bool>,
     macspoofchk: Option<bool>,
@@ -237,6 +249,11 @@ impl Conf {
                 .uplinks
                 .map(|list| list.into_iter().map(Glob::new).collect()),
             bypass: keys.bypass.unwrap_or_default(),
+            conntrack: if keys.conntrack_liberal {
+                Conntrack::Liberal
+            } else {
+                Conntrack::AsItIs
+            },
             xdp: keys.xdp.unwrap_or_default(),
             spoofing: if anti_spoof {
                 Spoofing::Dropped

@@ -14,7 +14,7 @@ use underpass_netlink::{
 
 use crate::{
     conf::{
-        Bypass, Conf, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing,
+        Bypass, Conf, Conntrack, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing,
         bandwidth::Bandwidth,
         port::{Binding, bindings},
     },
@@ -75,6 +75,8 @@ pub struct Plan {
     pub routes: Vec<Route>,
     /// How the kernel treats addresses that the container adds later.
     pub dad: Dad,
+    /// How the node's connection tracking takes TCP.
+    pub conntrack: Conntrack,
     /// Bits of [`device`].
     pub flags: u32,
     /// Destinations that see the container's own address.
@@ -138,6 +140,7 @@ impl Plan {
             mtu,
             routes: container_routes(&ips, &routes),
             dad: conf.dad,
+            conntrack: conf.conntrack,
             flags: flags(conf, driver),
             no_masquerade: no_masquerade(conf, &addresses, subnets),
             masquerade_addresses: conf.masquerade_addresses.clone(),

@@ -199,9 +199,7 @@ fn a_forged_end_ends_no_connection(
     needs_root!();
     // Connection tracking would drop the forged packet, unless it is liberal.
     let lab = Lab::open()?;
-    lab.node
-        .netns()
-        .set_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1")?;
+    lab.firewall.set_liberal(true)?;
     lab.world.route_pods()?;
     let conf = lab.conf().with("ipMasq", masquerade);
     let pod = lab.pod_with("a", &conf)?;

@@ -16,9 +16,6 @@ const INSIDE: u16 = 80;
 /// A port of the node that leads to [`INSIDE`].
 const HOST: u16 = 8080;
 
-/// Whether connection tracking takes TCP whose windows it does not know.
-const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
-
 /// Between two packets of a kind.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -31,7 +28,7 @@ fn an_opening_is_seen_as_a_whole(
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    lab.node.netns().set_sysctl(LIBERAL, "1")?;
+    lab.firewall.set_liberal(true)?;
     let conf = lab.conf();
     let ranges = ["10.88.0.200", "fd00:88::c8"].map(|start| json!({ "rangeStart": start }));
     let ranges: Vec<Value> = Family::BOTH
@@ -133,7 +130,7 @@ fn connections_outlive_a_stricter_connection_tracking(
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    lab.node.netns().set_sysctl(LIBERAL, "1")?;
+    lab.firewall.set_liberal(true)?;
     let (a, b) = (lab.pod("a")?, lab.pod("b")?);
     let _server = tcp::Server::start(b.netns(), family.port(INSIDE))?;
     let mut client = tcp::Client::connect(a.netns(), b.at(family, INSIDE))?;
@@ -141,7 +138,7 @@ fn connections_outlive_a_stricter_connection_tracking(
         client.exchange(5_000_000, 5_000_000)?;
         thread::sleep(Duration::from_secs(1));
     }
-    lab.node.netns().set_sysctl(LIBERAL, "0")?;
+    lab.firewall.set_liberal(false)?;
     let _another = lab.pod("c")?;
     let start = Instant::now();
     while start.elapsed() < patience::here(Duration::from_secs(4)) {
@@ -160,7 +157,7 @@ fn connections_outlive_a_stricter_connection_tracking(
 #[rstest]
 fn connections_through_a_syn_proxy(
     #[values(V4, V6)] family: Family,
-    #[values("0", "1")] liberal: &str,
+    #[values(false, true)] liberal: bool,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::open()?;
@@ -188,10 +185,10 @@ fn connections_through_a_syn_proxy(
         ("net/netfilter/nf_conntrack_tcp_loose", "0"),
         ("net/ipv4/tcp_syncookies", "1"),
         ("net/ipv4/tcp_timestamps", "1"),
-        (LIBERAL, liberal),
     ] {
         node.set_sysctl(key, value)?;
     }
+    lab.firewall.set_liberal(liberal)?;
     let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
     let _server = tcp::Server::start(pod.netns(), family.port(INSIDE))?;
     for _ in 0..3 {

@@ -113,9 +113,7 @@ impl Since {
     /// A lab whose connection tracking takes such packets.
     fn lab(self) -> Result<Lab> {
         let lab = Lab::new()?;
-        let liberal = if self == Self::Middle { "1" } else { "0" };
-        let key = "net/netfilter/nf_conntrack_tcp_be_liberal";
-        lab.node.netns().set_sysctl(key, liberal)?;
+        lab.firewall.set_liberal(self == Self::Middle)?;
         Ok(lab)
     }
 }

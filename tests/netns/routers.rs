@@ -20,7 +20,7 @@ const HOST: u16 = 8080;
 const NARROW: u32 = 1300;
 
 /// The address of the world on that link, and of what is behind it.
-fn beyond(family: Family) -> [IpAddr; 2] {
+pub(crate) fn beyond(family: Family) -> [IpAddr; 2] {
     [1, 2].map(|last| match family {
         V4 => IpAddr::from(Ipv4Addr::new(198, 18, 0, last)),
         V6 => Ipv6Addr::new(0x2001, 0xdb8, 0x18, 0, 0, 0, 0, last.into()).into(),
@@ -28,7 +28,7 @@ fn beyond(family: Family) -> [IpAddr; 2] {
 }
 
 /// A namespace behind the world.
-fn far(lab: &Lab) -> Result<Netns> {
+pub(crate) fn far(lab: &Lab) -> Result<Netns> {
     let (world, far) = (lab.world.netns(), lab.node.netns().sibling("far")?);
     world.cable("far", &far, "eth0", NARROW)?;
     for (family, bits) in [(V4, 24), (V6, 64)] {

@@ -23,17 +23,25 @@ use underpass_tests::{
 
 use crate::kube_proxy::{BY_POD, PORT, Scene};
 
-/// Connection tracking takes TCP of which it did not see all. The next ADD sees that.
-fn make_liberal_before(lab: &Lab) -> Result<()> {
-    let key = "net/netfilter/nf_conntrack_tcp_be_liberal";
-    lab.node.netns().set_sysctl(key, "1")
+mod hostile;
+mod ipvs;
+mod rules;
+mod world;
+
+/// Connection tracking takes TCP of which it did not see all, or not any more. Where containers are attached already, the node's sysctls
+/// are looked at again.
+fn set_liberal(lab: &Lab, liberal: bool) -> Result<()> {
+    lab.firewall.set_liberal(liberal)?;
+    lab.node.underpass(&["load"]).map(drop)
 }
 
-/// The same where containers are attached already.
-fn make_liberal(lab: &Lab) -> Result<()> {
-    make_liberal_before(lab)?;
-    // The node's sysctls are looked at again.
-    lab.node.underpass(&["load"]).map(drop)
+/// Connection tracking is liberal, and forgets idle connections within three seconds.
+fn make_forgetful(lab: &Lab) -> Result<()> {
+    for timer in ["established", "unacknowledged", "max_retrans"] {
+        let key = format!("net/netfilter/nf_conntrack_tcp_timeout_{timer}");
+        lab.node.netns().set_sysctl(&key, "3")?;
+    }
+    set_liberal(lab, true)
 }
 
 /// Nearly all of so many packets must pass the node by the bypass.
@@ -62,7 +70,7 @@ fn connections_to_a_service(
 ) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family, mode)?;
-    make_liberal(&scene.lab)?;
+    set_liberal(&scene.lab, true)?;
     let service = family.service_at(BY_POD);
     for _ in 0..3 {
         let meter = Meter::start(&scene.lab.node)?;
@@ -88,6 +96,34 @@ fn strict_tracking_keeps_connections(#[values(V4, V6)] family: Family) -> Result
     meter.expect_no_bypass()
 }
 
+/// A network may ask for it: its ADD sets what connections by a Service need, and CHECK says when somebody has set it back.
+#[rstest]
+fn a_network_makes_connection_tracking_liberal(#[values(V4, V6)] family: Family) -> Result<()> {
+    const KEY: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+    needs_root!();
+    let scene = Scene::set(family, Iptables)?;
+    let node = scene.lab.node.netns();
+    ensure!(node.sysctl(KEY)? == "0", "no network has asked for it");
+    let conf = scene.lab.conf().with("conntrackLiberal", true);
+    let client = scene.lab.pod_with("asking", &conf)?;
+    ensure!(node.sysctl(KEY)? == "1", "the ADD has set it");
+    let meter = Meter::start(&scene.lab.node)?;
+    tcp::Client::connect(client.netns(), family.service_at(BY_POD))?.chat(MANY)?;
+    meter.expect(Counter::BypassPeer, MOST)?;
+    let check = |pod: &Pod| pod.call_with_result("CHECK").run(&scene.lab.node);
+    check(&client)?.silence()?;
+    scene.lab.firewall.set_liberal(false)?;
+    let error = check(&client)?.error()?;
+    ensure!(
+        error
+            .to_string()
+            .contains("nf_conntrack_tcp_be_liberal is 0"),
+        "{error}"
+    );
+    // Nobody else has asked.
+    check(&scene.client)?.silence()
+}
+
 /// Both ends are one pod, and both addresses are translated.
 #[rstest]
 fn a_pod_asks_itself(
@@ -96,7 +132,7 @@ fn a_pod_asks_itself(
 ) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family, mode)?;
-    make_liberal(&scene.lab)?;
+    set_liberal(&scene.lab, true)?;
     let service = family.service_at(BY_POD);
     let meter = Meter::start(&scene.lab.node)?;
     let mut client = udp::Client::open(scene.backend.netns(), family)?;
@@ -117,11 +153,7 @@ fn a_connection_outlives_its_entry(
 ) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family, mode)?;
-    for timer in ["established", "unacknowledged", "max_retrans"] {
-        let key = format!("net/netfilter/nf_conntrack_tcp_timeout_{timer}");
-        scene.lab.node.netns().set_sysctl(&key, "3")?;
-    }
-    make_liberal(&scene.lab)?;
+    make_forgetful(&scene.lab)?;
     let mut client = tcp::Client::connect(scene.client.netns(), family.service_at(BY_POD))?;
     client.chat(MANY)?;
     scene.lab.firewall.outlast(family, &["tcp"])?;
@@ -136,14 +168,12 @@ fn a_connection_outlives_its_entry(
 fn connection_tracking_becomes_strict(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family, Iptables)?;
-    make_liberal(&scene.lab)?;
+    set_liberal(&scene.lab, true)?;
     let service = family.service_at(BY_POD);
     let mut old = tcp::Client::connect(scene.client.netns(), service)?;
     old.chat(MANY)?;
     old.exchange(3_000_000, 3_000_000)?;
-    let key = "net/netfilter/nf_conntrack_tcp_be_liberal";
-    scene.lab.node.netns().set_sysctl(key, "0")?;
-    scene.lab.node.underpass(&["load"])?;
+    set_liberal(&scene.lab, false)?;
     let meter = Meter::start(&scene.lab.node)?;
     old.chat(MANY)?;
     old.exchange(3_000_000, 3_000_000)?;
@@ -181,6 +211,17 @@ fn service(family: Family, transport: Transport, endpoints: Vec<SocketAddr>) -> 
     }
 }
 
+/// Asks, and is answered each time, until whatever was learned of an endpoint that has gone is over.
+fn ask_until_moved(asking: &mut udp::Client, cluster: SocketAddr) -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(11);
+    let start = Instant::now();
+    while start.elapsed() < patience::here(LIMIT) {
+        asking.ask(cluster, 100)?;
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
 /// An endpoint goes: kube-proxy writes its rules, and deletes what connection tracking has of it. Whoever talks to it by UDP reaches the
 /// other one within ten seconds, by the bypass; an idle client at once or later.
 #[rstest]
@@ -188,7 +229,6 @@ fn an_endpoint_goes(
     #[values(V4, V6)] family: Family,
     #[values(Iptables, Nftables)] mode: Mode,
 ) -> Result<()> {
-    const LIMIT: Duration = Duration::from_secs(11);
     needs_root!();
     let lab = Lab::new()?;
     let (client, old, new) = (lab.pod("client")?, lab.pod("old")?, lab.pod("new")?);
@@ -211,11 +251,7 @@ fn an_endpoint_goes(
     proxy(&new)?;
     lab.firewall.delete_entries(family, "udp")?;
     let line = Capture::start(old.netns(), Pod::IFNAME)?;
-    let start = Instant::now();
-    while start.elapsed() < patience::here(LIMIT) {
-        asking.ask(cluster, 100)?;
-        thread::sleep(Duration::from_millis(100));
-    }
+    ask_until_moved(&mut asking, cluster)?;
     let before = line.frames().len();
     let meter = Meter::start(&lab.node)?;
     asking.chat(cluster, MANY)?;
@@ -237,7 +273,7 @@ fn a_source_port_is_shared(
 ) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family, mode)?;
-    make_liberal(&scene.lab)?;
+    set_liberal(&scene.lab, true)?;
     let (cluster, direct) = (family.service_at(BY_POD), scene.backend.at(family, PORT));
     let mut client = udp::Client::open(scene.client.netns(), family)?;
     for times in [1, 2, 3, 10, 1] {
@@ -289,53 +325,17 @@ fn a_backend_is_replaced(#[values(V4, V6)] family: Family) -> Result<()> {
     Ok(())
 }
 
-/// Rules of somebody else: whatever goes to this address goes to the pod, and some of it with another source as well.
-fn rules(family: Family, backend: &Pod, source: &str) -> String {
-    let (ip, to) = match family {
-        V4 => ("ip", backend.ip(family).to_string()),
-        V6 => ("ip6", format!("[{}]", backend.ip(family))),
-    };
-    let service = family.service();
-    format!(
-        "table inet somebody {{
-            chain in {{
-                type nat hook prerouting priority dstnat; policy accept;
-                {ip} daddr {service} dnat {ip} to {to}
-            }}
-            chain out {{
-                type nat hook postrouting priority srcnat; policy accept;
-                ct status dnat {source}
-            }}
-        }}"
-    )
-}
-
-/// Each connection of a client gets another port at random, and another address; so does the identifier of a ping.
-#[rstest]
-fn anybody_translates(
-    #[values(V4, V6)] family: Family,
-    #[values("accept", "masquerade fully-random")] source: &str,
-) -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    make_liberal_before(&lab)?;
-    let (client, backend) = (lab.pod("client")?, lab.pod("backend")?);
-    let _server = serve(backend.netns(), backend.at(family, PORT))?;
-    lab.firewall.load(&rules(family, &backend, source))?;
-    let service = family.service_at(PORT);
-    let meter = Meter::start(&lab.node)?;
-    let mut most = 0;
-    for _ in 0..3 {
-        udp::Client::open(client.netns(), family)?.chat(service, MANY)?;
-        tcp::Client::connect(client.netns(), service)?.chat(MANY)?;
-        let mut ping = ping::Ping::new(client.netns(), service.ip())?;
-        for _ in 0..MANY {
-            ping.echo(56)?;
-        }
-        most += 3 * MOST;
-        meter.expect(Counter::BypassPeer, most)?;
-    }
-    Ok(())
+/// Has so many talk at the same time, each with a number of its own.
+fn at_once(talks: u32, talk: impl Fn(u32) -> Result<()> + Sync) -> Result<()> {
+    let talk = &talk;
+    thread::scope(|scope| {
+        let talks: Vec<_> = (0..talks)
+            .map(|number| scope.spawn(move || talk(number)))
+            .collect();
+        talks
+            .into_iter()
+            .try_for_each(|talk| talk.join().expect("it does not panic"))
+    })
 }
 
 /// Eight talk at once, each from many ports, on all CPUs: whoever asks is answered by whom it asked.
@@ -343,30 +343,21 @@ fn anybody_translates(
 fn many_at_once(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let scene = Scene::set(family, Nftables)?;
-    make_liberal(&scene.lab)?;
+    set_liberal(&scene.lab, true)?;
     let (service, direct) = (family.service_at(BY_POD), scene.backend.at(family, PORT));
-    thread::scope(|scope| {
-        let talks: Vec<_> = (0..8)
-            .map(|number| {
-                let client = scene.client.netns();
-                scope.spawn(move || -> Result<()> {
-                    for round in 0..20 {
-                        let to = if (number + round) % 3 == 0 {
-                            direct
-                        } else {
-                            service
-                        };
-                        udp::Client::open(client, family)?.chat(to, 10)?;
-                        let mut tcp = tcp::Client::connect(client, to)?;
-                        tcp.chat(5)?;
-                        tcp.exchange(100_000, 100_000)?;
-                    }
-                    Ok(())
-                })
-            })
-            .collect();
-        talks
-            .into_iter()
-            .try_for_each(|talk| talk.join().expect("it does not panic"))
+    let client = scene.client.netns();
+    at_once(8, |number| {
+        for round in 0..20 {
+            let to = if (number + round) % 3 == 0 {
+                direct
+            } else {
+                service
+            };
+            udp::Client::open(client, family)?.chat(to, 10)?;
+            let mut tcp = tcp::Client::connect(client, to)?;
+            tcp.chat(5)?;
+            tcp.exchange(100_000, 100_000)?;
+        }
+        Ok(())
     })
 }

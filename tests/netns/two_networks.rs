@@ -395,9 +395,7 @@ fn who_gets_a_used_number_gets_no_addresses(#[values(V4, V6)] family: Family) ->
 fn a_connection_moves_to_a_network_without_bypass(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    lab.node
-        .netns()
-        .set_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1")?;
+    lab.firewall.set_liberal(true)?;
     let first = lab.pod("both")?;
     let also = first.also(SECOND, &without_routes(second(&lab)).with("bypass", "off"))?;
     let server = lab.pod("server")?;

@@ -79,6 +79,13 @@ impl Ends {
         written(|frame| segment.write(frame, &[]))
     }
 
+    /// A segment that no connection has: it begins and ends one.
+    #[must_use]
+    pub fn syn_fin(&self, sport: u16, dport: u16) -> Vec<u8> {
+        let segment = self.ip(HOPS).tcp(sport, dport, 1, 64_000).syn().fin();
+        written(|frame| segment.write(frame, &[]))
+    }
+
     /// A segment in the middle of a connection.
     #[must_use]
     pub fn ack(&self, sport: u16, dport: u16, payload: &[u8]) -> Vec<u8> {

@@ -22,17 +22,20 @@ pub enum Facility {
     Fq,
     /// Pairs of devices whose one end runs programs on what the other sends (6.7).
     Netkit,
+    /// The load balancer that kube-proxy can use in the place of rules.
+    Ipvs,
 }
 
 impl Facility {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Vlan,
         Self::WireGuard,
         Self::Vrf,
         Self::Netem,
         Self::Fq,
         Self::Netkit,
+        Self::Ipvs,
     ];
 
     /// Its module, and the name of its option when the kernel is built.
@@ -44,6 +47,7 @@ impl Facility {
             Self::Netem => ("sch_netem", "CONFIG_NET_SCH_NETEM"),
             Self::Fq => ("sch_fq", "CONFIG_NET_SCH_FQ"),
             Self::Netkit => ("netkit", "CONFIG_NETKIT"),
+            Self::Ipvs => ("ip_vs", "CONFIG_IP_VS"),
         }
     }
 
@@ -56,6 +60,7 @@ impl Facility {
             Self::Netem => ["tc", "qdisc add dev veth root netem delay 1ms"],
             Self::Fq => ["tc", "qdisc add dev veth root fq"],
             Self::Netkit => ["ip", "link add one type netkit"],
+            Self::Ipvs => ["ipvsadm", "-A -t 192.0.2.1:80 -s rr"],
         }
     }
 

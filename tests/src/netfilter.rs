@@ -53,6 +53,9 @@ impl Transport {
     }
 }
 
+/// Whether connection tracking takes TCP of which it did not see all.
+const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+
 /// Firewall rules of a node. A test in which they met an INVALID packet fails when this is dropped.
 #[derive(Debug)]
 pub struct Netfilter {
@@ -86,6 +89,12 @@ impl Netfilter {
             node: Arc::clone(node),
             settled: AtomicBool::new(true),
         }
+    }
+
+    /// Says whether connection tracking takes TCP of which it did not see all. The programs learn of it with the next ADD, or `load`.
+    pub fn set_liberal(&self, liberal: bool) -> Result<()> {
+        let value = if liberal { "1" } else { "0" };
+        self.node.netns().set_sysctl(LIBERAL, value)
     }
 
     /// Loads rules.

@@ -43,7 +43,7 @@ const KERNELS: [&str; 4] = ["5.10", "6.1", "6.12", NEWEST];
 
 /// What `--short` runs: each program on each of its paths, what kernels are known to differ in, and what the machine outside may have no
 /// modules for.
-const SHORT: [&str; 16] = [
+const SHORT: [&str; 19] = [
     "features::the_plugin_knows_what_the_kernel_can_do",
     "from_pod::a_learned_packet_is_rewritten_and_redirected",
     "leftovers::del_without_namespace",
@@ -57,6 +57,9 @@ const SHORT: [&str; 16] = [
     "others_nat::who_connects_again_takes_nothing_from_netfilter",
     "shared_entries::a_pod_that_goes_takes_nothing_from_the_host",
     "spoofing::a_foreign_address",
+    "translated::ipvs",
+    "translated::rules::associations_to_a_service",
+    "translated::world::the_world_reaches_a_pod_by_a_node_port",
     "uplinks::a_queue_that_paces",
     "uplinks::masquerade_and_host_ports_work",
     "uplinks::probes_agree",

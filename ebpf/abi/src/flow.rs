@@ -310,21 +310,24 @@ pub mod state {
     pub const BY_STACK: u32 = 1 << 16;
 }
 
-/// A tuple that a packet entered the stack with, and its fingerprint: by that the packet is known where it comes out with another
+/// A tuple that a packet entered the stack with, and what the packet carries: by that it is known where it comes out with another
 /// tuple.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Signed<A> {
     /// What the packet had.
     pub tuple: Tuple<A>,
-    /// Its fingerprint.
-    pub hash: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Its fingerprint, which is in `skb->hash`; of a packet for an address that no container has its number, which is in
+    /// `skb->tc_index`.
+    pub carried: u32,
+    /// Length that the packet's IP header says, in bytes. What is put into a tunnel carries the same and is longer.
+    pub length: u32,
+    /// Uplink that a packet with a number came in by.
+    pub arrival: u32,
 }
 
-/// How many of these each CPU keeps, by the lowest bits of the fingerprint: more than packets come in a batch (64 of NAPI, of which
-/// flows that are known already need no place).
+/// How many of these each CPU keeps, by the lowest bits of what the packets carry: more than packets come in a batch (64 of NAPI, of
+/// which flows that are known already need no place).
 pub const SIGNED: u32 = 64;
 
 /// Ticks after which a flow of UDP or SCTP that is heard from both ends is a conversation, not a
@@ -379,4 +382,4 @@ const _: () = assert!(size_of::<Tuple<Addr4>>() == 16 && size_of::<Tuple<Addr6>>
 const _: () = assert!(size_of::<Half<Addr4>>() == 72 && size_of::<Half<Addr6>>() == 96);
 const _: () = assert!(size_of::<Flow<Addr4>>() == 176 && size_of::<Flow<Addr6>>() == 224);
 const _: () = assert!(core::mem::offset_of!(Flow<Addr4>, tag) == 0);
-const _: () = assert!(size_of::<Signed<Addr4>>() == 24 && size_of::<Signed<Addr6>>() == 48);
+const _: () = assert!(size_of::<Signed<Addr4>>() == 28 && size_of::<Signed<Addr6>>() == 56);

@@ -3,11 +3,13 @@
 //! A bucket that leaks: each such flow fills it by its pod's [`cost`], an answer takes that out again, and a full bucket runs empty in
 //! [`WINDOW`] ticks, about as long as an unanswered flow is remembered. So it needs no list of flows, and does not have to be told of
 //! those that expired or were evicted. The bucket is one number, the time at which it will have run empty: the value of `HALF_OPEN`,
-//! whose key is the host veth's ifindex (`u32`), with [`WORLD`] for what
-//! the world opens to the pod.
+//! whose key is the host veth's ifindex (`u32`), with [`WORLD`] for what the world opens to the pod, and with [`TRANSLATED`] for what the
+//! stack translates.
 
 /// Bit of the key of the bucket for what the world opens to a pod: it never takes from what the pod may begin itself.
 pub const WORLD: u32 = 1 << 31;
+/// Bit of the key of the bucket for flows that the stack translates: they never take from what others may begin. Ifindexes are below it.
+pub const TRANSLATED: u32 = 1 << 30;
 /// Ticks in which a full bucket runs empty.
 pub const WINDOW: u32 = 128;
 /// Times are ticks with this many binary places.

@@ -176,7 +176,14 @@ global!(
         if half.action != action::WIRE {
             return Way::Lost;
         }
-        let Some(uplink) = find_route(work, ctx, half.in_ifindex, Asked::Way) else {
+        let in_ifindex = half.in_ifindex;
+        if half.rewrite & rewrite::DST != 0 {
+            // The stack translates destinations before it looks for a way, and sources after it.
+            let (dst, dport) = (half.dst, half.dport);
+            let tuple = &mut work.head.tuple;
+            (tuple.dst, tuple.dport) = (dst, dport);
+        }
+        let Some(uplink) = find_route(work, ctx, in_ifindex, Asked::Way) else {
             // For the moment, perhaps: the stack says so to the sender.
             return Way::Stale;
         };
@@ -190,7 +197,7 @@ global!(
             }
             half.out_ifindex = uplink;
             // The answers are expected where the questions leave.
-            if half.rewrite & rewrite::SRC != 0 {
+            if half.rewrite != 0 {
                 let partner = outgoing::<I>(half, work.place.key.0.protocol);
                 work.partner_place.set(&partner);
                 if let Some(partner) = find::<I>(&work.partner_place.key) {

@@ -2,7 +2,7 @@
 
 use underpass_abi::{
     addr::Family as _,
-    flow::{Flow, Half, Key, action, protocol, rewrite, state},
+    flow::{End, Flow, Half, Key, action, protocol, rewrite, state},
 };
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         net::Net,
     },
     model::{
-        direction::outgoing,
+        direction::{half_of, is_answer_to, outgoing},
         state::{is_ending, is_shared},
     },
 };
@@ -83,7 +83,8 @@ pub fn has_key<I: Net>(slot: &Key<I::Addr>, key: &Key<I::Addr>) -> bool {
         && slot.protocol == key.protocol
 }
 
-/// Removes a flow: the entry under `key`, and the other one of each direction that it translates.
+/// Removes a flow: the entry under `key`, and the other one of each direction that it translates. What the stack translates has
+/// entries that live by themselves.
 #[inline(always)]
 pub fn remove_all<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
     // The others first: the memory of an entry that was removed may be another's at once.
@@ -93,18 +94,37 @@ pub fn remove_all<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
 
 #[inline(always)]
 pub fn remove_partners<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) {
+    if flow.state & state::BY_STACK != 0 {
+        return;
+    }
     for half in &flow.halves {
         if half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
             // Another flow's entry stays; the half that leads nowhere goes when a packet meets it.
-            let is_own = |other: &Flow<I::Addr>| {
-                !is_shared(other) && (other.state ^ flow.state) & state::BY_STACK == 0
-            };
+            let is_own =
+                |other: &Flow<I::Addr>| !is_shared(other) && other.state & state::BY_STACK == 0;
             if find::<I>(&partner).is_some_and(|other| is_own(other)) {
                 remove_one::<I>(&partner);
             }
         }
     }
+}
+
+/// Whether `other`, whose `other_end` is the source of what the packets from `end` of a flow leave as, is of the same flow. What the stack
+/// translates may have got the tuple that it had given to another flow before.
+#[inline(always)]
+pub fn is_partner<I: Net>(
+    flow: &Flow<I::Addr>,
+    key: &Key<I::Addr>,
+    end: End,
+    other: &mut Flow<I::Addr>,
+    other_end: End,
+) -> bool {
+    if (flow.state ^ other.state) & state::BY_STACK != 0 {
+        return false;
+    }
+    flow.state & state::BY_STACK == 0
+        || is_answer_to::<I>(half_of(other, other_end.other()), key, end)
 }
 
 /// Removes one entry, and frees its slot at once: one that was written in this tick would be left

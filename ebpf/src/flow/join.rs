@@ -2,15 +2,15 @@
 
 use underpass_abi::{
     counter::Counter,
-    flow::{Flow, Half, action, protocol, rewrite, state},
+    flow::{End, Flow, Half, action, protocol, rewrite, state},
     node::policy,
 };
 
 use crate::{
-    flow::entry::{find, remove_one},
+    flow::entry::{find, is_partner, prolong, remove_one},
     kernel::{
         global::global,
-        maps::{count, device, policy},
+        maps::{count, device, policy, tick},
         net::Net,
         work_area::WorkArea,
     },
@@ -143,6 +143,33 @@ global!(
     }
 );
 
+global!(
+    /// What was learned of the flow at [`Work::place`], if the stack translates it, is not so any more: somebody else has the tuple.
+    pub fn forget_translated<I: Net>(work: &mut WorkArea<I>) {
+        if entry(work).is_some_and(|flow| flow.state & state::BY_STACK != 0) {
+            for_each_entry(work, unlearn);
+            remove_one::<I>(&work.place.key);
+        }
+    }
+);
+
+global!(
+    /// The same where the tuple is one that the stack has given to somebody: the entry stays, and says no more than that.
+    pub fn vacate<I: Net>(work: &mut WorkArea<I>) {
+        for_each_entry(work, unlearn);
+        if let Some(flow) = entry(work)
+            && flow.state & state::BY_STACK != 0
+        {
+            flow.state = state::BY_STACK;
+            for half in &mut flow.halves {
+                half.rewrite = 0;
+                half.action = action::NONE;
+            }
+            prolong(flow, work.place.key.0.protocol, tick());
+        }
+    }
+);
+
 /// The entry at [`Work::place`].
 #[inline(always)]
 fn entry<I: Net>(work: &WorkArea<I>) -> Option<&'static mut Flow<I::Addr>> {
@@ -161,10 +188,12 @@ fn for_each_entry<I: Net>(work: &mut WorkArea<I>, change: impl Fn(&mut Flow<I::A
         ..
     } = &mut **work;
     change(flow);
-    for half in &flow.halves {
+    for (end, half) in [(End::A, &flow.halves[0]), (End::B, &flow.halves[1])] {
         if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 {
             partner_place.set(&outgoing::<I>(half, place.key.0.protocol));
-            if let Some(partner) = find::<I>(&partner_place.key) {
+            if let Some(partner) = find::<I>(&partner_place.key)
+                && is_partner::<I>(flow, &place.key, end, partner, partner_place.end)
+            {
                 change(partner);
             }
         }

@@ -6,13 +6,11 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{End, Flow, Half, SIGNED, action, rewrite, state},
+    flow::{End, Flow, Half, action, protocol, rewrite, state},
     node::policy,
     quota::WORLD,
 };
 use underpass_ebpf::{
-    fingerprint::fingerprint,
-    ip::Head,
     l4::{Kind, tcp},
     packet::Load as _,
 };
@@ -23,15 +21,15 @@ use crate::{
         quota::{charge, refund},
     },
     flow::{
-        entry::{find, prolong, remove_all},
-        join::{join, suspend},
+        entry::{find, prolong},
+        join::{forget_translated, join, suspend},
         table::{At, Share, Stored, store},
         tracking::note,
     },
     kernel::{
         container,
         global::global,
-        maps::{constant, count, device, endpoint, policy, stamp, tick},
+        maps::{count, device, endpoint, policy, stamp, tick},
         memory,
         net::Net,
         route::{Asked, find_route},
@@ -40,31 +38,11 @@ use crate::{
     },
     model::{
         direction::{TWICE, half_of, leaves_as, outgoing, set_outgoing},
+        state::begins,
         work::{Place, Work},
     },
     trace,
 };
-
-/// Leaves the packet's fingerprint for the hook where it comes out of the stack, and notes whose it is.
-#[inline(always)]
-pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>) {
-    if head.kind == Kind::Flow {
-        let hash = fingerprint(constant!(key), &head.tuple);
-        skb.set_hash(hash);
-        if let Some(signed) = I::signed(hash % SIGNED) {
-            // SAFETY: an element of this CPU, which no other program looks at meanwhile.
-            let signed = unsafe { &mut *signed };
-            signed.hash = hash;
-            memory::copy(&mut signed.tuple, &head.tuple);
-        }
-    }
-}
-
-/// Whether the packet came through the stack unchanged.
-#[inline(always)]
-pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
-    skb.hash() == fingerprint(constant!(key), &head.tuple)
-}
 
 global!(
     /// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
@@ -363,8 +341,12 @@ fn open<I: Net>(
 ) -> Option<&'static mut Flow<I::Addr>> {
     if let Some(flow) = find::<I>(&work.place.key) {
         if flow.state & state::BY_STACK != 0 {
-            // Somebody uses the tuple without a translation.
-            remove_all::<I>(&work.place.key, flow);
+            // Somebody uses the tuple without a translation. What connection tracking calls invalid is not translated either.
+            if work.head.tuple.protocol != protocol::TCP || begins(work.head.tcp_flags) {
+                forget_translated(work);
+            } else {
+                suspend(work);
+            }
             return None;
         }
         if flow.halves[0].rewrite | flow.halves[1].rewrite != 0 {

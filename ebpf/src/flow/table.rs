@@ -266,11 +266,12 @@ fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> boo
 #[inline(always)]
 fn is_over<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) -> bool {
     let mut is_over = !is_alive(flow, tick());
+    let has_partner = flow.state & state::BY_STACK == 0;
     for half in &flow.halves {
         if !has_target::<I>(half) || half.in_ifindex != 0 && device(half.in_ifindex).is_none() {
             return true;
         }
-        if is_over && half.rewrite != 0 {
+        if is_over && has_partner && half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
             if find::<I>(&partner).is_some_and(|partner| is_alive(partner, tick())) {
                 is_over = false;

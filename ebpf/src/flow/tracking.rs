@@ -4,12 +4,12 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     flow::{End, Flow, Half, Key, STREAM, Tuple, action, protocol, rewrite, state},
-    quota::WINDOW,
+    quota::{TRANSLATED, WINDOW, WORLD},
 };
 
 use crate::{
     filter::quota::refund,
-    flow::entry::{find, is_alive, is_owned, prolong, remove_all, remove_one},
+    flow::entry::{find, is_alive, is_owned, is_partner, prolong, remove_all, remove_one},
     kernel::{
         global::{global, number},
         host_ports::serving,
@@ -68,29 +68,26 @@ global!(
             return false;
         }
         let tick = tick();
-        let is_by_stack = flow.state & state::BY_STACK != 0;
-        if is_alive(flow, tick) {
-            if is_by_stack {
+        let mut lives = is_alive(flow, tick);
+        if !lives {
+            let (translating, from) = if copy.rewrite != 0 {
+                (&*copy, *end)
+            } else {
+                (&*half_of(flow, end.other()), end.other())
+            };
+            if translating.rewrite != 0 {
+                partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
+                lives = find::<I>(&partner_place.key).is_some_and(|partner| {
+                    is_alive(partner, tick)
+                        && is_partner::<I>(flow, key, from, partner, partner_place.end)
+                });
+            }
+        }
+        if lives {
+            if flow.state & state::BY_STACK != 0 {
                 copy.rewrite = 0;
             }
             return true;
-        }
-        let translating = if copy.rewrite != 0 {
-            &*copy
-        } else {
-            &*half_of(flow, end.other())
-        };
-        if translating.rewrite != 0 {
-            partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
-            if let Some(partner) = find::<I>(&partner_place.key)
-                && is_alive(partner, tick)
-                && (partner.state & state::BY_STACK != 0) == is_by_stack
-            {
-                if is_by_stack {
-                    copy.rewrite = 0;
-                }
-                return true;
-            }
         }
         count(Counter::Expired);
         if is_shared(flow) {
@@ -243,9 +240,22 @@ fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
             flow.state &= !end.charged();
             // After that time the charge has run off.
             if may_refund {
-                refund(half_of(flow, end).in_ifindex);
+                refund(account(flow, end));
             }
         }
+    }
+}
+
+/// The account that a flow was charged to for who is at this end; of what the stack translates it is one of the pod that was reached if it
+/// came from the world.
+#[inline(always)]
+fn account<A>(flow: &mut Flow<A>, end: End) -> u32 {
+    let is_by_stack = flow.state & state::BY_STACK != 0;
+    let half = half_of(flow, end);
+    match (is_by_stack, half.in_ifindex) {
+        (false, pod) => pod,
+        (true, 0) => half.out_ifindex | WORLD | TRANSLATED,
+        (true, pod) => pod | TRANSLATED,
     }
 }
 

@@ -15,9 +15,9 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{SIGNED, Tuple, action, protocol, rewrite, state},
+    flow::{Tuple, action, protocol, rewrite, state},
     node::policy,
-    quota::WORLD,
+    quota::{TRANSLATED, WORLD},
 };
 
 use crate::{
@@ -26,24 +26,28 @@ use crate::{
         quota::{charge, refund},
     },
     flow::{
-        entry::{find, prolong, remove_all, remove_one, remove_partners},
-        join::join,
-        learn::{enter, is_reachable, leave_to_pod, pass, queue, show_opening},
+        entry::{find, prolong, remove_one},
+        join::{forget, join, suspend, vacate},
+        learn::{
+            self, enter, is_reachable, leave_to_pod, leave_to_wire, pass, queue, show_opening,
+        },
+        signed,
         table::{At, Share, Stored, store},
         tracking::note,
     },
     kernel::{
-        container,
+        ETHERNET, container,
         global::{global, number},
         maps::{count, device, endpoint, policy, tick},
         memory,
         net::Net,
+        route::Asked,
         skb::Skb,
         work_area::WorkArea,
     },
     model::{
         direction::{half_of, is_answer_to, leaves_as, set_outgoing},
-        state::{ENDED, begins, unlearn},
+        state::{ENDED, begins},
         work::{Place, Work},
     },
     trace,
@@ -56,14 +60,22 @@ number!(
         Others,
         /// No entry, and none is wanted.
         Nothing,
+        /// No entry: the packet opens a flow.
+        Opening,
+        /// No entry: the packet is an answer.
+        Answer,
+        /// Another flow had the tuple that the packet has now.
+        Taken,
+        /// An entry of a flow that had another translation until now.
+        Moved,
         /// An entry for packets that the stack translates.
         Entry,
     }
 );
 
 global!(
-    /// Learns the direction of the packet in [`Work::head`], which the stack has given another tuple on its way from the pod behind
-    /// `from_ifindex` to the one behind `to_ifindex`. False if it is not known which tuple it had.
+    /// Learns the direction of the packet in [`Work::head`], which the stack has given another tuple on its way from the device
+    /// `from_ifindex` to the pod behind `to_ifindex`, or out of that uplink. False if it is not known which tuple it had.
     pub fn learn_translated<I: Net>(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
@@ -76,29 +88,47 @@ global!(
             // A fragment, or one with options, says nothing of the others.
             return true;
         }
-        let Some(owner) = entered(work, &Skb::new(ctx)) else {
+        let skb = Skb::new(ctx);
+        let Some(arrival) = signed::entered(work, &skb, from_ifindex) else {
             return false;
         };
         // At `partner` is what it had, at `partner_place` and in `head` what it has.
-        let (Some(from), Some(to)) = (device(owner), device(to_ifindex)) else {
+        let owner = endpoint(work.partner.src.wide()).map(|owner| owner.ifindex);
+        if owner.is_some_and(|owner| !container::stands_in(arrival, owner)) {
+            return false;
+        }
+        let (Some(from), Some(to)) = (device(owner.unwrap_or(arrival)), device(to_ifindex)) else {
             return false;
         };
-        let is_forged = !container::stands_in(from_ifindex, owner)
-            || endpoint(work.head.tuple.dst.wide())
-                .is_none_or(|endpoint| endpoint.ifindex != to_ifindex);
-        if is_forged || !may_bypass(work, from, to) {
+        if !may_come(from, owner.is_some()) || !may_bypass(work) || !may_go(work, &skb, owner, to) {
             return false;
         }
         let old = work.partner;
         work.place.set(&old);
-        match prepare_translated(work, owner) {
-            Known::Others => {
-                let Work { head, place, .. } = &mut **work;
-                place.set(&head.tuple);
-                return false;
-            }
-            Known::Nothing => return true,
-            Known::Entry => {}
+        let payer = owner.unwrap_or(to_ifindex | WORLD) | TRANSLATED;
+        let mut known = prepare_translated(work);
+        if known == Known::Taken {
+            locate(work);
+            vacate(work);
+            work.place.set(&old);
+            known = prepare_translated(work);
+        }
+        if known == Known::Others {
+            locate(work);
+            return false;
+        }
+        if known == Known::Moved {
+            forget(work);
+        }
+        let is_there = match known {
+            Known::Entry | Known::Moved => true,
+            // Who opens a flow pays for it, until it is answered.
+            Known::Opening => make(work, payer),
+            Known::Answer => make(work, 0),
+            _ => false,
+        };
+        if !is_there {
+            return true;
         }
         let Work { head, place, .. } = &mut **work;
         let Some(flow) = find::<I>(&place.key) else {
@@ -107,44 +137,76 @@ global!(
         let half = half_of(flow, place.end);
         set_outgoing::<I>(half, &head.tuple);
         half.rewrite = differences(&old, &head.tuple);
-        enter::<I>(half, owner, from);
-        leave_to_pod(half, to_ifindex, to);
-        half.action = action::PEER;
-        pass(half, 0);
+        enter::<I>(half, owner.unwrap_or(0), from);
+        if to.flags & flags::POD != 0 {
+            leave_to_pod(half, to_ifindex, to);
+            half.action = action::PEER;
+        } else {
+            leave_to_wire(half, to_ifindex);
+            half.action = action::WIRE;
+        }
+        pass(half, if owner.is_some() { 0 } else { arrival });
         note(work);
         show_opening(work);
         join(work);
-        trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
+        trace::learned(&work.place.key.0, skb.ifindex());
         true
     }
 );
 
-/// Finds the tuple that the packet in [`Work::head`] entered the stack with, and puts it at [`Work::partner`]. Returns the host veth of
-/// the pod that has its source.
+/// Sets [`Work::place`] to that of the packet in [`Work::head`].
 #[inline(always)]
-fn entered<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Option<u32> {
-    let hash = skb.hash();
-    let signed = I::signed(hash % SIGNED)?;
-    // SAFETY: an element of this CPU, which no other program looks at meanwhile.
-    let signed = unsafe { &*signed };
-    if signed.hash != hash || signed.tuple.protocol != work.head.tuple.protocol {
-        return None;
-    }
-    memory::copy(&mut work.partner, &signed.tuple);
-    endpoint(work.partner.src.wide()).map(|endpoint| endpoint.ifindex)
+fn locate<I: Net>(work: &mut WorkArea<I>) {
+    let Work { head, place, .. } = &mut **work;
+    place.set(&head.tuple);
 }
 
-/// Whether the bypass may carry such packets.
+/// Whether the bypass may carry what comes from this device, which is a pod's if so: not what has no Ethernet header.
 #[inline(always)]
-fn may_bypass<I: Net>(work: &WorkArea<I>, from: &Device, to: &Device) -> bool {
+fn may_come(from: &Device, is_pod: bool) -> bool {
+    if is_pod {
+        const WANTED: u32 = flags::POD | flags::BYPASS;
+        from.flags & WANTED == WANTED
+    } else {
+        from.flags & (flags::POD | flags::LAYER3) == 0
+    }
+}
+
+/// Whether the bypass may carry packets like that in [`Work::head`].
+#[inline(always)]
+fn may_bypass<I: Net>(work: &WorkArea<I>) -> bool {
     let tuple = &work.head.tuple;
-    from.flags & to.flags & flags::POD != 0
-        && from.flags & to.flags & flags::BYPASS != 0
-        && is_reachable(queue(from.flags, to), to)
-        && work.head.plain
+    work.head.plain
         && !is_dhcp(tuple.protocol, tuple.dport)
         && policy() & policy::XFRM == 0
         && (tuple.protocol != protocol::TCP || policy() & policy::LIBERAL != 0)
+}
+
+/// Whether the bypass reaches the device that the packet in [`Work::head`] leaves by, which had the tuple in [`Work::partner`]: a pod
+/// from anywhere, an uplink from the pod behind `owner`.
+#[inline(always)]
+fn may_go<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: Option<u32>, to: &Device) -> bool {
+    if to.flags & flags::POD != 0 {
+        let from = owner.and_then(device).map_or(0, |from| from.flags);
+        return to.flags & flags::BYPASS != 0
+            && is_reachable(queue(from, to), to)
+            && endpoint(work.head.tuple.dst.wide())
+                .is_some_and(|endpoint| endpoint.ifindex == skb.ifindex());
+    }
+    let Some((owner, pod)) = owner.and_then(|owner| Some((owner, device(owner)?))) else {
+        return false;
+    };
+    if work.head.l3 != ETHERNET {
+        return false;
+    }
+    // The stack has looked for a way after it had translated the destination, and before the source.
+    let Work { head, partner, .. } = &mut **work;
+    let (src, sport) = (head.tuple.src, head.tuple.sport);
+    (head.tuple.src, head.tuple.sport) = (partner.src, partner.sport);
+    let agrees = learn::agrees(work, skb, owner, pod, Asked::Way);
+    let tuple = &mut work.head.tuple;
+    (tuple.src, tuple.sport) = (src, sport);
+    agrees
 }
 
 /// What is replaced.
@@ -161,8 +223,8 @@ fn differences<A: underpass_abi::addr::Family>(old: &Tuple<A>, new: &Tuple<A>) -
 }
 
 global!(
-    /// Finds or makes the entry at [`Work::place`] for packets that leave as [`Work::head`] says.
-    fn prepare_translated<I: Net>(work: &mut WorkArea<I>, owner: u32) -> Known {
+    /// Finds the entry at [`Work::place`] for packets that leave as [`Work::head`] says, and removes what is in its way.
+    fn prepare_translated<I: Net>(work: &mut WorkArea<I>) -> Known {
         let Work {
             head,
             place: Place { key, end },
@@ -179,16 +241,21 @@ global!(
             if other.state & state::BY_STACK != 0 {
                 is_answer = is_reverse;
                 if is_taken && !is_reverse {
-                    // Of another flow, which had the tuple before.
-                    remove_all::<I>(&partner_place.key, other);
+                    return Known::Taken;
                 }
             } else if other.halves[0].rewrite | other.halves[1].rewrite != 0 {
                 return Known::Others;
-            } else {
+            } else if other.halves[0].action != action::OTHERS {
                 // The stack uses the tuple for something else than what was learned.
                 remove_one::<I>(&partner_place.key);
             }
         }
+        // Connections that began before we looked stay in the stack, and answers to what was not learned.
+        let is_opening = if head.tuple.protocol == protocol::TCP {
+            begins(head.tcp_flags)
+        } else {
+            partner.dst != head.tuple.dst || partner.dport != head.tuple.dport
+        };
         if let Some(flow) = find::<I>(key) {
             let is_others = half_of(flow, end.other()).rewrite != 0;
             let half = half_of(flow, *end);
@@ -201,64 +268,82 @@ global!(
                 }
                 if has_moved {
                     half_of(flow, *end).action = action::NONE;
-                    // The stack has another answer now: what is known is another flow's.
-                    remove_partners::<I>(key, flow);
-                    unlearn(flow);
                     flow.state &= !ENDED;
+                    return Known::Moved;
                 }
                 return Known::Entry;
             }
             if flow.halves[0].rewrite | flow.halves[1].rewrite != 0 {
                 return Known::Others;
             }
+            if flow.halves[0].action == action::OTHERS {
+                // The stack has given somebody an address of the node, to speak with or to be spoken to.
+                return if begins(head.tcp_flags) {
+                    Known::Opening
+                } else {
+                    Known::Answer
+                };
+            }
             remove_one::<I>(key);
         }
-        // Connections that began before we looked stay in the stack, and answers to what was not learned.
-        let is_opening = (partner.dst != head.tuple.dst || partner.dport != head.tuple.dport)
-            && (head.tuple.protocol != protocol::TCP || begins(head.tcp_flags));
-        if !is_answer && !is_opening {
-            return Known::Nothing;
+        if is_answer {
+            Known::Answer
+        } else if is_opening {
+            Known::Opening
+        } else {
+            Known::Nothing
         }
-        make(work, owner, is_answer)
     }
 );
 
-/// Makes the entry at [`Work::place`]. Who opens the flow pays for it, until it is answered: from the account of flows that need not be
-/// remembered, so that nobody is refused a translation of ours for it.
-#[inline(always)]
-fn make<I: Net>(work: &mut WorkArea<I>, owner: u32, is_answer: bool) -> Known {
-    let account = owner | WORLD;
-    if !is_answer && !charge(account) {
-        count(Counter::OverQuota);
-        return Known::Nothing;
-    }
-    let Work {
-        draft: flow, head, ..
-    } = &mut **work;
-    let client = head.tuple.dst;
-    memory::clear(flow);
-    flow.state = state::BY_STACK;
-    prolong(flow, head.tuple.protocol, tick());
-    let stored = store(work, At::Place, Share::Pods);
-    if is_answer {
-        if let Some(client) = endpoint(client.wide()) {
-            refund(client.ifindex | WORLD);
+global!(
+    /// Makes the entry at [`Work::place`]: whether it is there. If there is an account to pay from, it does until the flow is answered; no
+    /// such account has anything to do with the flows that must be remembered.
+    fn make<I: Net>(work: &mut WorkArea<I>, account: u32) -> bool {
+        if account != 0 && !charge(account) {
+            count(Counter::OverQuota);
+            return false;
         }
-    } else if stored != Stored::Done {
-        refund(account);
+        let Work {
+            draft: flow,
+            head,
+            place,
+            ..
+        } = &mut **work;
+        let charged = if account == 0 { 0 } else { place.end.charged() };
+        if let Some(others) = find::<I>(&place.key) {
+            // The port that was noted is free at no moment.
+            let is_noted = others.halves[0].action == action::OTHERS;
+            if is_noted {
+                others.state = state::BY_STACK | charged;
+                others.halves[0].action = action::NONE;
+                others.halves[1].action = action::NONE;
+            }
+            return is_noted;
+        }
+        memory::clear(flow);
+        flow.state = state::BY_STACK | charged;
+        prolong(flow, head.tuple.protocol, tick());
+        let is_there = store(work, At::Place, Share::Pods) == Stored::Done;
+        if account != 0 && !is_there {
+            refund(account);
+        }
+        is_there
     }
-    if stored == Stored::Done {
-        Known::Entry
-    } else {
-        Known::Nothing
-    }
-}
+);
 
-/// What was learned of the flow at [`Work::place`] is not so any more: both its entries go.
-#[inline(always)]
-pub fn forget<I: Net>(work: &WorkArea<I>) {
-    let key = &work.place.key;
-    if let Some(flow) = find::<I>(key) {
-        remove_all::<I>(key, flow);
+global!(
+    /// The packet in [`Work::head`] has the tuple of something that was learned, and it is not known how it came by it. That has to be seen
+    /// again, or is over if the packet begins a connection. The entry stays: anybody can have the node send a stray packet with such a
+    /// tuple, and connections are learned from their beginning.
+    pub fn doubt<I: Net>(work: &mut WorkArea<I>) {
+        if find::<I>(&work.place.key).is_none_or(|flow| flow.state & state::BY_STACK == 0) {
+            return;
+        }
+        if begins(work.head.tcp_flags) {
+            vacate(work);
+        } else {
+            suspend(work);
+        }
     }
-}
+);

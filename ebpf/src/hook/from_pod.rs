@@ -10,7 +10,7 @@ use underpass_ebpf::{l4::Kind, packet::Load as _};
 use crate::{
     bypass::{self, Side},
     filter::anti_spoofing,
-    flow::{learn, tracking::look_up},
+    flow::{signed, tracking::look_up},
     fragment::{
         self,
         reorder::{self, Way},
@@ -138,7 +138,7 @@ global!(
         skb.unmark();
         if is_translated {
             // At the port of the bridge that this device is.
-            learn::sign(&mut skb, &work.head);
+            signed::sign(&mut skb, &work.head);
             return Err(Verdict::STACK);
         }
         anti_spoofing::check(&skb, &work.head, pod)
@@ -165,7 +165,7 @@ global!(
         }
         // Of a datagram to the host, so that the later ones are not kept.
         fragment::remember(&work.head);
-        learn::sign(&mut skb, &work.head);
+        signed::sign(&mut skb, &work.head);
         Ok(Verdict::STACK)
     }
 );

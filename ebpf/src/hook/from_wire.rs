@@ -5,14 +5,14 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     endpoint::device as flags,
-    flow::{action, rewrite},
+    flow::{action, protocol, rewrite, state},
 };
-use underpass_ebpf::l4::Kind;
+use underpass_ebpf::l4::{Kind, tcp};
 
 use crate::{
     bypass::{self, Side},
     flow::{
-        learn,
+        signed,
         tracking::{look_up, note},
     },
     fragment::{
@@ -92,12 +92,30 @@ global!(
             // So that the later ones are not kept.
             fragment::remember(&work.head);
         }
+        skb.unmark();
         if endpoint(work.head.tuple.dst.wide()).is_some() {
             if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
                 skb.mark_arrival();
             }
-            learn::sign(&mut skb, &work.head);
+            signed::sign(&mut skb, &work.head);
+        } else if may_be_translated(work, is_known) {
+            signed::number(work, &mut skb);
         }
         Err(Verdict::STACK)
     }
 );
+
+/// Whether the stack may give the packet in [`Work::head`](crate::model::work::Work::head), which is for none of the pods, another
+/// tuple that is to be learned. Of TCP that is not known that is its opening. A datagram that was in pieces would have the number of the
+/// first one, which may have come long ago.
+#[inline(always)]
+fn may_be_translated<I: Net>(work: &WorkArea<I>, is_known: bool) -> bool {
+    if !work.head.plain {
+        return false;
+    }
+    if is_known && work.state & state::BY_STACK != 0 {
+        return true;
+    }
+    (!is_known || work.half.action == action::OTHERS)
+        && (work.head.tuple.protocol != protocol::TCP || work.head.tcp_flags & tcp::SYN != 0)
+}

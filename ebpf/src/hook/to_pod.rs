@@ -6,10 +6,7 @@ use underpass_ebpf::l4::Kind;
 
 use crate::{
     flow::{
-        join::forget,
-        learn::{self, learn_to_pod},
-        tracking::look_up,
-        translated::learn_translated,
+        join::forget, learn::learn_to_pod, signed, tracking::look_up, translated::learn_translated,
     },
     icmp_error::error_to_pod,
     kernel::{
@@ -53,7 +50,7 @@ global!(
             return Err(Verdict::STACK);
         }
         if work.head.kind == Kind::Flow {
-            if learn::is_unchanged::<I>(&skb, &work.head) {
+            if signed::is_unchanged::<I>(&skb, &work.head) {
                 learn_to_pod(work, ctx, skb.arrival(), skb.ifindex());
             } else if learn_translated(work, ctx, skb.arrival(), skb.ifindex()) {
                 return Err(Verdict::STACK);

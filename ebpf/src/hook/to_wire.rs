@@ -12,10 +12,11 @@ use underpass_ebpf::{ip::Head, l4::Kind};
 
 use crate::{
     flow::{
-        join::{forget, suspend},
+        join::{forget, forget_translated, suspend},
         learn::{self, learn_to_wire, leave_by_wire, note_others},
+        signed,
         tracking::{look_up, note, withdraw},
-        translated,
+        translated::{doubt, learn_translated},
     },
     fragment::{
         self,
@@ -40,6 +41,16 @@ use crate::{
     },
     parse::{parse_packet, parse_quote},
 };
+
+number!(
+    /// What [`open`] made of a packet.
+    enum Opened {
+        /// Nothing: the stack may have translated it.
+        Not,
+        /// It is as it leaves.
+        Done,
+    }
+);
 
 number!(
     /// What is left to do of a packet.
@@ -69,9 +80,26 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Verdict> {
             let is_quoted = parse_quote(work, ctx);
             error_to_wire(work, ctx, is_quoted)
         }
-        Left::Unknown => open(work, ctx),
+        Left::Unknown => {
+            if open(work, ctx)? == Opened::Not {
+                learn_or_doubt(work, ctx);
+            }
+            Ok(Verdict::STACK)
+        }
     }
 }
+
+global!(
+    /// Learns the direction of the packet in [`Work::head`] if the stack has translated it. If that is not so, what is known of the
+    /// tuple that the packet has is in doubt.
+    fn learn_or_doubt<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) {
+        let skb = Skb::new(ctx);
+        let from = skb.ingress_ifindex();
+        if from == 0 || !learn_translated(work, ctx, from, skb.ifindex()) {
+            doubt(work);
+        }
+    }
+);
 
 global!(
     /// Translates a packet of a flow that is known as the flow says, and learns it if it came through
@@ -85,11 +113,7 @@ global!(
             return Ok(Left::Error);
         }
         reorder::lead(work, ctx, reorder::Way::OUT)?;
-        if work.head.kind != Kind::Flow || !look_up(work) {
-            return Ok(Left::Unknown);
-        }
-        if work.state & state::BY_STACK != 0 {
-            translated::forget(work);
+        if work.head.kind != Kind::Flow || !look_up(work) || work.state & state::BY_STACK != 0 {
             return Ok(Left::Unknown);
         }
         let owner = endpoint(work.head.tuple.src.wide()).map(|owner| owner.ifindex);
@@ -116,7 +140,7 @@ fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Dev
     if !mapping::note(work) || is_given_up(work, skb) {
         return Ok(Left::Unknown);
     }
-    if !learn::is_unchanged(skb, &work.head) {
+    if !signed::is_unchanged(skb, &work.head) {
         forget(work);
     } else if pod.flags & flags::BYPASS != 0 && work.head.plain {
         // Nothing takes the bypass to a device without Ethernet headers.
@@ -169,6 +193,7 @@ fn known_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Left> {
         return Ok(Left::Unknown);
     } else if work.half.action == action::OTHERS {
         note(work);
+        return Ok(Left::Unknown);
     }
     Err(Verdict::STACK)
 }
@@ -176,7 +201,7 @@ fn known_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Left> {
 global!(
     /// Opens a flow that is not known yet, of a pod or of the host on a tuple that is taken, with the
     /// packet in [`Work::head`].
-    fn open<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Verdict> {
+    fn open<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Opened> {
         let skb = Skb::new(ctx);
         match endpoint(work.head.tuple.src.wide()) {
             Some(owner) => open_of_pod(work, &skb, owner.ifindex),
@@ -186,9 +211,9 @@ global!(
 );
 
 #[inline(always)]
-fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Verdict> {
+fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Opened> {
     let Some(pod) = device(owner) else {
-        return Ok(Verdict::STACK);
+        return Ok(Opened::Done);
     };
     let is_masqueraded = masquerade::is_wanted::<I>(pod, work.head.tuple.dst);
     let asked = masquerade::asks::<I>(pod, is_masqueraded);
@@ -196,14 +221,17 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Ve
         && work.head.plain
         && container::stands_in(skb.ingress_ifindex(), owner)
         && work.head.l3 == ETHERNET
-        && learn::is_unchanged(skb, &work.head)
+        && signed::is_unchanged(skb, &work.head)
         && learn::agrees(work, skb, owner, pod, asked);
     if !is_masqueraded {
         if may_learn {
             learn_to_wire(work, skb.raw(), owner, skb.ifindex());
+            return Ok(Opened::Done);
         }
-        return Ok(Verdict::STACK);
+        return Ok(may_be_translated(&work.head));
     }
+    // The stack may translate such packets as well, but both would have to be known.
+    forget_translated(work);
     let kind = work.head.kind;
     match kind {
         Kind::Flow => {}
@@ -228,23 +256,32 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Ve
     if may_learn {
         leave_by_wire(work, owner, skb.ifindex());
     }
-    Ok(Verdict::STACK)
+    Ok(Opened::Done)
 }
 
 #[inline(always)]
-fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Verdict> {
-    if work.head.kind != Kind::Flow {
-        return Ok(Verdict::STACK);
-    }
-    if !look_up(work) {
-        if is_of_others(skb, &work.head) {
-            note_others(work, skb.raw());
+fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Opened> {
+    if work.head.kind == Kind::Flow {
+        if !look_up(work) {
+            if is_of_others(skb, &work.head) {
+                note_others(work, skb.raw());
+            }
+        } else if work.half.action == action::TAKEN {
+            masquerade::assign(work, skb, 0, skb.ifindex(), Way::Other)?;
+            translate::translate(work, skb)?;
+            return Ok(Opened::Done);
         }
-    } else if work.half.action == action::TAKEN {
-        masquerade::assign(work, skb, 0, skb.ifindex(), Way::Other)?;
-        translate::translate(work, skb)?;
     }
-    Ok(Verdict::STACK)
+    Ok(may_be_translated(&work.head))
+}
+
+#[inline(always)]
+fn may_be_translated<I: Net>(head: &Head<I>) -> Opened {
+    if head.kind == Kind::Flow {
+        Opened::Not
+    } else {
+        Opened::Done
+    }
 }
 
 /// Whether the host's own stack gave the packet, which it forwards for somebody else, the address

@@ -37,6 +37,9 @@ const RETURNING: u32 = 0x7551;
 /// waited for it right behind.
 const AGAIN: u32 = 0x7552;
 
+/// Bit of `skb->tc_index` of a packet that was for none of the pods when it came, whose number the lower bits are.
+const NUMBERED: u32 = 0x2000;
+
 /// Bit of `skb->tc_index` of a packet that came in by an uplink in a VRF, whose ifindex the lower bits are: to the kernel it comes
 /// from the device of the VRF.
 const ARRIVED: u32 = 0x8000;
@@ -171,6 +174,22 @@ impl Skb {
         } else {
             mark & !ARRIVED
         }
+    }
+
+    /// Gives the packet a number, of which the lowest 13 bits count.
+    #[inline(always)]
+    pub fn set_number(&mut self, number: u32) -> u32 {
+        let mark = NUMBERED | number & (NUMBERED - 1);
+        self.mark(mark);
+        mark
+    }
+
+    /// What [`Self::set_number`] has returned; nothing if the packet has no number.
+    #[inline(always)]
+    pub fn number(&self) -> Option<u32> {
+        // SAFETY: see `protocol`.
+        let mark = unsafe { (*self.raw()).tc_index };
+        (mark & !(NUMBERED - 1) == NUMBERED).then_some(mark)
     }
 
     /// Makes a packet whose Ethernet destination is another device of this host one for this host.

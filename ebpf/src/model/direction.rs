@@ -45,12 +45,21 @@ pub fn set_outgoing<I: Ip>(half: &mut Half<I::Addr>, tuple: &Tuple<I::Addr>) {
 /// Whether packets of this half leave with the tuple of those that go to `end`, in the flow under `key`.
 #[inline(always)]
 pub fn is_answer_to<I: Ip>(half: &Half<I::Addr>, key: &Key<I::Addr>, end: End) -> bool {
-    let (own, other) = ((key.0.src, key.0.sport), (key.0.dst, key.0.dport));
-    let (to, from) = match end {
-        End::A => (own, other),
-        End::B => (other, own),
-    };
-    (half.src, half.sport) == from && (half.dst, half.dport) == to
+    let Key(tuple) = key;
+    match end {
+        End::A => {
+            half.src == tuple.dst
+                && half.dst == tuple.src
+                && half.sport == tuple.dport
+                && half.dport == tuple.sport
+        }
+        End::B => {
+            half.src == tuple.src
+                && half.dst == tuple.dst
+                && half.sport == tuple.sport
+                && half.dport == tuple.dport
+        }
+    }
 }
 
 /// Whether a direction of a host port's flow is that of the container's answers.

@@ -50,4 +50,6 @@ pub struct Work<I: Ip> {
     pub route: Route<I::Addr>,
     /// The next hop of that.
     pub next_hop: bpf_redir_neigh,
+    /// How many packets this CPU has given a number.
+    pub numbered: u32,
 }

@@ -48,6 +48,7 @@ fn an_empty_config_has_the_documented_defaults() {
             masquerade_addresses: Vec::new(),
             half_open_limit: None,
             bypass: Bypass::Learned,
+            conntrack: Conntrack::AsItIs,
             xdp: Xdp::Off,
             spoofing: Spoofing::Dropped,
             mac_check: MacCheck::On,
@@ -78,7 +79,7 @@ fn null_is_the_default_and_keys_have_no_case() {
 fn every_key_is_obeyed() {
     let conf = network(
         r#""mtu":9000,"ipMasq":true,"nonMasqueradeCIDRs":["10.1.2.3/8","fd00::/8"],"uplinks":["eth*"],
-           "bypass":"off","xdp":"native","isDefaultGateway":true,"enabledad":true,"bpfRoot":"/run/b","ipMasqBackend":"nftables""#,
+           "bypass":"off","conntrackLiberal":true,"xdp":"native","isDefaultGateway":true,"enabledad":true,"bpfRoot":"/run/b","ipMasqBackend":"nftables""#,
     )
     .expect("a valid config");
     assert_eq!(conf.mtu, Some(9000));
@@ -91,6 +92,7 @@ fn every_key_is_obeyed() {
     assert_eq!(nets, ["10.0.0.0/8", "fd00::/8"]);
     assert_eq!(conf.uplinks, Some(vec![Glob::new("eth*".to_owned())]));
     assert_eq!(conf.bypass, Bypass::Off);
+    assert_eq!(conf.conntrack, Conntrack::Liberal);
     assert_eq!(conf.xdp, Xdp::Native);
     assert_eq!(conf.default_gateway, DefaultGateway::Add);
     assert_eq!(conf.dad, Dad::On);

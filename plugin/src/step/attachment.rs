@@ -12,7 +12,7 @@ use underpass_netlink::{
 
 use super::{Step, Undo};
 use crate::{
-    conf::{Dad, MacCheck, bandwidth::Bandwidth, port::Binding},
+    conf::{Conntrack, Dad, MacCheck, bandwidth::Bandwidth, port::Binding},
     error::Error,
     finding::Findings,
     plan::Plan,
@@ -119,6 +119,7 @@ pub(crate) struct Ends<'a> {
     pub(crate) routes: &'a [CniRoute],
     pub(crate) mac_check: MacCheck,
     pub(crate) dad: Dad,
+    pub(crate) conntrack: Conntrack,
     pub(crate) limits: Option<Bandwidth>,
     /// How XDP is used, if it is.
     pub(crate) xdp: Option<XdpMode>,

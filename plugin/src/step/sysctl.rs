@@ -11,7 +11,7 @@ use underpass_netlink::sysctl::Tree;
 
 use super::{Attachment, Inspection, Interface, Step};
 use crate::{
-    conf::Dad,
+    conf::{Conntrack, Dad},
     error::Error,
     finding::{Finding, Findings},
     plan::MTU_MIN_V6,
@@ -139,7 +139,7 @@ fn of_container(name: &str, dad: Dad) -> Vec<Setting> {
     settings
 }
 
-/// Settings of the node and of the host's end. Forwarding is never undone: others may rely on it by then.
+/// Settings of the node and of the host's end. Those of the node are never undone: others may rely on them by then.
 pub(crate) struct HostSettings;
 
 impl Step<Interface> for HostSettings {
@@ -155,6 +155,9 @@ impl Step<Interface> for HostSettings {
         };
         let tree = Tree::of_this_thread();
         forward(&tree, families, &attachment.uplinks.list)?;
+        if plan.conntrack == Conntrack::Liberal {
+            liberal().apply(&tree)?;
+        }
         of_host(&plan.host.name, families)
             .iter()
             .try_for_each(|setting| setting.apply(&tree))
@@ -170,6 +173,7 @@ impl Step<Interface> for HostSettings {
         let mut settings = Vec::new();
         settings.extend(families.v4.then(forwarding_v4));
         settings.extend(families.v6.then(forwarding_v6));
+        settings.extend((inspection.found.conntrack == Conntrack::Liberal).then(liberal));
         settings.extend(of_host(&inspection.host.name, families));
         findings.extend(differences(&tree, "on the host", &settings)?);
         Ok(())
@@ -193,6 +197,11 @@ fn forwarding_v4() -> Setting {
 
 fn forwarding_v6() -> Setting {
     required("ipv6/conf/all/forwarding", "1")
+}
+
+/// A node without connection tracking has no such setting, and needs none.
+fn liberal() -> Setting {
+    if_present("netfilter/nf_conntrack_tcp_be_liberal", "1")
 }
 
 /// Makes the node forward packets, for the families that the container has.

@@ -64,6 +64,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
             routes: &remembered.routes,
             mac_check: conf.mac_check,
             dad: conf.dad,
+            conntrack: conf.conntrack,
             limits: conf.bandwidth,
             xdp: xdp::usable(conf.xdp),
         },

@@ -1,6 +1,7 @@
 //! kube-proxy's rules, in the shapes of its two modes: chains, hooks, priorities, marks and order are those of Kubernetes.
 
 mod iptables;
+pub mod ipvs;
 mod nftables;
 
 use std::{env, net::SocketAddr, sync::LazyLock};

@@ -28,7 +28,7 @@ struct Package {
     evidence: Evidence,
 }
 
-const PACKAGES: [Package; 16] = [
+const PACKAGES: [Package; 17] = [
     Package {
         name: "gcc",
         why: "links the executables",
@@ -82,6 +82,12 @@ const PACKAGES: [Package; 16] = [
         why: "configures an uplink of tests on kernels that have WireGuard",
         need: Need::Test,
         evidence: Evidence::Program("wg"),
+    },
+    Package {
+        name: "ipvsadm",
+        why: "configures IPVS in tests on kernels that have it",
+        need: Need::Test,
+        evidence: Evidence::Program("ipvsadm"),
     },
     Package {
         name: "containernetworking-plugins",

@@ -1,0 +1,82 @@
+//! The mark that a packet has while it is in the stack. Where it comes out, that says whether the tuple is still the one that it entered
+//! with, and which one that was.
+
+use underpass_abi::{endpoint::device as flags, flow::SIGNED};
+use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind};
+
+use crate::{
+    kernel::{
+        maps::{constant, device},
+        memory,
+        net::Net,
+        skb::Skb,
+        work_area::WorkArea,
+    },
+    model::work::Work,
+};
+
+/// Leaves the packet's fingerprint for the hook where it comes out of the stack, and notes whose it is.
+#[inline(always)]
+pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>) {
+    if head.kind == Kind::Flow {
+        let hash = fingerprint(constant!(key), &head.tuple);
+        skb.set_hash(hash);
+        if let Some(signed) = I::signed(hash % SIGNED) {
+            // SAFETY: an element of this CPU, which no other program looks at meanwhile.
+            let signed = unsafe { &mut *signed };
+            signed.carried = hash;
+            signed.length = I::length(&head.header);
+            memory::copy(&mut signed.tuple, &head.tuple);
+        }
+    }
+}
+
+/// The same for a packet of the world that is for none of the pods, but may come to be when the stack has translated it. `skb->hash`
+/// stays: sockets of the node are found by it (RFS), and next hops (`fib_multipath_hash_policy` 1).
+#[inline(always)]
+pub fn number<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb) {
+    let Work { head, numbered, .. } = &mut **work;
+    let number = skb.set_number(*numbered);
+    *numbered = numbered.wrapping_add(1);
+    if let Some(signed) = I::signed(number % SIGNED) {
+        // SAFETY: as above.
+        let signed = unsafe { &mut *signed };
+        signed.carried = number;
+        signed.length = I::length(&head.header);
+        signed.arrival = skb.ifindex();
+        memory::copy(&mut signed.tuple, &head.tuple);
+    }
+}
+
+/// Whether the packet came through the stack unchanged.
+#[inline(always)]
+pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
+    skb.hash() == fingerprint(constant!(key), &head.tuple)
+}
+
+/// Finds the tuple that the packet in [`Work::head`] entered the stack with, and puts it at [`Work::partner`]. Returns the device that
+/// it came by.
+#[inline(always)]
+pub fn entered<I: Net>(work: &mut WorkArea<I>, skb: &Skb, from_ifindex: u32) -> Option<u32> {
+    let number = skb.number();
+    let carried = number.unwrap_or(skb.hash());
+    let signed = I::signed(carried % SIGNED)?;
+    // SAFETY: an element of this CPU, which no other program looks at meanwhile.
+    let signed = unsafe { &*signed };
+    if signed.carried != carried
+        || signed.length != I::length(&work.head.header)
+        || signed.tuple.protocol != work.head.tuple.protocol
+        || signed.tuple == work.head.tuple
+    {
+        return None;
+    }
+    memory::copy(&mut work.partner, &signed.tuple);
+    if number.is_none() || signed.arrival == from_ifindex {
+        return Some(from_ifindex);
+    }
+    // To the stack it came by the device of a VRF.
+    let arrival = signed.arrival;
+    device(arrival)
+        .is_some_and(|uplink| uplink.flags & flags::VRF != 0)
+        .then_some(arrival)
+}
