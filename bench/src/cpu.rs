@@ -1,6 +1,10 @@
 //! One core for each end of a connection.
 
-use std::{io, thread};
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
 
 use anyhow::{Context as _, Result};
 use nix::{
@@ -20,12 +24,20 @@ pub(crate) enum End {
 /// Ahead of other processes, ten to one, but not so far that the kernel's own threads, which carry packets too, would starve.
 const NICE: libc::c_int = -10;
 
+/// Whether both ends have one core.
+static SHARED: AtomicBool = AtomicBool::new(false);
+
+/// From now on both ends have core 0.
+pub(crate) fn share() {
+    SHARED.store(true, Ordering::Relaxed);
+}
+
 /// Keeps the calling thread on the core of its end, ahead of whatever else wants that core.
 pub(crate) fn pin(end: End) -> Result<()> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let core = match end {
-        End::Client => 0,
-        End::Server => 1.min(cores - 1),
+        End::Server if !SHARED.load(Ordering::Relaxed) => 1.min(cores - 1),
+        End::Client | End::Server => 0,
     };
     let mut set = CpuSet::new();
     set.set(core)

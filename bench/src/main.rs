@@ -45,9 +45,12 @@ struct Arguments {
     /// Fewer and shorter rounds, and no crowded nodes: a few minutes instead of half an hour.
     #[arg(long)]
     quick: bool,
-    /// Measure only this; may be given several times. The result is printed, but not kept.
+    /// Measure only this; may be given several times. The result is printed, but not kept, except that of Services alone.
     #[arg(long, value_enum)]
     only: Vec<Part>,
+    /// Both ends of all traffic on one core, so that all work counts, and no time is spent on waking another one.
+    #[arg(long)]
+    one_core: bool,
     /// What version of the sources this is, for the record.
     #[arg(long, default_value = "unknown")]
     revision: String,
@@ -66,6 +69,8 @@ enum Part {
     Traffic,
     /// Packets to a host port with and without XDP, which are part of the former.
     Xdp,
+    /// Packets to Services, straight to their endpoints, and by the stack alone. Only when it is asked for.
+    Services,
     /// The time of calls.
     Control,
     /// The time that programs take for a packet.
@@ -82,6 +87,8 @@ pub(crate) struct Settings {
     warm_up_ms: u64,
     /// Milliseconds of traffic that count.
     window_ms: u64,
+    /// Whether both ends of traffic share a core.
+    one_core: bool,
     /// Containers on the node while calls are timed.
     containers: Vec<usize>,
     /// Timed ADDs and DELs for each plugin and number of containers.
@@ -100,6 +107,7 @@ impl Settings {
         let mut settings = if arguments.quick {
             Self {
                 quick: true,
+                one_core: arguments.one_core,
                 rounds: 3,
                 warm_up_ms: 50,
                 window_ms: 250,
@@ -112,6 +120,7 @@ impl Settings {
         } else {
             Self {
                 quick: false,
+                one_core: arguments.one_core,
                 rounds: 7,
                 warm_up_ms: 150,
                 window_ms: 800,
@@ -170,6 +179,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let begin = Instant::now();
     let settings = Settings::of(arguments);
+    if settings.one_core {
+        cpu::share();
+    }
     // The namespaces go with the process, so the bluntest of clocks is good enough.
     alarm::set(settings.limit_s);
     let wanted = |part| arguments.only.is_empty() || arguments.only.contains(&part);
@@ -196,9 +208,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     let used = Used::now()?;
     // The paths stay until all is done: the kernel would take them down in the background of the next part.
     let mut paths: Option<Paths> = None;
-    if wanted(Part::Traffic) || wanted(Part::Xdp) {
+    let is_about_services = arguments.only.contains(&Part::Services);
+    if is_about_services || wanted(Part::Traffic) || wanted(Part::Xdp) {
         eprintln!("traffic: building the paths");
-        let built = paths.insert(if wanted(Part::Traffic) {
+        let built = paths.insert(if is_about_services {
+            Paths::build_services()?
+        } else if wanted(Part::Traffic) {
             Paths::build()?
         } else {
             Paths::build_xdp()?
@@ -220,21 +235,26 @@ fn run(arguments: &Arguments) -> Result<()> {
     drop(paths);
 
     println!("{}", report::table(&outcome));
-    if arguments.only.is_empty() {
-        keep(&outcome)?;
+    match arguments.only[..] {
+        [] => {
+            let kind = if outcome.settings.quick {
+                "quick"
+            } else {
+                "full"
+            };
+            keep(&outcome, kind)
+        }
+        [Part::Services] if outcome.settings.quick => Ok(()),
+        [Part::Services] if outcome.settings.one_core => keep(&outcome, "services-one-core"),
+        [Part::Services] => keep(&outcome, "services"),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Writes table, JSON and plot, each complete or not at all.
-fn keep(outcome: &Outcome) -> Result<()> {
+fn keep(outcome: &Outcome, kind: &str) -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-    let kind = if outcome.settings.quick {
-        "quick"
-    } else {
-        "full"
-    };
     let name = format!("{}-{kind}", outcome.machine.slug());
     let json = serde_json::to_string_pretty(outcome).context("write the result as JSON")?;
     for (extension, text) in [

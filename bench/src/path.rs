@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
+use serde_json::Value;
 use underpass_abi::counter::Counter;
-use underpass_tests::{Family, Lab, counter::Counters, netns::Netns};
+use underpass_tests::{Family, Lab, Node, counter::Counters, netns::Netns};
 
 use crate::{
     load::Ends,
@@ -15,6 +16,9 @@ use crate::{
 mod flowtable;
 mod limit;
 mod ports;
+mod services;
+
+pub(crate) use services::{Many, Rules, Translated};
 
 /// Where a way leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -26,11 +30,24 @@ pub(crate) enum Route {
     PodToWorld,
     /// From beyond the uplink to a host port of a container.
     WorldToPort,
+    /// From a container to a Service that another one on the same node serves.
+    PodToService,
+    /// From a container to a Service that a server beyond the uplink serves, which sees the container's address.
+    PodToRemoteService,
 }
 
 impl Route {
     /// All, in the order of tables.
-    pub(crate) const ALL: [Self; 3] = [Self::PodToPod, Self::PodToWorld, Self::WorldToPort];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::PodToPod,
+        Self::PodToWorld,
+        Self::WorldToPort,
+        Self::PodToService,
+        Self::PodToRemoteService,
+    ];
+
+    /// Those by Services.
+    pub(crate) const SERVICES: [Self; 2] = [Self::PodToService, Self::PodToRemoteService];
 
     /// Its name in headings.
     pub(crate) const fn name(self) -> &'static str {
@@ -38,6 +55,8 @@ impl Route {
             Self::PodToPod => "pod to pod",
             Self::PodToWorld => "pod to world, masqueraded",
             Self::WorldToPort => "world to host port",
+            Self::PodToService => "pod to Service, endpoint on the node",
+            Self::PodToRemoteService => "pod to Service, endpoint beyond the uplink",
         }
     }
 }
@@ -46,8 +65,11 @@ impl Route {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Carrier {
-    /// The kernel's limit of the route: one veth pair, or two joined by programs that only redirect.
+    /// The kernel's limit of the route: one veth pair, or two joined by programs that only redirect. For Services it is ours, learned, straight
+    /// to the endpoint.
     Limit,
+    /// The stack translates, by the rules of kube-proxy.
+    Translated(Translated),
     /// Ours, learned, with as many mappings on the node as [`ports::MAPPINGS`].
     Crowded,
     /// Ours, learned, behind an uplink that carries what a wire does: frames no larger than the MTU, with whole checksums.
@@ -61,10 +83,12 @@ pub(crate) enum Carrier {
 
 impl Carrier {
     /// Its name in tables.
-    pub(crate) const fn name(self, route: Route) -> &'static str {
-        match (self, route) {
+    pub(crate) fn name(self, route: Route) -> String {
+        let name = match (self, route) {
             (Self::Limit, Route::PodToPod) => "L1",
             (Self::Limit, Route::PodToWorld | Route::WorldToPort) => "L2",
+            (Self::Limit, Route::PodToService | Route::PodToRemoteService) => "direct",
+            (Self::Translated(translated), _) => return translated.name(),
             (Self::Crowded, _) => "learned, 10k",
             (Self::Wire, _) => "learned, wire",
             (Self::WireXdp, _) => "xdp, wire",
@@ -72,7 +96,8 @@ impl Carrier {
             (Self::Plugin(Plugin::BridgeMasquerade), Route::WorldToPort) => "bridge portmap",
             (Self::Plugin(Plugin::PtpMasquerade), Route::WorldToPort) => "ptp portmap",
             (Self::Plugin(plugin), _) => plugin.name(),
-        }
+        };
+        name.to_owned()
     }
 
     /// Whether it is a way of this project's plugin.
@@ -80,7 +105,7 @@ impl Carrier {
         match self {
             Self::Limit => false,
             Self::Crowded | Self::Wire | Self::WireXdp => true,
-            Self::Plugin(plugin) => plugin.is_ours(),
+            Self::Plugin(plugin) | Self::Translated(Translated { plugin, .. }) => plugin.is_ours(),
         }
     }
 }
@@ -153,6 +178,8 @@ pub(crate) enum Purpose {
     Clients,
     /// One of them has host ports.
     HostPorts,
+    /// One of them asks for Services.
+    Services,
 }
 
 impl Purpose {
@@ -161,6 +188,7 @@ impl Purpose {
         match self {
             Self::Clients => "containers as clients",
             Self::HostPorts => "host ports",
+            Self::Services => "Services",
         }
     }
 }
@@ -243,6 +271,30 @@ impl Paths {
         Self::ready(paths, Vec::new(), sites)
     }
 
+    /// Builds what tells what the bypass is worth to a Service.
+    pub(crate) fn build_services() -> Result<Self> {
+        let (mut paths, direct) = services::site(None)?;
+        let mut sites = vec![direct];
+        let mut left_out = Vec::new();
+        for translated in services::ALL {
+            let built = services::site(Some(translated))
+                .with_context(|| format!("set up {}", translated.name()));
+            match built {
+                // Not every kernel has flowtables.
+                Err(error) if translated.plugin == Plugin::PtpFlowtable => {
+                    let reason = format!("{error:#}");
+                    left_out.extend(reason.lines().next().map(str::to_owned));
+                }
+                built => {
+                    let (more, site) = built?;
+                    paths.extend(more);
+                    sites.push(site);
+                }
+            }
+        }
+        Self::ready(paths, left_out, sites)
+    }
+
     fn ready(paths: Vec<Path>, left_out: Vec<String>, sites: Vec<Site>) -> Result<Self> {
         for path in &paths {
             // The plugin's ADD closed the range again in its own way; the client alone decides what it may use.
@@ -285,11 +337,7 @@ fn add_host_ports(carrier: Carrier, paths: &mut Vec<Path>, sites: &mut Vec<Site>
 fn site(plugin: Plugin) -> Result<(Lab, [Path; 2])> {
     let lab = Lab::open()?;
     let node = &lab.node;
-    let network = plugin.network(node, &Family::BOTH);
-    let client = node.netns().sibling("client")?;
-    let server = node.netns().sibling("server")?;
-    network.add(node, &client)?;
-    let result = network.add(node, &server)?.stdout;
+    let (client, server, result) = containers(plugin, node)?;
     let carrier = Carrier::Plugin(plugin);
     let inner = Path {
         route: Route::PodToPod,
@@ -313,4 +361,14 @@ fn site(plugin: Plugin) -> Result<(Lab, [Path; 2])> {
         flowtable::add(node)?;
     }
     Ok((lab, [inner, outer]))
+}
+
+/// Two containers of a plugin, a client and a server, and what the plugin said of the server.
+fn containers(plugin: Plugin, node: &Node) -> Result<(Netns, Netns, Value)> {
+    let network = plugin.network(node, &Family::BOTH);
+    let client = node.netns().sibling("client")?;
+    let server = node.netns().sibling("server")?;
+    network.add(node, &client)?;
+    let result = network.add(node, &server)?.stdout;
+    Ok((client, server, result))
 }

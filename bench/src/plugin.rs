@@ -35,6 +35,8 @@ pub(crate) enum Plugin {
     PtpFlowtable,
     /// Ours with `ipMasq`, flows learned.
     Learned,
+    /// Ours without masquerade, flows learned.
+    Routed,
     /// Ours with `ipMasq`, the stack forwards everything.
     Off,
     /// Ours with `ipMasq`, flows learned, XDP on the uplink.
@@ -50,7 +52,7 @@ impl Plugin {
             Self::Ptp => "ptp",
             Self::PtpMasquerade => "ptp ipMasq",
             Self::PtpFlowtable => "ptp flowtable",
-            Self::Learned => "learned",
+            Self::Learned | Self::Routed => "learned",
             Self::Off => "off",
             Self::Xdp => "xdp",
         }
@@ -58,7 +60,7 @@ impl Plugin {
 
     /// Whether it is this project's.
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Self::Learned | Self::Off | Self::Xdp)
+        matches!(self, Self::Learned | Self::Routed | Self::Off | Self::Xdp)
     }
 
     fn executable(self) -> PathBuf {
@@ -67,7 +69,7 @@ impl Plugin {
             Self::Ptp | Self::PtpMasquerade | Self::PtpFlowtable => {
                 Path::new(REFERENCE).join("ptp")
             }
-            Self::Learned | Self::Off | Self::Xdp => node::plugin().to_owned(),
+            Self::Learned | Self::Routed | Self::Off | Self::Xdp => node::plugin().to_owned(),
         }
     }
 
@@ -88,6 +90,11 @@ impl Plugin {
             Self::Ptp => json!({ "type": "ptp" }),
             Self::PtpMasquerade | Self::PtpFlowtable => json!({ "type": "ptp", "ipMasq": true }),
             Self::Learned => own("learned", node),
+            Self::Routed => {
+                let mut keys = own("learned", node);
+                keys["ipMasq"] = json!(false);
+                keys
+            }
             Self::Off => own("off", node),
             Self::Xdp => {
                 let mut keys = own("learned", node);

@@ -7,7 +7,7 @@ use crate::{
     Outcome,
     control::crowd::{OWN_WITH_PORTS, PORTMAP},
     load::Load,
-    path::{Carrier, Route},
+    path::{Carrier, Many, Route, Rules, Translated},
     plugin::Plugin,
     program::Cache,
     sample::Summary,
@@ -91,6 +91,7 @@ impl Target {
 /// All targets that this outcome says something about.
 pub(crate) fn judge(outcome: &Outcome) -> Vec<Target> {
     let mut targets = packets(&outcome.traffic);
+    targets.extend(services(&outcome.traffic));
     for cost in outcome.programs.iter().flat_map(|all| &all.single) {
         if cost.program != "nothing" && cost.bypassed && cost.cache == Cache::Warm {
             targets.push(Target::new(
@@ -139,6 +140,7 @@ fn packets(all: &[Series]) -> Vec<Target> {
             Route::PodToWorld | Route::WorldToPort => {
                 ([Plugin::BridgeMasquerade, Plugin::PtpMasquerade], 1.10)
             }
+            Route::PodToService | Route::PodToRemoteService => continue,
         };
         let best = peers
             .into_iter()
@@ -175,6 +177,58 @@ fn packets(all: &[Series]) -> Vec<Target> {
                     0.97,
                     ratio,
                 ));
+            }
+        }
+    }
+    targets
+}
+
+/// A Service is as fast as its endpoint, however many there are, and a connection to it no slower than by the stack alone.
+fn services(all: &[Series]) -> Vec<Target> {
+    let mut targets = Vec::new();
+    let measured = Route::SERVICES
+        .into_iter()
+        .flat_map(|route| Family::BOTH.map(|family| (route, family)))
+        .flat_map(|(route, family)| Load::ALL.map(|load| (route, family, load)));
+    for (route, family, load) in measured {
+        let find = |plugin, rules, services| {
+            let translated = Translated {
+                plugin,
+                rules,
+                services,
+            };
+            traffic::find(all, route, Carrier::Translated(translated), load, family)
+        };
+        let what = |series: &Series| {
+            let name = series.carrier.name(route);
+            format!("{}, {family:?}, {name}, {}", route.name(), load.name())
+        };
+        for (rules, most) in [
+            (Rules::Iptables, Many::TenThousand),
+            (Rules::Nftables, Many::Thousand),
+        ] {
+            let few = find(Plugin::Routed, rules, Many::One);
+            for services in [Many::One, most] {
+                let Some(own) = find(Plugin::Routed, rules, services) else {
+                    continue;
+                };
+                if load != Load::Connections {
+                    let (what, ratio) = (format!("{}: of direct", what(own)), own.of_limit);
+                    targets.push(Target::of(what, Wanted::AtLeast, 0.95, ratio));
+                } else if let Some(peer) = find(Plugin::Ptp, rules, services)
+                    && let Some(ratio) = Summary::ratio(&own.samples, &peer.samples)
+                {
+                    let what = format!("{}: of {}", what(own), peer.carrier.name(route));
+                    targets.push(Target::of(what, Wanted::AtLeast, 1.0, ratio));
+                }
+                if services != Many::One
+                    && load != Load::Connections
+                    && let Some(ratio) =
+                        few.and_then(|few| Summary::ratio(&own.samples, &few.samples))
+                {
+                    let what = format!("{}: of the same with 1 Service", what(own));
+                    targets.push(Target::of(what, Wanted::AtLeast, 0.97, ratio));
+                }
             }
         }
     }

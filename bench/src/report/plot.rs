@@ -143,6 +143,7 @@ impl Canvas {
                         Carrier::Limit => LIMIT,
                         carrier if carrier.is_ours() => OWN,
                         Carrier::Plugin(_)
+                        | Carrier::Translated(_)
                         | Carrier::Crowded
                         | Carrier::Wire
                         | Carrier::WireXdp => PEER,

@@ -48,7 +48,9 @@ fn write(text: &mut String, outcome: &Outcome) -> fmt::Result {
     }
     if !outcome.traffic.is_empty() {
         for route in Route::ALL {
-            packets(text, route, &outcome.traffic)?;
+            if outcome.traffic.iter().any(|series| series.route == route) {
+                packets(text, route, &outcome.traffic)?;
+            }
         }
         writeln!(text)?;
         for bypassed in &outcome.bypassed {
@@ -119,7 +121,7 @@ fn packets(text: &mut String, route: Route, all: &[Series]) -> fmt::Result {
     for load in Load::ALL {
         writeln!(
             text,
-            "{:<16} {:>10}  {:<24} {:>10}  of limit [quartiles]",
+            "{:<18} {:>10}  {:<24} {:>10}  of limit [quartiles]",
             load.name(),
             format!("v4 {}", load.unit()),
             "of limit [quartiles]",
@@ -129,7 +131,7 @@ fn packets(text: &mut String, route: Route, all: &[Series]) -> fmt::Result {
             if series.route != route || series.load != load || series.family != Family::V4 {
                 continue;
             }
-            write!(text, "  {:<14}", series.carrier.name(route))?;
+            write!(text, "  {:<16}", series.carrier.name(route))?;
             for family in Family::BOTH {
                 if let Some(series) = traffic::find(all, route, series.carrier, load, family) {
                     figures(text, series)?;
