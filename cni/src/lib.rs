@@ -14,6 +14,7 @@ pub mod delegate;
 pub mod env;
 pub mod error;
 pub mod go_json;
+pub mod net_dir;
 pub mod result;
 pub mod serve;
 pub mod version;

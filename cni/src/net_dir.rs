@@ -1,0 +1,132 @@
+//! The folder of networks, in which a runtime looks for its configs: usually `/etc/cni/net.d`.
+//!
+//! Runtimes read it by libcni (containernetworking/cni, libcni/conf.go): files that end in `.conf`, `.conflist` or
+//! `.json`, in the order of their names' bytes. containerd and CRI-O take the first one that is a network.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use serde_json::{Map, Value};
+
+use crate::config::NetConf;
+use crate::error::Error;
+
+/// The folder that runtimes use if they are not told another one.
+pub const NET_DIR: &str = "/etc/cni/net.d";
+
+/// What the names of configs end with.
+const EXTENSIONS: [&str; 3] = ["conf", "conflist", "json"];
+
+/// The keys of a list that each of its plugins gets.
+const INHERITED: [&str; 2] = ["name", "cniVersion"];
+
+/// A network, as one file has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NetworkFile {
+    /// Where it was read.
+    pub path: PathBuf,
+    /// The whole document. One of a single plugin, in a `.conf`, is what that plugin gets.
+    pub document: Map<String, Value>,
+}
+
+impl NetworkFile {
+    /// Decodes the text of such a file. Code 6 if it is no JSON object, or has no plugin.
+    pub fn parse(path: PathBuf, text: &[u8]) -> Result<Self, Error> {
+        let document = match serde_json::from_slice(text) {
+            Ok(Value::Object(document)) => document,
+            Ok(_) => {
+                return Err(Error::decode(format!(
+                    "{}: it must be a JSON object",
+                    path.display()
+                )));
+            }
+            Err(error) => {
+                return Err(Error::decode(format!(
+                    "{}: it is no JSON: {error}",
+                    path.display()
+                )));
+            }
+        };
+        let file = Self { path, document };
+        if file.plugins().is_empty() {
+            return Err(Error::decode(format!(
+                "{}: it has no plugin: either \"plugins\", a list of objects, or \"type\" is missing",
+                file.path.display()
+            )));
+        }
+        Ok(file)
+    }
+
+    /// The network's name; empty where it has none.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.document
+            .get("name")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    }
+
+    /// The plugins in the order in which an ADD runs them, each as the file has it.
+    #[must_use]
+    pub fn plugins(&self) -> Vec<&Map<String, Value>> {
+        match self.document.get("plugins") {
+            Some(Value::Array(list)) => list.iter().filter_map(Value::as_object).collect(),
+            Some(_) => Vec::new(),
+            None if self.document.contains_key("type") => vec![&self.document],
+            None => Vec::new(),
+        }
+    }
+
+    /// The config that a runtime would send to each plugin whose `type` is one of `types`, without what a
+    /// container adds to it.
+    pub fn confs(&self, types: &[&str]) -> Result<Vec<NetConf>, Error> {
+        let is_one_of = |plugin: &&Map<String, Value>| {
+            let kind = plugin.get("type").and_then(Value::as_str);
+            kind.is_some_and(|kind| types.contains(&kind))
+        };
+        self.plugins()
+            .into_iter()
+            .filter(is_one_of)
+            .map(|plugin| {
+                let mut plugin = plugin.clone();
+                for key in INHERITED {
+                    if let Some(value) = self.document.get(key) {
+                        plugin.insert(key.to_owned(), value.clone());
+                    }
+                }
+                NetConf::parse(Value::Object(plugin).to_string().as_bytes())
+                    .map_err(|error| error.context(&self.path.display().to_string()))
+            })
+            .collect()
+    }
+}
+
+/// Reads the folder in a runtime's order: each file as a network, or why it is none. A folder that is missing is empty.
+pub fn read(folder: &Path) -> io::Result<Vec<Result<NetworkFile, Error>>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut paths = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<io::Result<Vec<_>>>()?;
+    let is_config = |path: &PathBuf| {
+        let extension = path.extension().and_then(OsStr::to_str);
+        extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && path.is_file()
+    };
+    paths.retain(is_config);
+    paths.sort();
+    let network = |path: PathBuf| match fs::read(&path) {
+        Ok(text) => NetworkFile::parse(path, &text),
+        Err(error) => Err(Error::decode(format!(
+            "cannot read {}: {error}",
+            path.display()
+        ))),
+    };
+    Ok(paths.into_iter().map(network).collect())
+}
+
+#[cfg(test)]
+mod tests;
