@@ -3,6 +3,7 @@
 mod at_once;
 mod bandwidth;
 mod check;
+mod cluster;
 mod connections;
 mod crowd;
 mod demo;

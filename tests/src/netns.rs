@@ -325,7 +325,7 @@ fn own(kind: &str) -> Result<OwnedFd> {
 }
 
 /// Has the process of a command killed when the thread that starts it dies.
-pub(crate) fn die_together(command: &mut Command) -> &mut Command {
+pub fn die_together(command: &mut Command) -> &mut Command {
     // SAFETY: prctl is async-signal-safe and touches nothing of the parent.
     unsafe {
         command.pre_exec(|| {

@@ -1,0 +1,170 @@
+//! What the agent says of itself: whether it lives, whether it has done its work once, and numbers.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use anyhow::Context as _;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+
+use crate::verbs::Verbs;
+
+/// The format that Prometheus asks for by that name.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What OpenMetrics ends with.
+const END: &str = "# EOF\n";
+
+/// What became of the work.
+#[derive(Debug, Default)]
+pub(crate) struct Health {
+    /// Routes were complete, and the network installed, once.
+    pub(crate) is_ready: AtomicBool,
+    /// Nodes that are known.
+    pub(crate) nodes: AtomicU64,
+    /// Comparisons of what is with what should be.
+    pub(crate) syncs: AtomicU64,
+    /// Those of them that could not do all.
+    pub(crate) failures: AtomicU64,
+    /// What they changed.
+    pub(crate) changes: AtomicU64,
+    /// How long the last one took, in microseconds.
+    pub(crate) last_us: AtomicU64,
+}
+
+impl Health {
+    fn text(&self) -> String {
+        let mut text = String::new();
+        let mut metric = |name: &str,
+                          kind: &str,
+                          help: &str,
+                          suffix: &str,
+                          value: &dyn std::fmt::Display| {
+            // Writing to memory does not fail.
+            let _ = writeln!(
+                text,
+                "# TYPE underpass_agent_{name} {kind}\n# HELP underpass_agent_{name} {help}\nunderpass_agent_{name}{suffix} {value}"
+            );
+        };
+        let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        metric(
+            "nodes",
+            "gauge",
+            "Nodes that the API has told of.",
+            "",
+            &load(&self.nodes),
+        );
+        metric(
+            "syncs",
+            "counter",
+            "Comparisons of the kernel with what it should have.",
+            "_total",
+            &load(&self.syncs),
+        );
+        metric(
+            "sync_failures",
+            "counter",
+            "Comparisons that could not put all right.",
+            "_total",
+            &load(&self.failures),
+        );
+        metric(
+            "changes",
+            "counter",
+            "Routes, devices and entries that were changed.",
+            "_total",
+            &load(&self.changes),
+        );
+        metric(
+            "last_sync_seconds",
+            "gauge",
+            "How long the last comparison took.",
+            "",
+            &format_args!(
+                "{}.{:06}",
+                load(&self.last_us) / 1_000_000,
+                load(&self.last_us) % 1_000_000
+            ),
+        );
+        text
+    }
+}
+
+/// Serves until the process ends.
+pub(crate) async fn serve(
+    listen: SocketAddr,
+    health: Arc<Health>,
+    verbs: Verbs,
+) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("cannot listen on {listen}: name another address by --listen"))?;
+    tokio::spawn(async move {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                // No descriptors, for instance: that passes.
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                continue;
+            };
+            let (health, verbs) = (Arc::clone(&health), verbs.clone());
+            tokio::spawn(async move {
+                let service = service_fn(|request| answer(request, &health, &verbs));
+                // A peer that goes away in the middle is its own business. One that says nothing does not stay.
+                let _ = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(std::time::Duration::from_secs(5))
+                    .keep_alive(false)
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+            });
+        }
+    });
+    Ok(())
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    health: &Health,
+    verbs: &Verbs,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let mut format = "text/plain; charset=utf-8";
+    let (status, text) = match (request.method(), request.uri().path()) {
+        (&Method::GET, "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
+        (&Method::GET, "/readyz") if health.is_ready.load(Ordering::Relaxed) => {
+            (StatusCode::OK, "ok\n".to_owned())
+        }
+        (&Method::GET, "/readyz") => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "routes or the network are not complete yet\n".to_owned(),
+        ),
+        (&Method::GET, "/metrics") => {
+            format = OPEN_METRICS;
+            let programs = verbs.metrics().await.unwrap_or_else(|error| {
+                tracing::warn!("{error:#}");
+                String::new()
+            });
+            let programs = programs.strip_suffix(END).unwrap_or(&programs);
+            (StatusCode::OK, format!("{programs}{}{END}", health.text()))
+        }
+        (&Method::GET, _) => (
+            StatusCode::NOT_FOUND,
+            "there are /healthz, /readyz and /metrics\n".to_owned(),
+        ),
+        _ => (StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static(format),
+    );
+    Ok(response)
+}

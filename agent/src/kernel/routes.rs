@@ -1,0 +1,215 @@
+//! The routes to ranges of pods.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::Context as _;
+use futures::TryStreamExt as _;
+use ipnet::IpNet;
+use rtnetlink::RouteMessageBuilder;
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteType,
+};
+
+use super::Kernel;
+use crate::plan::{Desired, Way};
+
+/// Our routes' `protocol`, a number that neither the kernel's header nor iproute2's `rt_protos` gives to anybody.
+const PROTOCOL: u8 = 117;
+
+/// Our routes' metric. Whoever has a route of his own to the same range, with a metric that the kernel gives by
+/// default (0 for IPv4, 1024 for IPv6), goes first, and neither can replace the other's.
+const METRIC: u32 = 2000;
+
+/// A route, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found {
+    is_unreachable: bool,
+    via: Option<IpAddr>,
+    device: Option<u32>,
+    on_link: bool,
+    metric: u32,
+}
+
+impl Kernel {
+    /// Makes our routes those that are desired. Those through VXLAN need the number of its `device`.
+    pub(super) async fn keep_routes(
+        &self,
+        desired: &Desired,
+        device: Option<u32>,
+        changes: &mut Vec<String>,
+        errors: &mut Vec<anyhow::Error>,
+    ) {
+        let mut existing: BTreeMap<IpNet, Vec<(Found, RouteMessage)>> = BTreeMap::new();
+        match self.own_routes().await {
+            Ok(routes) => {
+                for (range, found, message) in routes {
+                    existing.entry(range).or_default().push((found, message));
+                }
+            }
+            Err(error) => return errors.push(error),
+        }
+        for (range, way) in &desired.routes {
+            let Some(wanted) = found(way, device) else {
+                // Without the device there is no way; the route that there may be went with it.
+                continue;
+            };
+            let there = existing.remove(range).unwrap_or_default();
+            let mut is_there = false;
+            for (found, message) in there {
+                if found == wanted {
+                    is_there = true;
+                } else if found.metric != METRIC
+                    && let Err(error) = self.handle.route().del(message).execute().await
+                {
+                    errors.push(
+                        anyhow::Error::new(error)
+                            .context(format!("cannot delete an old route to {range}")),
+                    );
+                }
+            }
+            if is_there {
+                continue;
+            }
+            // Nobody else has our metric: what is replaced is a route of ours.
+            match self.replace(*range, wanted).await {
+                Ok(()) => changes.push(format!("route to {range} {}", say(way))),
+                Err(error) => errors.push(error),
+            }
+        }
+        for (range, routes) in existing {
+            for (_, message) in routes {
+                match self.handle.route().del(message).execute().await {
+                    Ok(()) => changes.push(format!("no route to {range} any more")),
+                    Err(error) => errors.push(
+                        anyhow::Error::new(error)
+                            .context(format!("cannot delete the route to {range}")),
+                    ),
+                }
+            }
+        }
+    }
+
+    async fn replace(&self, range: IpNet, wanted: Found) -> anyhow::Result<()> {
+        let mut route = RouteMessageBuilder::<IpAddr>::new()
+            .destination_prefix(range.addr(), range.prefix_len())
+            .map_err(anyhow::Error::msg)?
+            .protocol(RouteProtocol::Other(PROTOCOL))
+            .priority(METRIC)
+            .table_id(RouteHeader::RT_TABLE_MAIN.into());
+        if wanted.is_unreachable {
+            route = route.kind(RouteType::Unreachable);
+        }
+        if let Some(via) = wanted.via {
+            route = route.gateway(via).map_err(anyhow::Error::msg)?;
+        }
+        if let Some(device) = wanted.device {
+            route = route.output_interface(device);
+        }
+        if wanted.on_link {
+            route = route.onlink();
+        }
+        let request = self.handle.route().add(route.build()).replace();
+        request
+            .execute()
+            .await
+            .with_context(|| format!("cannot make the route to {range}: {wanted:?}"))
+    }
+
+    /// Lists the routes of the main table that have our protocol number.
+    async fn own_routes(&self) -> anyhow::Result<Vec<(IpNet, Found, RouteMessage)>> {
+        let mut routes = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut request = RouteMessage::default();
+            request.header.address_family = family;
+            request.header.protocol = RouteProtocol::Other(PROTOCOL);
+            let messages: Vec<RouteMessage> = self
+                .handle
+                .route()
+                .get(request)
+                .execute()
+                .try_collect()
+                .await
+                .context("cannot list the routes")?;
+            let own = messages
+                .into_iter()
+                .filter(|message| message.header.protocol == RouteProtocol::Other(PROTOCOL));
+            routes.extend(own.filter_map(|message| {
+                let (range, found) = read(&message)?;
+                Some((range, found, message))
+            }));
+        }
+        Ok(routes)
+    }
+}
+
+/// What a way looks like in the kernel.
+fn found(way: &Way, device: Option<u32>) -> Option<Found> {
+    let route = Found {
+        is_unreachable: false,
+        via: None,
+        device: None,
+        on_link: false,
+        metric: METRIC,
+    };
+    Some(match way {
+        Way::Own => Found {
+            is_unreachable: true,
+            ..route
+        },
+        Way::Direct { via, device } => Found {
+            via: Some(*via),
+            device: Some(*device),
+            ..route
+        },
+        Way::Tunnel { via } => Found {
+            via: Some(*via),
+            device: Some(device?),
+            on_link: true,
+            ..route
+        },
+    })
+}
+
+fn say(way: &Way) -> String {
+    match way {
+        Way::Own => "of our own pods: unreachable where no pod is".to_owned(),
+        Way::Direct { via, .. } => format!("by {via}"),
+        Way::Tunnel { .. } => "through VXLAN".to_owned(),
+    }
+}
+
+fn read(message: &RouteMessage) -> Option<(IpNet, Found)> {
+    let mut found = Found {
+        is_unreachable: message.header.kind == RouteType::Unreachable,
+        via: None,
+        device: None,
+        on_link: message.header.flags.contains(RouteFlags::Onlink),
+        metric: 0,
+    };
+    let mut destination = None;
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => destination = ip(address),
+            RouteAttribute::Gateway(address) => found.via = ip(address),
+            RouteAttribute::Oif(device) => found.device = Some(*device),
+            RouteAttribute::Priority(metric) => found.metric = *metric,
+            _ => {}
+        }
+    }
+    // IPv6 names the loopback device in routes without a way.
+    if found.is_unreachable {
+        found.device = None;
+    }
+    let range = IpNet::new(destination?, message.header.destination_prefix_length).ok()?;
+    Some((range, found))
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
+    }
+}

@@ -1,0 +1,73 @@
+//! The agent's command line and environment.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use ipnet::IpNet;
+
+/// How pods of other nodes are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Routing {
+    /// By a route where the node is on a link, else through VXLAN
+    Auto,
+    /// By what the cloud has: no routes are made here
+    Cloud,
+}
+
+/// Makes a node's pods reach all others: routes, and a dataplane that stays as it was installed.
+#[derive(Clone, Debug, Parser)]
+#[command(version)]
+pub(crate) struct Options {
+    /// The name of this node's Node
+    #[arg(long, env = "NODE_NAME")]
+    pub(crate) node: String,
+    /// How pods of other nodes are reached
+    #[arg(long, env = "UNDERPASS_ROUTING", value_enum, default_value = "auto")]
+    pub(crate) routing: Routing,
+    /// The UDP port of VXLAN, the same on all nodes
+    #[arg(long, default_value_t = 4789)]
+    pub(crate) vxlan_port: u16,
+    /// The network identifier of VXLAN, the same on all nodes
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..1 << 24))]
+    pub(crate) vxlan_id: u32,
+    /// A range of the cluster, to which pods' addresses are not masqueraded; by default the ranges of all nodes
+    #[arg(
+        long = "cluster-cidr",
+        env = "UNDERPASS_CLUSTER_CIDRS",
+        value_delimiter = ','
+    )]
+    pub(crate) cluster_cidrs: Vec<IpNet>,
+    /// The MTU of pods, in bytes; by default the uplinks'
+    #[arg(long)]
+    pub(crate) mtu: Option<u32>,
+    /// The executable `underpass` of the same version: by default the one beside the agent's
+    #[arg(long)]
+    pub(crate) underpass: Option<PathBuf>,
+    /// Where the runtime looks for plugins
+    #[arg(long, default_value = "/opt/cni/bin")]
+    pub(crate) bin_dir: PathBuf,
+    /// Where the runtime looks for networks
+    #[arg(long, default_value = "/etc/cni/net.d")]
+    pub(crate) net_dir: PathBuf,
+    /// Where this node's programs are pinned
+    #[arg(long, default_value = "/sys/fs/bpf/underpass")]
+    pub(crate) bpf_root: PathBuf,
+    /// Where health and metrics are served
+    #[arg(long, default_value = "127.0.0.1:9810")]
+    pub(crate) listen: SocketAddr,
+    /// How often everything is compared although nothing was heard, in seconds
+    #[arg(long, default_value = "60", value_parser = seconds)]
+    pub(crate) resync: Duration,
+    /// How often leases without a pod are looked for, in seconds
+    #[arg(long, default_value = "600", value_parser = seconds)]
+    pub(crate) collect: Duration,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
+        _ => Err("it must be a whole number of seconds, at least 1".to_owned()),
+    }
+}

@@ -1,0 +1,120 @@
+//! The commands of `underpass` that the agent runs: it opens no map itself, so that what it does can be done by hand.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use ipnet::IpNet;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::options::Options;
+
+/// How long a command may take. The first `install` after boot has the kernel verify all programs, and a self-test.
+const LIMIT: Duration = Duration::from_mins(2);
+
+/// Runs the commands of one executable.
+#[derive(Clone, Debug)]
+pub(crate) struct Verbs {
+    executable: PathBuf,
+    options: Options,
+}
+
+impl Verbs {
+    /// Finds the executable: the one that was named, else the one beside ours.
+    pub(crate) fn find(options: &Options) -> anyhow::Result<Self> {
+        let executable = match &options.underpass {
+            Some(path) => path.clone(),
+            None => std::env::current_exe()
+                .context("cannot find our own executable")?
+                .with_file_name("underpass"),
+        };
+        if !executable.is_file() {
+            bail!(
+                "there is no executable {}: put it beside the agent, or name it by --underpass",
+                executable.display()
+            );
+        }
+        Ok(Self {
+            executable,
+            options: options.clone(),
+        })
+    }
+
+    /// Installs plugin and network, the network last. Changes nothing that is as it should be. With `is_tested` the
+    /// network is not tried first by two throwaway pods.
+    pub(crate) async fn install(
+        &self,
+        ranges: &[IpNet],
+        cluster: &BTreeSet<IpNet>,
+        is_tested: bool,
+    ) -> anyhow::Result<String> {
+        let mut command = self.command("install");
+        command.arg("--bin-dir").arg(&self.options.bin_dir);
+        command.arg("--net-dir").arg(&self.options.net_dir);
+        for range in ranges {
+            command.arg("--range").arg(range.to_string());
+        }
+        for range in cluster {
+            command.arg("--cluster-cidr").arg(range.to_string());
+        }
+        if let Some(mtu) = self.options.mtu {
+            command.arg("--mtu").arg(mtu.to_string());
+        }
+        if is_tested {
+            command.arg("--no-self-test");
+        }
+        run(command).await
+    }
+
+    /// Has our programs take over from those of another build, which go on until then.
+    pub(crate) async fn upgrade(&self) -> anyhow::Result<String> {
+        run(self.command("upgrade")).await
+    }
+
+    /// Puts right what others did to the uplinks.
+    pub(crate) async fn apply(&self) -> anyhow::Result<String> {
+        let mut command = self.command("apply");
+        command.arg("--net-dir").arg(&self.options.net_dir);
+        run(command).await
+    }
+
+    /// Frees what lost DELs have left.
+    pub(crate) async fn collect(&self) -> anyhow::Result<String> {
+        let mut command = self.command("gc");
+        command.arg("--orphans");
+        command.arg("--net-dir").arg(&self.options.net_dir);
+        run(command).await
+    }
+
+    /// Reads what the programs counted, in the format of OpenMetrics.
+    pub(crate) async fn metrics(&self) -> anyhow::Result<String> {
+        run(self.command("metrics")).await
+    }
+
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.arg(verb);
+        command.arg("--bpf-root").arg(&self.options.bpf_root);
+        command
+    }
+}
+
+async fn run(mut command: Command) -> anyhow::Result<String> {
+    let said = format!("{:?}", command.as_std());
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let output = timeout(LIMIT, command.output())
+        .await
+        .with_context(|| format!("{said} did not end within {} s", LIMIT.as_secs()))?
+        .with_context(|| format!("cannot run {said}"))?;
+    if !output.status.success() {
+        bail!(
+            "{said}: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

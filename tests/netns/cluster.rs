@@ -1,0 +1,205 @@
+//! Many nodes, an agent on each: pods reach pods, routes are what the API says, whatever the API and others do.
+
+use nix::sys::signal::Signal;
+use underpass_tests::prelude::*;
+
+use self::fixture::{Cluster, eventually};
+
+mod api;
+mod fixture;
+
+#[test]
+fn pods_reach_pods_of_neighbours() -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 0, 0])?;
+    cluster.settle()?;
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)?;
+    ensure!(
+        cluster.api.requests() == ["list", "watch"],
+        "the agent asked for more than its role has: {:?}",
+        cluster.api.requests()
+    );
+    Ok(())
+}
+
+#[test]
+fn pods_reach_pods_beyond_a_router() -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 1, 0])?;
+    cluster.settle()?;
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)
+}
+
+#[test]
+fn an_address_that_no_pod_has_is_unreachable_at_once() -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 0])?;
+    cluster.settle()?;
+    let pods = cluster.pods()?;
+    for (family, nobody) in [(V4, "10.244.2.200"), (V6, "fd00:244:2::200")] {
+        let error = tcp::Client::try_connect(
+            pods[0].netns(),
+            std::net::SocketAddr::new(nobody.parse()?, 80),
+            std::time::Duration::from_secs(2),
+        );
+        let said = format!("{:?}", error.err().context("nobody answered")?);
+        ensure!(
+            said.contains("unreachable") || said.contains("No route to host"),
+            "{family:?}: {said}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn what_somebody_removes_comes_back() -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 0, 1])?;
+    cluster.settle()?;
+    let member = &cluster.members[0];
+    let netns = member.node.netns();
+    for line in [
+        "-4 route flush proto 117",
+        "-6 route flush proto 117",
+        "link delete underpass-vxlan",
+        "link set underpass-vxlan down",
+        "-4 neighbour flush dev underpass-vxlan nud permanent",
+        "-6 neighbour flush dev underpass-vxlan nud permanent",
+        "link set eth0 down",
+    ] {
+        netns
+            .ip(&[line.to_owned()])
+            .with_context(|| line.to_owned())?;
+        if line.ends_with("eth0 down") {
+            let mut lines = vec!["link set eth0 up".to_owned()];
+            // IPv6 loses its addresses, and both their default routes: who made them makes them again.
+            lines.extend(member.readdress());
+            netns.ip(&lines)?;
+        }
+        cluster
+            .settle_one(member)
+            .with_context(|| line.to_owned())?;
+        member
+            .knows_neighbours(2)
+            .with_context(|| line.to_owned())?;
+    }
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)
+}
+
+#[test]
+fn what_is_not_ours_stays() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    let foreign = [
+        "route add 10.244.2.0/25 via 198.18.10.254",
+        "route add 10.99.0.0/16 via 198.18.10.254 proto 118",
+        "route add fd00:244:2::/96 via 2001:db8:a::fe",
+    ];
+    let netns = cluster.members[0].node.netns().clone();
+    netns.ip(&foreign.map(str::to_owned))?;
+    let before = (
+        netns.ip_json(&["-4", "route", "show"])?,
+        netns.ip_json(&["-6", "route", "show"])?,
+    );
+    cluster.members[0].start_agent()?;
+    cluster.settle_one(&cluster.members[0])?;
+    let gone = cluster.members.remove(1);
+    cluster.api.delete(&gone.name);
+    cluster.settle_one(&cluster.members[0])?;
+    for family in Family::BOTH {
+        netns.ip(&[format!(
+            "{} route flush proto 117",
+            if family == V4 { "-4" } else { "-6" }
+        )])?;
+    }
+    cluster.members[0].stop_agent(Signal::SIGTERM);
+    for family in Family::BOTH {
+        netns.ip(&[format!(
+            "{} route flush proto 117",
+            if family == V4 { "-4" } else { "-6" }
+        )])?;
+    }
+    let after = (
+        netns.ip_json(&["-4", "route", "show"])?,
+        netns.ip_json(&["-6", "route", "show"])?,
+    );
+    ensure!(before == after, "{before:?} became {after:?}");
+    Ok(())
+}
+
+#[test]
+fn a_node_that_moved_while_the_agent_was_down_is_found_by_one_look() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::new(&[0, 0, 1])?;
+    cluster.settle()?;
+    cluster.members[0].stop_agent(Signal::SIGKILL);
+    cluster.api.delete("node2");
+    cluster.api.delete("node3");
+    let gone = cluster.members.remove(2);
+    cluster.move_to(1, 2)?;
+    cluster.members[0].start_agent()?;
+    cluster.settle_one(&cluster.members[0])?;
+    drop(gone);
+    Ok(())
+}
+
+#[test]
+fn an_api_that_fails_withdraws_nothing() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::new(&[0, 1])?;
+    cluster.settle()?;
+    let before = cluster.members[0].routes()?;
+    // Down, then up with a list of nobody: not believed, as our own Node is not in it.
+    cluster.api.be_down(true);
+    cluster.members[0]
+        .node
+        .netns()
+        .ip(&["-4 route flush proto 117".to_owned()])?;
+    cluster
+        .settle_one(&cluster.members[0])
+        .context("restored without the API")?;
+    cluster.api.be_empty(true);
+    cluster.api.be_down(false);
+    let lists = cluster.api.lists();
+    eventually("the empty list is asked for", || {
+        ensure!(
+            cluster.api.lists() > lists + 1,
+            "{} lists",
+            cluster.api.lists()
+        );
+        Ok(())
+    })?;
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let after = cluster.members[0].routes()?;
+    ensure!(after == before, "{before:?} became {after:?}");
+    cluster.api.be_empty(false);
+    // Whatever it does to watches, what is new arrives.
+    cluster.api.cut();
+    cluster.api.forget();
+    cluster.grow(0)?;
+    cluster.api.cut();
+    cluster.settle()
+}
+
+#[test]
+fn health_and_numbers_are_served() -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 0])?;
+    cluster.settle()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    ensure!(member.get("/healthz")?.starts_with("HTTP/1.1 200"));
+    ensure!(member.get("/nothing")?.starts_with("HTTP/1.1 404"));
+    let text = member.get("/metrics")?;
+    ensure!(text.contains("application/openmetrics-text"), "{text}");
+    ensure!(text.contains("\nunderpass_agent_nodes 2\n"), "{text}");
+    ensure!(text.contains("\nunderpass_loaded 1\n"), "{text}");
+    ensure!(
+        text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1,
+        "{text}"
+    );
+    Ok(())
+}
