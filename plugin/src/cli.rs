@@ -5,12 +5,14 @@ use std::{io, path::PathBuf, process::ExitCode};
 
 use anstyle::{AnsiColor, Style};
 use clap::{CommandFactory as _, Parser, Subcommand};
+use underpass_cni::net_dir::NET_DIR;
 
 use crate::{
     conf::{BPF_ROOT, one_spelling},
     error::Error,
 };
 
+mod doctor;
 mod flows;
 mod load;
 mod status;
@@ -51,6 +53,20 @@ enum Command {
         /// Print one JSON document
         #[arg(long)]
         json: bool,
+    },
+    /// Look for what is wrong with this node, and say how to mend it
+    ///
+    /// Nothing is changed. The exit code is 1 if containers suffer or an ADD would fail.
+    Doctor {
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+        /// The folder in which the runtime looks for networks
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
+        /// Where the files of the host are: for tests
+        #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+        host_root: PathBuf,
     },
     /// Print what the programs log, until interrupted
     Trace {
@@ -117,6 +133,11 @@ enum Failure {
         asked: u32,
     },
     #[error(
+        "{}: containers suffer, or an ADD would fail",
+        if *.0 == 1 { "1 finding is an error".to_owned() } else { format!("{} findings are errors", .0) }
+    )]
+    Unwell(usize),
+    #[error(
         "{}: DEL them first, or say --force to cut them off from masquerade and bypass",
         if *.0 == 1 { "1 container is attached".to_owned() } else { format!("{} containers are attached", .0) }
     )]
@@ -158,6 +179,18 @@ pub fn run() -> ExitCode {
     let answer = match command {
         Command::Status { json } => status::run(&bpf_root, Format::new(json), &mut out),
         Command::Flows { json } => flows::run(&bpf_root, Format::new(json), &mut out),
+        Command::Doctor {
+            json,
+            net_dir,
+            host_root,
+        } => {
+            let places = doctor::Places {
+                bpf_root: &bpf_root,
+                net_dir: &net_dir,
+                host_root: &host_root,
+            };
+            doctor::run(places, Format::new(json), &mut out)
+        }
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),
