@@ -7,6 +7,7 @@ mod connections;
 mod crowd;
 mod demo;
 mod departures;
+mod doctor;
 mod expiry;
 mod faults;
 mod feeding;

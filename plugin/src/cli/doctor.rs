@@ -163,14 +163,23 @@ type Check = fn(&Node<'_>, &mut Report) -> Result<(), Error>;
 
 /// All checks, by the name under which they appear when they could not look.
 const CHECKS: [(&str, Check); 8] = [
-    ("kernel", kernel::check),
+    ("kernel", |node, report| {
+        kernel::check(node, report);
+        Ok(())
+    }),
     ("pins", pins::check),
     ("network-stack", stack::check),
     ("devices", devices::check),
     ("foreign-filter", devices::check_filters),
     ("forward-policy", firewall::check),
-    ("networks", networks::check),
-    ("networkd-routes", networkd::check),
+    ("networks", |node, report| {
+        networks::check(node, report);
+        Ok(())
+    }),
+    ("networkd-routes", |node, report| {
+        networkd::check(node, report);
+        Ok(())
+    }),
 ];
 
 pub(super) fn run(
@@ -260,11 +269,11 @@ impl<'a> Node<'a> {
 fn some<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 3;
     let names: Vec<_> = names.into_iter().collect();
-    let mut text = names[..names.len().min(SHOWN)].join(", ");
-    if names.len() > SHOWN {
-        text.push_str(&format!(" and {} more", names.len() - SHOWN));
+    let text = names[..names.len().min(SHOWN)].join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => text,
+        more => format!("{text} and {more} more"),
     }
-    text
 }
 
 #[cfg(test)]

@@ -124,7 +124,7 @@ fn ranges(plugins: &[&serde_json::Map<String, Value>]) -> BTreeSet<IpNet> {
         plugin.get("type").and_then(Value::as_str) == Some("firewall")
     };
     let mut ranges = BTreeSet::new();
-    if plugins.iter().any(|plugin| firewall(plugin)) {
+    if plugins.iter().any(firewall) {
         return ranges;
     }
     for plugin in plugins {

@@ -8,14 +8,14 @@ use super::{
     super::status::feature::{self, Feature},
     Diagnosis, Node, Report,
 };
-use crate::{error::Error, verb::status::OLDEST};
+use crate::verb::status::OLDEST;
 
 /// The row of the features that is no feature of newer kernels but a switch.
 const JIT: &str = "JIT";
 /// Who wants a netkit says so in the config.
 const NETKIT: &str = "netkit";
 
-pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
+pub(super) fn check(node: &Node<'_>, report: &mut Report) {
     report.add(too_old(kernel::version(), &kernel::release()));
     report.add(node.pins.require_bpffs().err().map(|error| {
         Diagnosis::error(
@@ -30,7 +30,6 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
         &lockdown.unwrap_or_default(),
         node.maps.is_some(),
     ));
-    Ok(())
 }
 
 fn too_old(version: (u32, u32), release: &str) -> Option<Diagnosis> {

@@ -8,7 +8,6 @@ use std::{
 };
 
 use super::{Diagnosis, Node, Report};
-use crate::error::Error;
 
 /// It is there while networkd runs.
 const RUNNING: &str = "run/systemd/netif";
@@ -20,16 +19,15 @@ const FOLDERS: [&str; 4] = [
     "usr/lib/systemd",
 ];
 
-pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
+pub(super) fn check(node: &Node<'_>, report: &mut Report) {
     let host = node.places.host_root;
     if !host.join(RUNNING).is_dir() {
-        return Ok(());
+        return;
     }
     match read(host) {
         Ok(texts) => report.add(takes_routes_away(&texts)),
         Err(error) => report.not_checked("networkd-routes", error),
     }
-    Ok(())
 }
 
 /// Reads the configuration in the order in which networkd does: the main file, then the drop-ins by their names.

@@ -6,18 +6,17 @@ use serde_json::Value;
 use underpass_cni::{Error as CniError, net_dir::NetworkFile};
 
 use super::{Diagnosis, Node, Report};
-use crate::{cli::NAME, conf::Conf, error::Error, step::link};
+use crate::{cli::NAME, conf::Conf, step::link};
 
 /// Plugins that hand containers over to networks of others, as their own configs say.
 const META: [&str; 4] = ["multus", "multus-shim", "danm", "genie"];
 
-pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
+pub(super) fn check(node: &Node<'_>, report: &mut Report) {
     let folder = node.places.net_dir;
     report.add(order(folder, &node.networks));
     for network in node.networks.iter().flatten() {
         report.add(refused(network));
     }
-    Ok(())
 }
 
 /// Tells whether a network's containers are attached by this plugin: itself, or called by another one.

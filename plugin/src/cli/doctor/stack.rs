@@ -85,7 +85,7 @@ fn tracking(tracking: Tracking) -> Option<Diagnosis> {
         Tracking::Strict => Some(Diagnosis::hint(
             "tcp-strict",
             "net.netfilter.nf_conntrack_tcp_be_liberal is 0: TCP that took the bypass can't come back to connection tracking, and connections to Services stay in the stack",
-            "sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1 && underpass load; `underpass status` says what that costs",
+            "sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1 && underpass load, or \"conntrackLiberal\": true in the network; `underpass status` says what it changes",
         )),
     }
 }

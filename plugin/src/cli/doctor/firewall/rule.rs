@@ -81,7 +81,7 @@ impl Range {
         Family::of(self.0) == Family::of(address) && self.0 <= address && address <= self.1
     }
 
-    /// Tells whether it is so much of a family that the world at large is in there: 2000::/3 is.
+    /// Tells whether it is so much of a family that the world at large is in there: `2000::/3` is.
     fn is_the_world(&self, family: Family) -> bool {
         let (first, last, bits): (u128, u128, u32) = match (self.0, self.1) {
             (IpAddr::V4(first), IpAddr::V4(last)) => {

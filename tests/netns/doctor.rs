@@ -1,0 +1,435 @@
+//! `underpass doctor` on a node with one fault each: it names the fault and what mends it; and says nothing of a node without.
+
+mod networks;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, tc::TcAttachOptions};
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_tests::{
+    another_build,
+    counter::pins,
+    node::plugin,
+    prelude::*,
+    second::{Kind, Second},
+    wire::Wire,
+};
+
+/// Where the network of a test is, in the node's own `/run`.
+const NET_DIR: &str = "/run/net.d";
+/// Where the files of the host are for the doctor, instead of this machine's.
+const HOST: &str = "/run/host";
+
+/// What the doctor said, and whether it found an error.
+#[derive(Debug)]
+struct Said {
+    failed: bool,
+    report: Value,
+}
+
+impl Said {
+    fn ids(&self, list: &str) -> Vec<&str> {
+        let found = self.report[list].as_array().into_iter().flatten();
+        found.filter_map(|found| found["id"].as_str()).collect()
+    }
+
+    /// Fails unless these are all findings, each with what mends it, and the exit code is right.
+    fn expect(&self, ids: &[&str]) -> Result<()> {
+        let mut found = self.ids("findings");
+        found.dedup();
+        ensure!(found == ids, "{ids:?}: {:#}", self.report);
+        let findings = self.report["findings"].as_array().into_iter().flatten();
+        let mut errors = 0;
+        for finding in findings {
+            let is_said = |key: &str| finding[key].as_str().is_some_and(|text| !text.is_empty());
+            ensure!(is_said("what") && is_said("fix"), "{finding:#}");
+            errors += usize::from(finding["severity"] == "error");
+        }
+        ensure!(self.failed == (errors > 0), "{self:#?}");
+        ensure!(self.ids("notChecked").is_empty(), "{:#}", self.report);
+        Ok(())
+    }
+
+    /// A text of the first finding.
+    fn first(&self, key: &str) -> &str {
+        self.report["findings"][0][key].as_str().unwrap_or_default()
+    }
+
+    /// Fails unless the first finding says all that.
+    fn expect_words(&self, words: &[&str]) -> Result<()> {
+        let said = format!("{} {}", self.first("what"), self.first("fix"));
+        for word in words {
+            ensure!(said.contains(word), "{word}: {:#}", self.report);
+        }
+        Ok(())
+    }
+}
+
+/// Runs the doctor of an executable.
+fn ask_by(lab: &Lab, program: &Path) -> Result<Said> {
+    let mut doctor = Command::new(program);
+    doctor.env_clear().args(["doctor", "--json"]);
+    doctor.args(["--net-dir", NET_DIR, "--host-root", HOST]);
+    doctor.arg("--bpf-root").arg(lab.node.bpf_root());
+    let output = lab.node.netns().output(&mut doctor, &[])?;
+    let report = serde_json::from_slice(&output.stdout).with_context(|| {
+        format!(
+            "the doctor said {}",
+            String::from_utf8_lossy(&output.stderr)
+        )
+    })?;
+    Ok(Said {
+        failed: !output.status.success(),
+        report,
+    })
+}
+
+fn ask(lab: &Lab) -> Result<Said> {
+    ask_by(lab, plugin())
+}
+
+/// Puts a file into the node's `/run`.
+fn put(lab: &Lab, path: impl AsRef<Path>, text: &str) -> Result<()> {
+    let path = path.as_ref();
+    lab.node.netns().run(|| {
+        fs::create_dir_all(path.parent().context("it is in a folder")?)?;
+        fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    })
+}
+
+fn network(name: &str) -> PathBuf {
+    Path::new(NET_DIR).join(name)
+}
+
+/// The file of the default network, as an operator has it.
+fn conflist(lab: &Lab) -> String {
+    let plugin = lab.conf().json().clone();
+    json!({ "cniVersion": "1.0.0", "name": "lab", "plugins": [plugin] }).to_string()
+}
+
+/// A node whose folder of networks has the one that its containers are in.
+fn lab() -> Result<Lab> {
+    with_network(Lab::new()?)
+}
+
+/// The same without a firewall, for those who bring their own.
+fn open_lab() -> Result<Lab> {
+    with_network(Lab::open()?)
+}
+
+fn with_network(lab: Lab) -> Result<Lab> {
+    put(&lab, network("10-underpass.conflist"), &conflist(&lab))?;
+    Ok(lab)
+}
+
+#[test]
+fn a_clean_node_has_no_findings() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    // Before the first container, with some, and after the last.
+    ask(&lab)?.expect(&[])?;
+    let pods = [lab.pod("a")?, lab.pod("b")?];
+    let said = ask(&lab)?;
+    said.expect(&[])?;
+    // A strict firewall's connection tracking could be better, which is no finding.
+    ensure!(said.ids("hints").contains(&"tcp-strict"), "{said:#?}");
+    let text = lab
+        .node
+        .underpass(&["doctor", "--net-dir", NET_DIR, "--host-root", HOST])?;
+    ensure!(text.starts_with("nothing to complain about\n"), "{text}");
+    ensure!(text.contains("Could be better"), "{text}");
+    pods.into_iter().try_for_each(Pod::del)?;
+    ask(&lab)?.expect(&[])
+}
+
+#[test]
+fn a_node_before_its_first_add_has_no_findings() -> Result<()> {
+    needs_root!();
+    let lab = with_network(Lab::unloaded()?)?;
+    ask(&lab)?.expect(&[])
+}
+
+/// The firewall that the doctor finds fault with, and whether it lets pass what its own words make of it.
+#[rstest]
+fn a_firewall_that_drops_is_found_and_mended(
+    #[values(V4, V6)] family: Family,
+    #[values("nft", "iptables")] by: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = open_lab()?;
+    let node = lab.node.netns();
+    let mut expected = vec!["forward-policy"];
+    // Unknown until a container has it: its ranges are in the config, so it is found at once.
+    let table = match family {
+        V4 => "ip",
+        V6 => "ip6",
+    };
+    let shell = |line: &str| {
+        let mut shell = Command::new("sh");
+        node.expect(shell.args(["-ec", line]), &[]).map(drop)
+    };
+    if by == "nft" {
+        shell(&format!(
+            "nft 'add table {table} t; add chain {table} t f {{ type filter hook forward priority 0; policy drop; }}; \
+             add rule {table} t f iifname \"docker0\" accept'"
+        ))?;
+    } else {
+        let program = if family == V4 {
+            "iptables"
+        } else {
+            "ip6tables"
+        };
+        shell(&format!(
+            "{program} -P FORWARD DROP && {program} -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
+        ))?;
+    }
+    ask(&lab)?.expect(&expected)?;
+    let pod = lab.pod("a")?;
+    let said = ask(&lab)?;
+    said.expect(&expected)?;
+    said.expect_words(&[by.trim_end_matches("tables"), &pod.ip(family).to_string()])?;
+    ensure!(ping::ping(pod.netns(), family.remote()).is_err());
+    let fix = said.first("fix").to_owned();
+    let commands = fix.split(';').next().unwrap_or_default();
+    shell(commands)?;
+    expected.clear();
+    ask(&lab)?.expect(&expected)?;
+    ping::ping(pod.netns(), family.remote())
+}
+
+#[rstest]
+fn forwarding_that_is_off_is_found(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let (path, sysctl) = match family {
+        V4 => ("net/ipv4/ip_forward", "net.ipv4.ip_forward"),
+        V6 => (
+            "net/ipv6/conf/all/forwarding",
+            "net.ipv6.conf.all.forwarding",
+        ),
+    };
+    let node = lab.node.netns();
+    // The first ADD switches it on.
+    node.set_sysctl(path, "0")?;
+    ask(&lab)?.expect(&[])?;
+    let _pod = lab.pod("a")?;
+    ask(&lab)?.expect(&[])?;
+    node.set_sysctl(path, "0")?;
+    let said = ask(&lab)?;
+    said.expect(&["forwarding-off"])?;
+    said.expect_words(&[&format!("sysctl -w {sysctl}=1")])?;
+    node.set_sysctl(path, "1")?;
+    ask(&lab)?.expect(&[])
+}
+
+#[rstest]
+#[case::uplink(true, "the next ADD or GC")]
+#[case::container(false, "recreate the container")]
+fn a_program_that_was_taken_off_is_found(#[case] uplink: bool, #[case] fix: &str) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let pod = lab.pod_with("a", &lab.conf().with("device", "veth"))?;
+    let device = if uplink {
+        Node::UPLINK
+    } else {
+        pod.host_veth()
+    };
+    lab.node.netns().take_filters_off(device, "egress")?;
+    let said = ask(&lab)?;
+    said.expect(&["program-missing"])?;
+    said.expect_words(&[device, fix])
+}
+
+/// As a program of another plugin would be put there: an ordinary filter that accepts, and one behind ours.
+#[rstest]
+fn a_filter_before_ours_is_found(#[values("ingress", "egress")] direction: &str) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let pod = lab.pod_with("a", &lab.conf().with("device", "veth"))?;
+    let filter = |what: &str, device: &str, priority: &str| {
+        let mut tc = Command::new("tc");
+        tc.args(["filter", what, "dev", device, direction, "protocol", "all"]);
+        tc.args(["prio", priority, "bpf"]);
+        if what == "add" {
+            // A program of one instruction: return 0.
+            tc.args(["bytecode", "1,6 0 0 0,", "flowid", "1:1"]);
+        }
+        lab.node.netns().expect(&mut tc, &[]).map(drop)
+    };
+    for device in [pod.host_veth(), Node::UPLINK] {
+        filter("add", device, "65000")?;
+        ask(&lab)?.expect(&[])?;
+        filter("add", device, "1")?;
+        let said = ask(&lab)?;
+        said.expect(&["foreign-filter"])?;
+        said.expect_words(&[device, direction, "bpf at priority 1"])?;
+        filter("delete", device, "1")?;
+        ask(&lab)?.expect(&[])?;
+    }
+    Ok(())
+}
+
+/// Programs at tcx are asked before all filters.
+#[rstest]
+fn a_program_at_tcx_is_found(
+    #[values(TcAttachType::Ingress, TcAttachType::Egress)] side: TcAttachType,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let _pod = lab.pod("a")?;
+    let pin = pins(&lab.node).join("programs/to_wire");
+    let attached = lab.node.netns().run(|| -> Result<_> {
+        let mut program = SchedClassifier::from_pin(&pin)?;
+        let order = TcAttachOptions::TcxOrder(LinkOrder::default());
+        let attached = program.attach_with_options(Node::UPLINK, side, order);
+        Ok(attached.is_ok().then_some(program))
+    })?;
+    // It goes with the handle.
+    let Some(program) = attached else {
+        anstream::eprintln!("not on this kernel: tcx, which came with Linux 6.6");
+        return Ok(());
+    };
+    let said = ask(&lab)?;
+    said.expect(&["foreign-filter"])?;
+    said.expect_words(&[Node::UPLINK, "1 program at tcx"])?;
+    drop(program);
+    ask(&lab)?.expect(&[])
+}
+
+#[test]
+fn a_container_larger_than_its_way_out_is_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let pod = lab.pod("a")?;
+    lab.node.netns().set_mtu(Node::UPLINK, 1400)?;
+    // Its entry is as it was until the next ADD, which is of no matter here.
+    let said = ask(&lab)?;
+    said.expect(&["mtu"])?;
+    said.expect_words(&[pod.host_veth(), "(1500)", "\"mtu\": 1400"])?;
+    lab.node.netns().set_mtu(Node::UPLINK, 9000)?;
+    ask(&lab)?.expect(&[])
+}
+
+#[test]
+fn containers_that_no_map_knows_are_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let pod = lab.pod("a")?;
+    lab.node
+        .netns()
+        .run(|| fs::remove_dir_all(lab.node.bpf_root()))?;
+    let said = ask(&lab)?;
+    said.expect(&["left-behind"])?;
+    said.expect_words(&[pod.host_veth()])?;
+    let _new = lab.pod("b")?;
+    ask(&lab)?.expect(&["left-behind"])?;
+    drop(pod);
+    ask(&lab)?.expect(&[])
+}
+
+#[test]
+fn a_root_that_is_no_bpffs_is_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let mut doctor = Command::new(plugin());
+    doctor
+        .env_clear()
+        .args(["doctor", "--net-dir", NET_DIR, "--host-root", HOST]);
+    doctor.args(["--bpf-root", "/run/no-bpffs"]);
+    let output = lab.node.netns().output(&mut doctor, &[])?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.code() == Some(1), "{text}");
+    ensure!(
+        text.contains("error: no-bpffs: ") && text.contains("fix: mount -t bpf"),
+        "{text}"
+    );
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains("1 finding is an error"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn pins_of_others_are_found() -> Result<()> {
+    needs_root!();
+    let lab = with_network(Lab::unloaded()?)?;
+    let _pod = lab.pod("a")?;
+    ask(&lab)?.expect(&[])?;
+    let build = another_build::make(&lab.node)?;
+    let said = ask_by(&lab, &build)?;
+    said.expect(&["other-build"])?;
+    said.expect_words(&["underpass upgrade"])?;
+    lab.node.underpass_of(&build, &["upgrade"])?;
+    ask_by(&lab, &build)?.expect(&[])?;
+    lab.node.underpass(&["upgrade"])?;
+    let older = lab.node.bpf_root().join("v1");
+    lab.node.netns().run(|| {
+        fs::create_dir_all(older.join("maps"))?;
+        fs::create_dir_all(older.join("programs"))
+    })?;
+    let said = ask(&lab)?;
+    said.expect(&["other-layout"])?;
+    said.expect_words(&["layout 1", "underpass unload"])
+}
+
+/// What somebody changes of connection tracking counts with the next load, and until then it is said.
+#[test]
+fn rules_that_are_outdated_are_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let _pod = lab.pod("a")?;
+    lab.firewall.set_liberal(true)?;
+    ask(&lab)?.expect(&["stack-outdated"])?;
+    lab.node.underpass(&["load"])?;
+    let said = ask(&lab)?;
+    said.expect(&[])?;
+    ensure!(!said.ids("hints").contains(&"tcp-strict"), "{said:#?}");
+    Ok(())
+}
+
+#[rstest]
+fn policies_of_ipsec_are_found(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let node = lab.node.netns();
+    let remote = family.remote();
+    let policy = format!("xfrm policy add dir out dst {remote} action block");
+    if node.ip(&[policy]).is_err() {
+        anstream::eprintln!("not on this kernel: policies of IPsec");
+        return Ok(());
+    }
+    let pod = lab.pod("a")?;
+    ask(&lab)?.expect(&["ipsec-policies"])?;
+    node.ip(&["xfrm policy flush".to_owned()])?;
+    ask(&lab)?.expect(&["stack-outdated"])?;
+    lab.node.underpass(&["load"])?;
+    ask(&lab)?.expect(&[])?;
+    pod.del()
+}
+
+/// A strict filter of reverse paths is no finding, and with one uplink not even a hint.
+#[test]
+fn a_strict_reverse_path_between_uplinks_is_a_hint() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    lab.node
+        .netns()
+        .set_sysctl("net/ipv4/conf/all/rp_filter", "1")?;
+    let _pod = lab.pod("a")?;
+    let said = ask(&lab)?;
+    said.expect(&[])?;
+    ensure!(
+        !said.ids("hints").contains(&"rp-filter-strict"),
+        "{said:#?}"
+    );
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    let _pod = lab.pod("b")?;
+    let said = ask(&lab)?;
+    said.expect(&[])?;
+    ensure!(said.ids("hints").contains(&"rp-filter-strict"), "{said:#?}");
+    Ok(())
+}
