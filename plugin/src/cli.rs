@@ -138,6 +138,10 @@ enum Failure {
     )]
     Unwell(usize),
     #[error(
+        "the doctor can't see enough of the node: run it as root in the initial user namespace, with CAP_BPF and CAP_NET_ADMIN"
+    )]
+    Blind,
+    #[error(
         "{}: DEL them first, or say --force to cut them off from masquerade and bypass",
         if *.0 == 1 { "1 container is attached".to_owned() } else { format!("{} containers are attached", .0) }
     )]

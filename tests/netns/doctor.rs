@@ -4,6 +4,7 @@ mod networks;
 
 use std::{
     fs,
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -350,6 +351,24 @@ fn a_root_that_is_no_bpffs_is_found() -> Result<()> {
     );
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(said.contains("1 finding is an error"), "{said}");
+    Ok(())
+}
+
+/// To who may not look, a broken node would look as a clean one does.
+#[test]
+fn who_may_not_look_is_told_so() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let mut doctor = Command::new(plugin());
+    doctor.env_clear().arg("doctor").uid(65_534).gid(65_534);
+    let output = lab.node.netns().output(&mut doctor, &[])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.code() == Some(1)
+            && output.stdout.is_empty()
+            && said.contains("run it as root"),
+        "{output:?}"
+    );
     Ok(())
 }
 

@@ -187,6 +187,9 @@ pub(super) fn run(
     format: Format,
     out: &mut impl io::Write,
 ) -> Result<(), Failure> {
+    if !kernel::sees() {
+        return Err(Failure::Blind);
+    }
     let mut report = Report::default();
     let node = Node::look(places, &mut report)?;
     for (id, check) in CHECKS {

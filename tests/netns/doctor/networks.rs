@@ -67,7 +67,19 @@ fn a_networkd_that_takes_routes_away_is_found() -> Result<()> {
     put(&lab, &main, "[Network]\n#ManageForeignRoutes=yes\n")?;
     // It does not run.
     ask(&lab)?.expect(&[])?;
+    put(&lab, file("run/systemd/netif/leases/2"), "")?;
+    ask(&lab)?.expect(&[])?;
     put(&lab, file("run/systemd/netif/state"), "")?;
+    // It did once.
+    let services = "sys/fs/cgroup/system.slice";
+    put(
+        &lab,
+        file(&format!("{services}/ssh.service/cgroup.procs")),
+        "",
+    )?;
+    ask(&lab)?.expect(&[])?;
+    let service = format!("{services}/systemd-networkd.service/cgroup.procs");
+    put(&lab, file(&service), "")?;
     let said = ask(&lab)?;
     said.expect(&["networkd-routes"])?;
     said.expect_words(&["ManageForeignRoutes=no"])?;

@@ -15,6 +15,11 @@ const JIT: &str = "JIT";
 /// Who wants a netkit says so in the config.
 const NETKIT: &str = "netkit";
 
+/// Tells whether this process may ask the kernel about programs. To others a broken node and a clean one look alike.
+pub(super) fn sees() -> bool {
+    kernel::lets_load()
+}
+
 pub(super) fn check(node: &Node<'_>, report: &mut Report) {
     report.add(too_old(kernel::version(), &kernel::release()));
     report.add(node.pins.require_bpffs().err().map(|error| {

@@ -9,8 +9,14 @@ use std::{
 
 use super::{Diagnosis, Node, Report};
 
-/// It is there while networkd runs.
-const RUNNING: &str = "run/systemd/netif";
+/// It writes this file when it starts. (The folder is there on every node with systemd.)
+const STATE: &str = "run/systemd/netif/state";
+/// Where the services that run have a folder each: cgroups of version 2, and of version 1.
+const SERVICES: [&str; 2] = [
+    "sys/fs/cgroup/system.slice",
+    "sys/fs/cgroup/systemd/system.slice",
+];
+const SERVICE: &str = "systemd-networkd.service";
 /// The folders of its configuration; a file in one of them hides its namesakes in those after it.
 const FOLDERS: [&str; 4] = [
     "etc/systemd",
@@ -21,13 +27,23 @@ const FOLDERS: [&str; 4] = [
 
 pub(super) fn check(node: &Node<'_>, report: &mut Report) {
     let host = node.places.host_root;
-    if !host.join(RUNNING).is_dir() {
+    if !runs(host) {
         return;
     }
     match read(host) {
         Ok(texts) => report.add(takes_routes_away(&texts)),
         Err(error) => report.not_checked("networkd-routes", error),
     }
+}
+
+/// Tells whether it runs. Its file stays when it stops, and the folder of its service does not.
+fn runs(host: &Path) -> bool {
+    let services = SERVICES.iter().map(|folder| host.join(folder));
+    let mut services = services.filter(|folder| folder.is_dir());
+    host.join(STATE).is_file()
+        && services
+            .next()
+            .is_none_or(|folder| folder.join(SERVICE).is_dir())
 }
 
 /// Reads the configuration in the order in which networkd does: the main file, then the drop-ins by their names.
