@@ -34,6 +34,7 @@ mod odd_traffic;
 mod openings;
 mod others_nat;
 mod rare_headers;
+mod report;
 mod routers;
 mod routes;
 mod scene;

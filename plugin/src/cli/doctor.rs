@@ -24,7 +24,7 @@ use crate::{
 };
 
 mod devices;
-mod firewall;
+pub(super) mod firewall;
 mod kernel;
 mod networkd;
 mod networks;

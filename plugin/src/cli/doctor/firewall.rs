@@ -18,7 +18,7 @@ use underpass_netlink::route::MAIN;
 use super::{Diagnosis, Node, Report, networks::is_ours, some};
 use crate::error::Error;
 
-mod command;
+pub(in crate::cli) mod command;
 mod iptables;
 mod nft;
 mod rule;
@@ -49,8 +49,8 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
     let mut not_checked = |why: String| report.not_checked(ID, why);
     let mut iptables_own = Vec::new();
     for (family, program, legacy) in [
-        (Family::V4, "iptables", "/proc/net/ip_tables_names"),
-        (Family::V6, "ip6tables", "/proc/net/ip6_tables_names"),
+        (Family::V4, "iptables", command::LEGACY4),
+        (Family::V6, "ip6tables", command::LEGACY6),
     ] {
         match command::iptables(program, Path::new(legacy)) {
             Answer::Text(text) => {
@@ -61,7 +61,7 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
             Answer::Unknown(why) => not_checked(why),
         }
     }
-    match command::nft() {
+    match command::nft(&["-j", "list", "ruleset"]) {
         Answer::Text(text) => match nft::parse(&text, &iptables_own) {
             Ok(ruleset) => rulesets.push(ruleset),
             Err(error) => not_checked(format!("the answer of nft is no JSON: {error}")),

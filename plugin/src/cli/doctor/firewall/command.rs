@@ -9,9 +9,13 @@ use std::{
 /// Where administrators' commands are, for those whose PATH leaves it out.
 const FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
+/// The kernel's lists of tables of the older kind of iptables, for IPv4 and for IPv6.
+pub(in crate::cli) const LEGACY4: &str = "/proc/net/ip_tables_names";
+pub(in crate::cli) const LEGACY6: &str = "/proc/net/ip6_tables_names";
+
 /// What a command said.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(in crate::cli) enum Answer {
     /// The rules.
     Text(String),
     /// There is no such command, or it has no rules to tell of.
@@ -20,17 +24,17 @@ pub(super) enum Answer {
     Unknown(String),
 }
 
-/// Asks for all rules of nftables, as JSON.
-pub(super) fn nft() -> Answer {
+/// Asks nftables for what these arguments say.
+pub(in crate::cli) fn nft(arguments: &[&str]) -> Answer {
     match find("nft") {
-        Some(nft) => run(&nft, &["-j", "list", "ruleset"]),
+        Some(nft) => run(&nft, arguments),
         None => Answer::Absent,
     }
 }
 
 /// Asks for the filter rules of iptables. Its older kind has rules only where `legacy`, the kernel's list of that kind's
 /// tables, has the table; to ask for others would make them.
-pub(super) fn iptables(program: &str, legacy: &Path) -> Answer {
+pub(in crate::cli) fn iptables(program: &str, legacy: &Path) -> Answer {
     let tables = fs::read_to_string(legacy).unwrap_or_default();
     let has_legacy = tables.lines().any(|table| table == "filter");
     let Some(found) = find(program) else {
