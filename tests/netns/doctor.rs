@@ -148,6 +148,21 @@ fn a_clean_node_has_no_findings() -> Result<()> {
     ask(&lab)?.expect(&[])
 }
 
+/// With devices of every kind that the programs sit on: `lo` has one once a host port is mapped.
+#[rstest]
+fn so_has_one_with_another_uplink(
+    #[values(Wire::Ethernet, Wire::Vlan, Wire::WireGuard, Wire::Vrf)] wire: Wire,
+) -> Result<()> {
+    needs_root!();
+    if wire.is_missing()? {
+        return Ok(());
+    }
+    let lab = with_network(Lab::over(wire, 1400)?)?;
+    let pod = lab.pod_with("a", &lab.conf().with_host_port(8080, 80))?;
+    ask(&lab)?.expect(&[])?;
+    pod.del()
+}
+
 #[test]
 fn a_node_before_its_first_add_has_no_findings() -> Result<()> {
     needs_root!();

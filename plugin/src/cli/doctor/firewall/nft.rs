@@ -192,13 +192,26 @@ fn test(left: &Value, right: &Value) -> Test {
     if let Some(payload) = within("payload") {
         return payload_test(payload, right);
     }
-    if within("ct").is_some_and(|ct| text_of(ct, "key") == "state") {
-        return texts(right).map_or(Test::Unknown, Test::State);
+    if let Some(ct) = within("ct") {
+        return ct_test(text_of(ct, "key"), right);
     }
     if is_mark(left) && right.as_u64().is_some_and(|mark| mark != 0) {
         return Test::Never;
     }
     Test::Unknown
+}
+
+fn ct_test(key: &str, right: &Value) -> Test {
+    let Some(names) = texts(right) else {
+        return Test::Unknown;
+    };
+    let is_translated = |name: &String| matches!(name.as_str(), "dnat" | "snat");
+    match key {
+        "state" => Test::State(names),
+        // To the world at large no destination is translated, and sources are by our programs, past the stack.
+        "status" if names.iter().all(is_translated) => Test::Never,
+        _ => Test::Unknown,
+    }
 }
 
 /// Tells whether it is some bits of the mark.

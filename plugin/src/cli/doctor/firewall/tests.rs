@@ -93,6 +93,56 @@ fn docker_lets_its_own_containers_pass_alone() {
     );
 }
 
+/// Since its version 28 Docker asks for the ranges of its bridges by a set.
+#[test]
+fn docker_by_sets_lets_its_own_containers_pass_alone() {
+    let docker = "-N DOCKER-FORWARD\n-N DOCKER-CT\n-N DOCKER-USER\n-A FORWARD -j DOCKER-USER\n-A FORWARD -j DOCKER-FORWARD\n\
+        -A DOCKER-FORWARD -j DOCKER-CT\n-A DOCKER-FORWARD -i docker0 -j ACCEPT\n\
+        -A DOCKER-CT -m set --match-set docker-ext-bridges-v4 dst -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n";
+    assert_eq!(iptables(docker), ALL);
+}
+
+/// As the plugin `firewall` of the reference plugins has it, for this container and for another one.
+#[test]
+fn the_firewall_plugin_lets_each_container_pass() {
+    let rules = |pod: &str| {
+        iptables(&format!(
+            "-N CNI-ADMIN\n-N CNI-FORWARD\n\
+             -A FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD\n\
+             -A CNI-FORWARD -m comment --comment \"CNI firewall plugin admin overrides\" -j CNI-ADMIN\n\
+             -A CNI-FORWARD -d {pod}/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+             -A CNI-FORWARD -s {pod}/32 -j ACCEPT\n"
+        ))
+    };
+    assert_eq!(rules(POD4), NONE);
+    assert_eq!(rules("10.22.0.3"), ALL);
+}
+
+#[test]
+fn ufw_lets_answers_pass_alone() {
+    let rules = "-N ufw-before-forward\n-N ufw-user-forward\n-N ufw-after-logging-forward\n\
+        -A FORWARD -j ufw-before-forward\n-A FORWARD -j ufw-after-logging-forward\n\
+        -A ufw-before-forward -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+        -A ufw-before-forward -p icmp -m icmp --icmp-type 8 -j ACCEPT\n-A ufw-before-forward -j ufw-user-forward\n\
+        -A ufw-after-logging-forward -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix \"[UFW BLOCK] \"\n";
+    assert_eq!(iptables(rules), [true, false]);
+}
+
+/// firewalld has policy `accept`, and rejects at the end of the chain.
+#[test]
+fn firewalld_rejects_what_no_zone_has() {
+    use serde_json::json;
+    let ct = |key: &str, right: Value| json!({ "match": { "op": "in", "left": { "ct": { "key": key } }, "right": right } });
+    let rules = [
+        json!([ct("state", json!(["established", "related"])), { "accept": null }]),
+        json!([ct("status", json!("dnat")), { "accept": null }]),
+        json!([{ "match": { "op": "==", "left": { "meta": { "key": "iifname" } }, "right": "lo" } }, { "accept": null }]),
+        json!([ct("state", json!("invalid")), { "drop": null }]),
+        json!([{ "reject": { "type": "icmpx", "expr": "admin-prohibited" } }]),
+    ];
+    assert_eq!(nft("accept", &rules), [[true, false]; 2]);
+}
+
 #[test]
 fn kube_proxy_accepts_what_it_has_marked() {
     let rules = "-N KUBE-FORWARD\n\
