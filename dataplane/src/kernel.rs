@@ -26,7 +26,8 @@ fn numbers(release: &str) -> (u32, u32) {
 
 /// Tells whether this process has the capabilities with which programs of any kind are loaded: `CAP_SYS_ADMIN`, or
 /// `CAP_BPF` and `CAP_PERFMON` (Linux 5.8). If that can't be read, it may.
-pub(crate) fn lets_load() -> bool {
+#[must_use]
+pub fn lets_load() -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
     const PERFMON_AND_BPF: u64 = 1 << 38 | 1 << 39;
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();

@@ -22,6 +22,7 @@ pub mod pin;
 pub mod policy;
 pub mod port;
 mod refusal;
+pub mod tcx;
 pub mod test_run;
 pub mod upgrade;
 

@@ -23,7 +23,7 @@ const BPF_F_REPLACE: u32 = 1 << 2;
 /// The kernel allows 63 programs at one hook (`BPF_MPROG_MAX`, one less than 64).
 const PROGRAMS_MAX: u32 = 64;
 /// Room for their ids.
-type Ids = [u32; PROGRAMS_MAX as usize];
+pub(crate) type Ids = [u32; PROGRAMS_MAX as usize];
 
 /// Attributes of `BPF_PROG_ATTACH` and `BPF_PROG_DETACH`.
 #[repr(C)]
@@ -70,7 +70,7 @@ struct QueryAttributes {
 /// none: a kernel with netkit says so, any other does not know what is asked for.
 #[must_use]
 pub fn is_supported() -> bool {
-    let answer = query(LOOPBACK, &mut [0; PROGRAMS_MAX as usize]);
+    let answer = query(LOOPBACK, BPF_NETKIT_PEER, &mut [0; PROGRAMS_MAX as usize]);
     answer.is_err_and(|error| error.raw_os_error() == Some(libc::ENXIO))
 }
 
@@ -121,7 +121,7 @@ pub fn detach(index: u32, name: &str, program: BorrowedFd<'_>) -> Result<bool, E
 /// such device.
 pub fn programs(index: u32) -> Result<Vec<u32>, Error> {
     let mut ids: Ids = [0; PROGRAMS_MAX as usize];
-    match query(index, &mut ids) {
+    match query(index, BPF_NETKIT_PEER, &mut ids) {
         Ok(count) => Ok(ids.into_iter().take(count).collect()),
         // The peer end of a pair, whose programs are not its own business, answers EACCES.
         Err(error) if is_absent(&error) || error.raw_os_error() == Some(libc::EACCES) => {
@@ -150,11 +150,11 @@ fn change(command: Command, index: u32, program: BorrowedFd<'_>) -> io::Result<(
     Ok(())
 }
 
-/// Fills `ids`, and returns how many there are.
-fn query(index: u32, ids: &mut Ids) -> io::Result<usize> {
+/// Fills `ids` with the programs of that type on a device, and returns how many there are.
+pub(crate) fn query(index: u32, attach_type: u32, ids: &mut Ids) -> io::Result<usize> {
     let mut attributes = QueryAttributes {
         target_ifindex: index,
-        attach_type: BPF_NETKIT_PEER,
+        attach_type,
         prog_ids: ids.as_mut_ptr().addr() as u64,
         count: PROGRAMS_MAX,
         ..QueryAttributes::default()

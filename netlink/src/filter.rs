@@ -4,7 +4,10 @@
 //! own, so a request never meets a filter of anyone else. The qdisc is shared: it is created where
 //! it is missing and never deleted.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
@@ -48,6 +51,31 @@ impl Direction {
             Self::Ingress => "ingress",
             Self::Egress => "egress",
         }
+    }
+}
+
+/// A filter of one direction of a device, whoever has put it there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Filter {
+    /// The kernel asks filters in the order of this number.
+    pub priority: u16,
+    /// Its kind: `bpf`, `flower`, `u32`.
+    pub kind: String,
+    /// The name of an eBPF filter.
+    pub name: Option<String>,
+}
+
+impl Filter {
+    /// Tells whether it has the priority of our filters.
+    #[must_use]
+    pub const fn is_ours(&self) -> bool {
+        self.priority == PRIORITY
+    }
+
+    /// Tells whether the kernel asks it before our filter.
+    #[must_use]
+    pub const fn is_before_ours(&self) -> bool {
+        self.priority < PRIORITY
     }
 }
 
@@ -182,6 +210,69 @@ impl Netlink {
             })
             .collect()
     }
+
+    /// Lists the filters of one direction of a device, in the order in which the kernel asks them: one for each priority.
+    pub fn filters(&self, index: u32, direction: Direction) -> Result<Vec<Filter>, Error> {
+        let mut message = tc_message(index);
+        message.header.parent = direction.parent();
+        let message = RouteNetlinkMessage::GetTrafficFilter(message);
+        let answers = self.dump(
+            &message,
+            |_| true,
+            || {
+                format!(
+                    "list the filters at the {} of device number {index}",
+                    direction.name()
+                )
+            },
+        );
+        let answers = match answers {
+            // A device without the qdisc, or one that is gone.
+            Err(error) if error.is_absent() || error.errno() == Some(libc::EINVAL) => {
+                return Ok(Vec::new());
+            }
+            answers => answers?,
+        };
+        let mut filters = BTreeMap::new();
+        for answer in answers {
+            let RouteNetlinkMessage::NewTrafficFilter(message) = answer else {
+                continue;
+            };
+            let filter = described(message);
+            // The kernel tells of a priority, and then of each filter that has it.
+            let known = filters
+                .entry(filter.priority)
+                .or_insert_with(|| filter.clone());
+            if known.name.is_none() {
+                *known = filter;
+            }
+        }
+        Ok(filters.into_values().collect())
+    }
+}
+
+/// Reads what a filter is.
+fn described(message: TcMessage) -> Filter {
+    let [high, low, ..] = message.header.info.to_be_bytes();
+    let mut filter = Filter {
+        priority: u16::from_be_bytes([high, low]),
+        kind: String::new(),
+        name: None,
+    };
+    for attribute in message.attributes {
+        match attribute {
+            TcAttribute::Kind(kind) => filter.kind = kind,
+            TcAttribute::Options(options) => {
+                let name = options.into_iter().find_map(|option| match option {
+                    TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name),
+                    _ => None,
+                });
+                filter.name = name.or(filter.name);
+            }
+            _ => {}
+        }
+    }
+    filter
 }
 
 /// Reads the program of a filter.

@@ -1,18 +1,25 @@
 //! The operator's command line. Results go to stdout, everything else to stderr; colours and the
 //! exit code are decided here.
 
-use std::{io, path::PathBuf, process::ExitCode};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anstyle::{AnsiColor, Style};
 use clap::{CommandFactory as _, Parser, Subcommand};
+use underpass_cni::net_dir::NET_DIR;
 
 use crate::{
     conf::{BPF_ROOT, one_spelling},
     error::Error,
 };
 
+mod doctor;
 mod flows;
 mod load;
+mod report;
 mod status;
 mod trace;
 mod unload;
@@ -51,6 +58,31 @@ enum Command {
         /// Print one JSON document
         #[arg(long)]
         json: bool,
+    },
+    /// Look for what is wrong with this node, and say how to mend it
+    ///
+    /// Nothing is changed. The exit code is 1 if containers suffer or an ADD would fail.
+    Doctor {
+        /// Print one JSON document
+        #[arg(long)]
+        json: bool,
+        /// The folder in which the runtime looks for networks
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
+        /// Where the files of the host are: for tests
+        #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+        host_root: PathBuf,
+    },
+    /// Write one file that says all about this node, for a bug report
+    ///
+    /// It has addresses and names, and no values of keys of configs that underpass does not know.
+    Report {
+        /// The file to write, an uncompressed tar archive; it must not exist
+        #[arg(long, value_name = "FILE", default_value = "underpass-report.tar")]
+        output: PathBuf,
+        /// The folder in which the runtime looks for networks
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
     },
     /// Print what the programs log, until interrupted
     Trace {
@@ -117,6 +149,25 @@ enum Failure {
         asked: u32,
     },
     #[error(
+        "{}: containers suffer, or an ADD would fail",
+        if *.0 == 1 { "1 finding is an error".to_owned() } else { format!("{} findings are errors", .0) }
+    )]
+    Unwell(usize),
+    #[error(
+        "the doctor can't see enough of the node: run it as root in the initial user namespace, with CAP_BPF and CAP_NET_ADMIN"
+    )]
+    Blind,
+    #[error(
+        "cannot write the report to {}: {source}; name another file with --output",
+        path.display()
+    )]
+    Report {
+        /// The file that was asked for.
+        path: PathBuf,
+        /// Why it can't be written.
+        source: io::Error,
+    },
+    #[error(
         "{}: DEL them first, or say --force to cut them off from masquerade and bypass",
         if *.0 == 1 { "1 container is attached".to_owned() } else { format!("{} containers are attached", .0) }
     )]
@@ -158,6 +209,26 @@ pub fn run() -> ExitCode {
     let answer = match command {
         Command::Status { json } => status::run(&bpf_root, Format::new(json), &mut out),
         Command::Flows { json } => flows::run(&bpf_root, Format::new(json), &mut out),
+        Command::Doctor {
+            json,
+            net_dir,
+            host_root,
+        } => {
+            let places = doctor::Places {
+                bpf_root: &bpf_root,
+                net_dir: &net_dir,
+                host_root: &host_root,
+            };
+            doctor::run(places, Format::new(json), &mut out)
+        }
+        Command::Report { output, net_dir } => {
+            let places = doctor::Places {
+                bpf_root: &bpf_root,
+                net_dir: &net_dir,
+                host_root: Path::new("/"),
+            };
+            report::run(places, &output, &mut out)
+        }
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),

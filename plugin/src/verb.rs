@@ -20,7 +20,7 @@ mod check;
 mod del;
 mod gc;
 mod loopback;
-mod status;
+pub(crate) mod status;
 
 /// The plugin, as the runtime calls it.
 #[derive(Clone, Copy, Debug)]

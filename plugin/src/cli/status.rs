@@ -24,7 +24,7 @@ use crate::{
     stopwatch::Times,
 };
 
-mod feature;
+pub(super) mod feature;
 mod last_add;
 mod port;
 mod stack;

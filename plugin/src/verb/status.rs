@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The first kernel whose verifier takes the programs.
-const OLDEST: (u32, u32) = (5, 10);
+pub(crate) const OLDEST: (u32, u32) = (5, 10);
 
 /// Says whether the network is able to serve.
 pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {

@@ -14,15 +14,15 @@ use super::{FAINT, GOOD, HEADING};
 const PRESENT: &str = "the kernel has it";
 
 #[derive(Serialize)]
-pub(super) struct Feature {
-    pub(super) name: &'static str,
-    pub(super) present: bool,
-    pub(super) reason: String,
-    pub(super) purpose: &'static str,
+pub(in crate::cli) struct Feature {
+    pub(in crate::cli) name: &'static str,
+    pub(in crate::cli) present: bool,
+    pub(in crate::cli) reason: String,
+    pub(in crate::cli) purpose: &'static str,
 }
 
 /// All of them, used or not.
-pub(super) fn collect() -> Vec<Feature> {
+pub(in crate::cli) fn collect() -> Vec<Feature> {
     let known = feature::present();
     let mut features: Vec<_> = FEATURES
         .iter()

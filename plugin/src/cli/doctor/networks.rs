@@ -1,0 +1,177 @@
+//! Whether a runtime that reads the folder of networks comes to one of ours, and whether an ADD to it could work.
+
+use std::path::Path;
+
+use serde_json::Value;
+use underpass_cni::{Error as CniError, net_dir::NetworkFile};
+
+use super::{Diagnosis, Node, Report};
+use crate::{cli::NAME, conf::Conf, step::link};
+
+/// Plugins that hand containers over to networks of others, as their own configs say.
+const META: [&str; 4] = ["multus", "multus-shim", "danm", "genie"];
+
+pub(super) fn check(node: &Node<'_>, report: &mut Report) {
+    let folder = node.places.net_dir;
+    report.add(order(folder, &node.networks));
+    for network in node.networks.iter().flatten() {
+        report.add(refused(network));
+    }
+}
+
+/// Tells whether a network's containers are attached by this plugin: itself, or called by another one.
+pub(super) fn is_ours(network: &NetworkFile) -> bool {
+    let kind = |kind: Option<&Value>| kind.and_then(Value::as_str) == Some(NAME);
+    network.plugins().into_iter().any(|plugin| {
+        let delegate = plugin.get("delegate");
+        kind(plugin.get("type")) || kind(delegate.and_then(|delegate| delegate.get("type")))
+    })
+}
+
+fn is_meta(network: &NetworkFile) -> bool {
+    network.plugins().first().is_some_and(|plugin| {
+        let kind = plugin.get("type").and_then(Value::as_str);
+        kind.is_some_and(|kind| META.contains(&kind))
+    })
+}
+
+/// Looks at the folder as a runtime does: it takes the first network. containerd takes none if it comes to a broken file
+/// before that, and CRI-O goes past it.
+fn order(folder: &Path, networks: &[Result<NetworkFile, CniError>]) -> Vec<Diagnosis> {
+    let is_our_own = |network: &Result<NetworkFile, CniError>| network.as_ref().is_ok_and(is_ours);
+    let ours = networks.iter().position(is_our_own);
+    let mut found = Vec::new();
+    for (position, network) in networks.iter().enumerate() {
+        let Err(error) = network else { continue };
+        let fix = "mend the file, or move it out of the folder";
+        let is_before = ours.is_none_or(|ours| position < ours);
+        found.push(if is_before {
+            let what = format!(
+                "a network can't be read, and containerd stops at it before it comes to ours: {error}"
+            );
+            Diagnosis::error("network-broken", what, fix)
+        } else {
+            let what = format!("a network can't be read: {error}");
+            Diagnosis::warning("network-broken", what, fix)
+        });
+    }
+    let Some(ours) = ours else {
+        found.push(Diagnosis::warning(
+            "no-network",
+            format!(
+                "no network in {} is ours: a runtime that looks there never calls {NAME}",
+                folder.display()
+            ),
+            format!(
+                "write one, such as the README has, to {}; name the runtime's folder with --net-dir if it is another",
+                folder.join("10-underpass.conflist").display()
+            ),
+        ));
+        return found;
+    };
+    let first = networks.iter().flatten().next();
+    if let (Some(first), Some(Ok(own))) = (first, networks.get(ours))
+        && first != own
+        && !is_meta(first)
+    {
+        let (other, own) = (first.path.display(), own.path.display());
+        found.push(Diagnosis::warning(
+            "network-order",
+            format!(
+                "runtimes take the first network by name, which is {:?} in {other}: no container gets to ours in {own}",
+                first.name()
+            ),
+            format!("mv {other} {other}.disabled, if nobody needs it; else give ours a name that sorts before"),
+        ));
+    }
+    found
+}
+
+/// Says why an ADD to a network of ours would be refused by its config alone.
+fn refused(network: &NetworkFile) -> Vec<Diagnosis> {
+    let path = network.path.display();
+    let refused = |reason: &dyn std::fmt::Display| {
+        Diagnosis::error(
+            "network-refused",
+            format!("every ADD to a network of ours fails: {path}: {reason}"),
+            format!("correct {path}; docs/configuration.md has every key"),
+        )
+    };
+    let confs = match network.confs(&[NAME]) {
+        Ok(confs) => confs,
+        Err(error) => return vec![refused(&error)],
+    };
+    let reasons = confs.iter().filter_map(|conf| {
+        let checked = Conf::of_network(conf).and_then(|conf| link::driver(conf.device));
+        checked.err().map(|error| refused(&error))
+    });
+    reasons.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: &str = r#"{"cniVersion": "1.0.0", "name": "ours", "plugins": [{"type": "underpass", "ipam": {"type": "host-local"}}]}"#;
+    const OTHER: &str =
+        r#"{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge"}]}"#;
+
+    fn ids(texts: &[&str]) -> Vec<&'static str> {
+        let networks: Vec<_> = texts
+            .iter()
+            .enumerate()
+            .map(|(number, text)| {
+                NetworkFile::parse(format!("/n/{number}.conflist").into(), text.as_bytes())
+            })
+            .collect();
+        let found = order(Path::new("/n"), &networks);
+        found.into_iter().map(|found| found.id).collect()
+    }
+
+    #[test]
+    fn the_first_network_is_the_one_that_counts() {
+        assert_eq!(ids(&[OURS]), [""; 0]);
+        assert_eq!(ids(&[OURS, OTHER]), [""; 0]);
+        assert_eq!(ids(&[OTHER, OURS]), ["network-order"]);
+        assert_eq!(ids(&[OTHER]), ["no-network"]);
+        assert_eq!(ids(&[]), ["no-network"]);
+    }
+
+    #[test]
+    fn others_that_lead_to_ours_are_no_fault() {
+        let multus = OTHER.replace("bridge", "multus");
+        assert_eq!(ids(&[&multus, OURS]), [""; 0]);
+        let flannel = OTHER.replace(
+            r#""bridge""#,
+            r#""flannel", "delegate": {"type": "underpass"}"#,
+        );
+        assert_eq!(ids(&[&flannel]), [""; 0]);
+    }
+
+    #[test]
+    fn a_broken_file_is_worse_before_ours_than_after() {
+        let severity = |texts: &[&str]| {
+            let parse = |text: &&str| NetworkFile::parse("/n/x.conflist".into(), text.as_bytes());
+            let networks: Vec<_> = texts.iter().map(parse).collect();
+            let mut found = order(Path::new("/n"), &networks);
+            found.retain(|found| found.id == "network-broken");
+            found.first().map(|found| found.severity)
+        };
+        assert_eq!(severity(&["", OURS]), Some(super::super::Severity::Error));
+        assert_eq!(severity(&[OURS, ""]), Some(super::super::Severity::Warning));
+        assert_eq!(severity(&[OURS]), None);
+    }
+
+    #[test]
+    fn a_config_that_no_add_takes_is_found() {
+        let parse = |text: &str| {
+            NetworkFile::parse("/n/x.conflist".into(), text.as_bytes()).expect("a network")
+        };
+        assert_eq!(refused(&parse(OURS)), []);
+        assert_eq!(refused(&parse(OTHER)), []);
+        let wrong = OURS.replace(r#""ipam""#, r#""mtu": -3, "ipam""#);
+        assert_eq!(refused(&parse(&wrong)).len(), 1);
+        let nameless = OURS.replace(r#""ours""#, r#""""#);
+        assert_eq!(refused(&parse(&nameless)).len(), 1);
+    }
+}

@@ -1,0 +1,110 @@
+//! Faults of what is written on a node's disk: the folder of networks, and the configuration of systemd-networkd.
+
+use std::fs;
+
+use rstest::rstest;
+use underpass_tests::prelude::*;
+
+use super::{HOST, NET_DIR, ask, conflist, lab, network, put};
+
+const OTHER: &str = r#"{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge"}]}"#;
+
+#[test]
+fn a_network_before_ours_is_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    put(&lab, network("99-other.conflist"), OTHER)?;
+    ask(&lab)?.expect(&[])?;
+    put(&lab, network("05-other.conflist"), OTHER)?;
+    let said = ask(&lab)?;
+    said.expect(&["network-order"])?;
+    said.expect_words(&["\"other\"", "mv /run/net.d/05-other.conflist"])
+}
+
+#[rstest]
+#[case::before("00-broken.conflist", "error")]
+#[case::after("99-broken.conflist", "warning")]
+fn a_broken_file_is_found(#[case] name: &str, #[case] severity: &str) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    // As a power failure leaves one.
+    put(&lab, network(name), "")?;
+    let said = ask(&lab)?;
+    said.expect(&["network-broken"])?;
+    said.expect_words(&[name])?;
+    ensure!(said.first("severity") == severity, "{said:#?}");
+    Ok(())
+}
+
+#[test]
+fn a_config_that_no_add_takes_is_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let wrong = conflist(&lab).replace("\"ipMasq\":true", "\"bypass\":\"sometimes\"");
+    put(&lab, network("10-underpass.conflist"), &wrong)?;
+    let said = ask(&lab)?;
+    said.expect(&["network-refused"])?;
+    said.expect_words(&["sometimes"])
+}
+
+#[test]
+fn a_node_without_a_network_of_ours_is_told_so() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    lab.node.netns().run(|| fs::remove_dir_all(NET_DIR))?;
+    let said = ask(&lab)?;
+    said.expect(&["no-network"])?;
+    put(&lab, network("05-other.conflist"), OTHER)?;
+    ask(&lab)?.expect(&["no-network"])
+}
+
+#[test]
+fn a_networkd_that_takes_routes_away_is_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let file = |path: &str| format!("{HOST}/{path}");
+    let main = file("etc/systemd/networkd.conf");
+    put(&lab, &main, "[Network]\n#ManageForeignRoutes=yes\n")?;
+    // It does not run.
+    ask(&lab)?.expect(&[])?;
+    put(&lab, file("run/systemd/netif/leases/2"), "")?;
+    ask(&lab)?.expect(&[])?;
+    put(&lab, file("run/systemd/netif/state"), "")?;
+    // It did once.
+    let services = "sys/fs/cgroup/system.slice";
+    put(
+        &lab,
+        file(&format!("{services}/ssh.service/cgroup.procs")),
+        "",
+    )?;
+    ask(&lab)?.expect(&[])?;
+    let service = format!("{services}/systemd-networkd.service/cgroup.procs");
+    put(&lab, file(&service), "")?;
+    let said = ask(&lab)?;
+    said.expect(&["networkd-routes"])?;
+    said.expect_words(&["ManageForeignRoutes=no"])?;
+    let drop_in = "systemd/networkd.conf.d/10-routes.conf";
+    put(
+        &lab,
+        file(&format!("usr/lib/{drop_in}")),
+        "[Network]\nManageForeignRoutes=no\n",
+    )?;
+    ask(&lab)?.expect(&[])?;
+    // One in /etc hides its namesake.
+    put(&lab, file(&format!("etc/{drop_in}")), "")?;
+    ask(&lab)?.expect(&["networkd-routes"])
+}
+
+#[test]
+fn a_locked_down_kernel_is_found_where_nothing_is_loaded() -> Result<()> {
+    needs_root!();
+    let lab = super::with_network(Lab::unloaded()?)?;
+    put(
+        &lab,
+        format!("{HOST}/sys/kernel/security/lockdown"),
+        "none integrity [confidentiality]\n",
+    )?;
+    ask(&lab)?.expect(&["lockdown"])?;
+    lab.node.underpass(&["load"])?;
+    ask(&lab)?.expect(&[])
+}
