@@ -142,7 +142,7 @@ impl Cluster {
     fn join(&mut self, number: u8, link: u8) -> Result<()> {
         let node = Arc::new(Node::new()?);
         let port = format!("node{number}");
-        let netns = node.netns();
+        let netns = node.netns().clone();
         netns.run(|| {
             let none: Option<&str> = None;
             mount(
@@ -153,12 +153,12 @@ impl Cluster {
                 none,
             )
         })?;
-        self.fabric.cable(&port, netns, Node::UPLINK, 1500)?;
+        self.fabric.cable(&port, &netns, Node::UPLINK, 1500)?;
         self.fabric
             .ip(&[format!("link set {port} master br{link}")])?;
         let member = Member {
             name: port,
-            _door: self.api.open(netns)?,
+            _door: self.api.open(&netns)?,
             node,
             agent: None,
             link,
