@@ -1,0 +1,66 @@
+//! An install that is killed at any instant, and what a runtime finds then.
+
+use std::{fs, time::Duration};
+
+use rstest::rstest;
+use underpass_tests::{node::plugin, prelude::*};
+
+use super::fixture::{BIN, CONFLIST, Machine, NET};
+
+/// Half of these delays, in milliseconds, are within an install whose programs are loaded.
+const LAST: u64 = 400;
+const STEP: u64 = 10;
+
+/// What was there before the install: nothing, or a network and executables of earlier.
+#[rstest]
+fn no_instant_has_a_network_that_does_not_work(#[values(false, true)] earlier: bool) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    let whole = fs::read(plugin()).context("read the plugin")?;
+    // The verifier would take nearly all of the time.
+    machine.lab.node.underpass(&["load"])?;
+    let mut killed = [0; 2];
+    for delay in (0..LAST).step_by(usize::try_from(STEP)?) {
+        machine.lab.node.netns().run(|| -> Result<()> {
+            for folder in [BIN, NET] {
+                if fs::exists(folder)? {
+                    fs::remove_dir_all(folder)?;
+                }
+            }
+            Ok(())
+        })?;
+        if earlier {
+            machine.install(&[V4], &["--no-self-test"])?;
+        }
+        // Not at round times, and so not always in the same place.
+        let after = Duration::from_micros(delay * 1000 + delay * 37 % 1000);
+        let was_killed = machine.kill_install(after)?;
+        let file = machine.read(CONFLIST)?;
+        killed[usize::from(file.is_some())] += u32::from(was_killed);
+        if let Some(executable) = machine.read(&format!("{BIN}/underpass"))? {
+            ensure!(executable == whole, "half an executable after {after:?}");
+        }
+        if let Some(file) = file {
+            ensure!(!file.is_empty(), "an empty file after {after:?}");
+            let pod = machine
+                .pod(&format!("a{delay}"))
+                .with_context(|| format!("after {after:?}"))?;
+            pod.del()?;
+        }
+        for name in machine.leftovers()? {
+            ensure!(name.ends_with(".tmp"), "{name} after {after:?}");
+        }
+    }
+    eprintln!("killed before there was a conflist, and after: {killed:?}");
+    ensure!(killed[usize::from(earlier)] > 0, "{killed:?}");
+    machine.install(&Family::BOTH, &[])?;
+    ensure!(
+        machine.leftovers()?.is_empty(),
+        "{:?}",
+        machine.leftovers()?
+    );
+    machine.pod("a")?.del()?;
+    machine.run("uninstall", &[])?;
+    ensure!(machine.names(BIN)?.is_empty() && machine.names(NET)?.is_empty());
+    Ok(())
+}
