@@ -24,7 +24,7 @@ use crate::{
     install::{
         ALLOCATOR, BIN_DIR, PLUGIN,
         conflist::{self, Before},
-        folder::{Change, Folder},
+        folder::{Change, Folder, apart},
         network::{Network, Wish},
     },
     name::Name,
@@ -79,6 +79,7 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
             bpf_root: root.to_owned(),
         })?)
     };
+    apart(&options.bin_dir, &options.net_dir)?;
     let executable = selftest::executable()?;
     let bin = Folder::hold(&options.bin_dir)?;
     executables(&executable, &bin, &options.names, out)?;
@@ -90,7 +91,6 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
         )?;
         return Ok(());
     };
-    apart(&options.bin_dir, &options.net_dir)?;
     let net = Folder::hold(&options.net_dir)?;
     let before = Before::read(net.read(conflist::FILE)?.as_deref());
     let document = before.with(&network);
@@ -213,18 +213,6 @@ fn hidden_by(net_dir: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
         )?;
     }
     Ok(())
-}
-
-/// A folder for plugins and networks at once would wait for itself.
-fn apart(bin_dir: &Path, net_dir: &Path) -> Result<(), CniError> {
-    let [bin, net] = [bin_dir, net_dir].map(fs::canonicalize);
-    match (bin, net) {
-        (Ok(bin), Ok(net)) if bin == net => Err(CniError::config(format!(
-            "--bin-dir and --net-dir are both {}: name two folders",
-            bin.display()
-        ))),
-        _ => Ok(()),
-    }
 }
 
 fn say(out: &mut impl io::Write, change: Change, path: &Path) -> io::Result<()> {

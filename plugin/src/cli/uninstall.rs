@@ -21,7 +21,7 @@ use crate::{
     install::{
         ALLOCATOR, BIN_DIR, PLUGIN,
         conflist::{self, Before},
-        folder::{Change, Folder},
+        folder::{Change, Folder, apart},
     },
     step::lease::is_built_in,
 };
@@ -48,6 +48,7 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
         net_dir,
         force,
     } = options;
+    apart(bin_dir, net_dir)?;
     let bin = Folder::hold_existing(bin_dir)?;
     let net = Folder::hold_existing(net_dir)?;
     let text = match &net {

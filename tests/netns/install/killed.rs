@@ -1,15 +1,14 @@
 //! An install that is killed at any instant, and what a runtime finds then.
 
-use std::{fs, time::Duration};
+use std::{fs, time::Instant};
 
 use rstest::rstest;
 use underpass_tests::{node::plugin, prelude::*};
 
 use super::fixture::{BIN, CONFLIST, Machine, NET};
 
-/// Half of these delays, in milliseconds, are within an install whose programs are loaded.
-const LAST: u64 = 400;
-const STEP: u64 = 10;
+/// So many instants of an install, and of the time right after it.
+const INSTANTS: u32 = 50;
 
 /// What was there before the install: nothing, or a network and executables of earlier.
 #[rstest]
@@ -19,8 +18,11 @@ fn no_instant_has_a_network_that_does_not_work(#[values(false, true)] earlier: b
     let whole = fs::read(plugin()).context("read the plugin")?;
     // The verifier would take nearly all of the time.
     machine.lab.node.underpass(&["load"])?;
+    let start = Instant::now();
+    machine.install(&Family::BOTH, &[])?;
+    let lasts = start.elapsed() * 5 / 4;
     let mut killed = [0; 2];
-    for delay in (0..LAST).step_by(usize::try_from(STEP)?) {
+    for instant in 0..INSTANTS {
         machine.lab.node.netns().run(|| -> Result<()> {
             for folder in [BIN, NET] {
                 if fs::exists(folder)? {
@@ -32,8 +34,7 @@ fn no_instant_has_a_network_that_does_not_work(#[values(false, true)] earlier: b
         if earlier {
             machine.install(&[V4], &["--no-self-test"])?;
         }
-        // Not at round times, and so not always in the same place.
-        let after = Duration::from_micros(delay * 1000 + delay * 37 % 1000);
+        let after = lasts * instant / INSTANTS;
         let was_killed = machine.kill_install(after)?;
         let file = machine.read(CONFLIST)?;
         killed[usize::from(file.is_some())] += u32::from(was_killed);
@@ -43,7 +44,7 @@ fn no_instant_has_a_network_that_does_not_work(#[values(false, true)] earlier: b
         if let Some(file) = file {
             ensure!(!file.is_empty(), "an empty file after {after:?}");
             let pod = machine
-                .pod(&format!("a{delay}"))
+                .pod(&format!("a{instant}"))
                 .with_context(|| format!("after {after:?}"))?;
             pod.del()?;
         }
