@@ -74,19 +74,14 @@ pub(crate) fn run(
     bin_dir: &Path,
     out: &mut impl io::Write,
 ) -> Result<(), Failure> {
-    let conf = entry(file)?;
-    let _alone = hold(&Conf::bpf_root(&conf)?)?;
     let plugin = Plugin {
         executable: executable.to_owned(),
         bin_dir: bin_dir.to_owned(),
-        conf,
+        conf: entry(file)?,
     };
+    let _alone = hold(&Conf::bpf_root(&plugin.conf)?)?;
     let mut pods = [Pod::new(PODS[0])?, Pod::new(PODS[1])?];
-    for pod in &pods {
-        plugin
-            .call(Verb::Del, pod)
-            .map_err(|error| error.context("of a self-test that was killed"))?;
-    }
+    forget(&plugin, &pods)?;
     let outcome = attach_and_talk(&plugin, &mut pods, out);
     let detached = pods.iter().map(|pod| plugin.call(Verb::Del, pod).map(drop));
     let detached: Vec<Result<(), CniError>> = detached.collect();
@@ -95,6 +90,26 @@ pub(crate) fn run(
     writeln!(out, "ok  DEL of both")?;
     nothing_is_left(&plugin.conf, &pods)?;
     writeln!(out, "ok  no device and no lease is left")?;
+    Ok(())
+}
+
+/// Takes away what a self-test that was killed has left of the network.
+pub(crate) fn sweep(file: &NetworkFile, executable: &Path, bin_dir: &Path) -> Result<(), Failure> {
+    let plugin = Plugin {
+        executable: executable.to_owned(),
+        bin_dir: bin_dir.to_owned(),
+        conf: entry(file)?,
+    };
+    let _alone = hold(&Conf::bpf_root(&plugin.conf)?)?;
+    Ok(forget(&plugin, &[Pod::new(PODS[0])?, Pod::new(PODS[1])?])?)
+}
+
+fn forget(plugin: &Plugin, pods: &[Pod; 2]) -> Result<(), CniError> {
+    for pod in pods {
+        plugin
+            .call(Verb::Del, pod)
+            .map_err(|error| error.context("of a self-test that was killed"))?;
+    }
     Ok(())
 }
 

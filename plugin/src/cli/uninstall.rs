@@ -23,6 +23,7 @@ use crate::{
         conflist::{self, Before},
         folder::{Change, Folder, apart},
     },
+    selftest,
     step::lease::is_built_in,
 };
 
@@ -56,6 +57,12 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
         None => None,
     };
     let before = Before::read(text.as_deref());
+    if let (Some(net), Some(text)) = (&net, &text)
+        && let Ok(file) = NetworkFile::parse(net.path(conflist::FILE), text)
+        && let Err(error) = selftest::sweep(&file, &super::selftest::executable()?, bin_dir)
+    {
+        tracing::warn!("what a self-test may have left can't be taken away: {error}");
+    }
     if !force {
         refuse(root, net_dir, &before)?;
     }

@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::{MetadataExt as _, symlink},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use nix::mount::{MsFlags, mount};
@@ -83,6 +84,12 @@ impl Machine {
         arguments.into_iter().map(str::to_owned).collect()
     }
 
+    pub(super) fn command(verb: &str, more: &[&str]) -> Command {
+        let mut command = Command::new(plugin());
+        command.env_clear().args(Self::arguments(verb, more));
+        command
+    }
+
     pub(super) fn run(&self, verb: &str, more: &[&str]) -> Result<String> {
         self.run_by(plugin(), verb, more)
     }
@@ -119,10 +126,8 @@ impl Machine {
     }
 
     /// Starts an install and kills it: whether it was.
-    pub(super) fn kill_install(&self, after: std::time::Duration) -> Result<bool> {
-        let mut command = Command::new(plugin());
-        let more = self.ranges(&Family::BOTH);
-        command.env_clear().args(Self::arguments("install", &more));
+    pub(super) fn kill_install(&self, after: Duration) -> Result<bool> {
+        let mut command = Self::command("install", &self.ranges(&Family::BOTH));
         self.lab.node.netns().kill_after(&mut command, &[], after)
     }
 
@@ -170,6 +175,39 @@ impl Machine {
                 .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
                 .collect()
         })
+    }
+
+    /// Empties the folders of plugins and networks.
+    pub(super) fn clear(&self) -> Result<()> {
+        self.lab.node.netns().run(|| {
+            for folder in [BIN, NET] {
+                if fs::exists(folder)? {
+                    fs::remove_dir_all(folder)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Fails unless a runtime finds a whole network whose ADD works, or none: whether there is one. `name` is that of a container that
+    /// was never there.
+    pub(super) fn expect_sound(&self, name: &str) -> Result<bool> {
+        for (file, origin) in [
+            ("underpass", plugin().to_owned()),
+            ("underpass-ipam", plugin().with_file_name("underpass-ipam")),
+        ] {
+            if let Some(executable) = self.read(&format!("{BIN}/{file}"))? {
+                ensure!(executable == fs::read(origin)?, "half of {file}");
+            }
+        }
+        for name in self.leftovers()? {
+            ensure!(name.ends_with(".tmp"), "{name}");
+        }
+        if self.conflist()?.is_none() {
+            return Ok(false);
+        }
+        self.pod(name)?.del()?;
+        Ok(true)
     }
 
     /// The names of temporary files, in both folders.
