@@ -226,7 +226,7 @@ fn another_build_takes_the_place_of_one_that_runs() -> Result<()> {
     let trace = machine.start(&["trace"])?;
     let build = another_build::make(node)?;
     let before = machine.files()?;
-    let said = machine.run_by(&build, "install", &machine.ranges(&Family::BOTH))?;
+    let said = machine.run_by(&build, "install", &fixture::ranges(&Family::BOTH))?;
     ensure!(
         said.contains("installed   /run/opt/bin/underpass\n"),
         "{said}"

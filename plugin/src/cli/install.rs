@@ -54,8 +54,8 @@ pub(super) struct Options {
     /// The containers' MTU in bytes; by default the smallest of the uplinks with a default route
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)), requires = "ranges")]
     mtu: Option<u32>,
-    /// The version that the conflist declares, 1.0.0 or 1.1.0. containerd 1.x fails every ADD of 1.1.0; with it containerd 2
-    /// and CRI-O use GC and STATUS
+    /// The version that the conflist declares, 1.0.0 or 1.1.0. containerd 1.x fails every ADD of 1.1.0; newer runtimes ask
+    /// STATUS with it, and can call GC
     #[arg(long, value_name = "VERSION", default_value = "1.0.0", value_parser = version)]
     cni_version: Version,
     /// Other plugins that this executable is, to be linked where there is no file of the name

@@ -22,6 +22,8 @@ use underpass_tests::{
 pub(super) const BIN: &str = "/run/opt/bin";
 /// The folder of networks.
 pub(super) const NET: &str = "/run/opt/net.d";
+/// The installed plugin.
+const INSTALLED: &str = "/run/opt/bin/underpass";
 /// Where leases are by default; it is the machine's own here.
 const LEASES: &str = "/var/lib/cni/networks";
 /// The name of the conflist.
@@ -42,6 +44,14 @@ pub(super) struct Attached<'a> {
     netns: Netns,
     result: Value,
     conf: Value,
+}
+
+/// The options for networks of these families.
+pub(super) fn ranges(families: &[Family]) -> Vec<&'static str> {
+    families
+        .iter()
+        .flat_map(|family| ["--range", family.pods()])
+        .collect()
 }
 
 /// A command that runs in the background.
@@ -73,11 +83,6 @@ impl Machine {
         Ok(Self { lab })
     }
 
-    /// The installed plugin.
-    pub(super) fn plugin(&self) -> PathBuf {
-        Path::new(BIN).join("underpass")
-    }
-
     pub(super) fn arguments(verb: &str, more: &[&str]) -> Vec<String> {
         let mut arguments = vec![verb, "--bin-dir", BIN, "--net-dir", NET];
         arguments.extend(more);
@@ -106,20 +111,13 @@ impl Machine {
         self.lab.node.underpass_error(&arguments)
     }
 
-    pub(super) fn ranges(&self, families: &[Family]) -> Vec<&'static str> {
-        families
-            .iter()
-            .flat_map(|family| ["--range", family.pods()])
-            .collect()
-    }
-
     pub(super) fn install(&self, families: &[Family], more: &[&str]) -> Result<String> {
-        self.run("install", &[&self.ranges(families)[..], more].concat())
+        self.run("install", &[&ranges(families)[..], more].concat())
     }
 
     /// Starts a command of the installed executable, which runs until this is dropped.
     pub(super) fn start(&self, arguments: &[&str]) -> Result<Running> {
-        let mut command = Command::new(self.plugin());
+        let mut command = Command::new(INSTALLED);
         command.env_clear().args(arguments).stdout(Stdio::null());
         let child = self.lab.node.netns().run(|| command.spawn());
         Ok(Running(child.context("start the installed plugin")?))
@@ -127,7 +125,7 @@ impl Machine {
 
     /// Starts an install and kills it: whether it was.
     pub(super) fn kill_install(&self, after: Duration) -> Result<bool> {
-        let mut command = Self::command("install", &self.ranges(&Family::BOTH));
+        let mut command = Self::command("install", &ranges(&Family::BOTH));
         self.lab.node.netns().kill_after(&mut command, &[], after)
     }
 
@@ -201,7 +199,8 @@ impl Machine {
             }
         }
         for name in self.leftovers()? {
-            ensure!(name.ends_with(".tmp"), "{name}");
+            let extension = Path::new(&name).extension();
+            ensure!(extension.is_some_and(|end| end == "tmp"), "{name}");
         }
         if self.conflist()?.is_none() {
             return Ok(false);
@@ -266,7 +265,7 @@ impl Attached<'_> {
             conf["prevResult"] = self.result.clone();
         }
         Call::new(verb)
-            .by(&self.machine.plugin())
+            .by(Path::new(INSTALLED))
             .env("CNI_PATH", &cni_path())
             .attachment(
                 self.netns.name(),

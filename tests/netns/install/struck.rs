@@ -8,11 +8,11 @@ use underpass_tests::{
     prelude::*,
 };
 
-use super::fixture::{BIN, CONFLIST, FILE, Machine, NET};
+use super::fixture::{BIN, CONFLIST, FILE, Machine, NET, ranges};
 
 /// A self-test has processes of its own, whose faults are the plugin's.
-fn install(machine: &Machine) -> Command {
-    let more = [&machine.ranges(&Family::BOTH)[..], &["--no-self-test"]].concat();
+fn install() -> Command {
+    let more = [&ranges(&Family::BOTH)[..], &["--no-self-test"]].concat();
     Machine::command("install", &more)
 }
 
@@ -27,7 +27,7 @@ fn machine() -> Result<Machine> {
 fn each_file_waits_for_the_disk_and_the_conflist_is_the_last() -> Result<()> {
     needs_root!();
     let machine = machine()?;
-    let traced = fault::trace(&mut install(&machine), &machine.lab.node)?;
+    let traced = fault::trace(&mut install(), &machine.lab.node)?;
     ensure!(traced.reply.status.success(), "{traced:?}");
     let changes: Vec<&str> = traced
         .changes
@@ -79,7 +79,7 @@ fn an_install(
             machine.install(&[V4], &["--no-self-test"])?;
         }
         let strike = Strike { index, fault };
-        let struck = fault::strike(&mut install(&machine), &machine.lab.node, strike)?;
+        let struck = fault::strike(&mut install(), &machine.lab.node, strike)?;
         let what = || format!("{strike:?} of {:?}", struck.struck);
         let found = machine
             .expect_sound(&format!("a{index}"))
