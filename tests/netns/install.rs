@@ -8,7 +8,8 @@ use std::{collections::BTreeSet, fs, thread};
 
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{another_build, leak::Traces, prelude::*};
+use underpass_abi::map;
+use underpass_tests::{another_build, counter, leak::Traces, prelude::*};
 
 use fixture::{BIN, CONFLIST, Machine, NET};
 
@@ -239,6 +240,45 @@ fn another_build_takes_the_place_of_one_that_runs() -> Result<()> {
         ping::ping(pods[0].netns(), pods[1].ip(family))?;
     }
     machine.pod("c").map(drop)
+}
+
+/// An executable that could not serve the node's containers does not take the place of the one that does.
+#[rstest]
+#[case::maps_of_another_meaning(&format!("maps/{}", map_file(map::OWNERS)), "maps/OWNERS-9-96", "underpass upgrade")]
+#[case::another_layout("", "../v7", "layout 7")]
+fn what_it_does_not_know_is_refused(
+    #[case] pin: &str,
+    #[case] other: &str,
+    #[case] said: &str,
+) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &[])?;
+    let pod = machine.pod("a")?;
+    let node = &machine.lab.node;
+    let build = another_build::make(node)?;
+    let layout = counter::pins(node);
+    let rename = |from: &str, to: &str| {
+        let [from, to] = [from, to].map(|name| match name.strip_prefix("../") {
+            Some(name) => layout.with_file_name(name),
+            None if name.is_empty() => layout.clone(),
+            None => layout.join(name),
+        });
+        node.netns().run(|| fs::rename(from, to))
+    };
+    let before = machine.files()?;
+    rename(pin, other)?;
+    let error = machine.error_by(&build, "install", &fixture::ranges(&Family::BOTH))?;
+    ensure!(error.contains(said), "{error}");
+    ensure!(machine.files()? == before, "{:?}", machine.files()?);
+    rename(other, pin)?;
+    pod.del()
+}
+
+/// The name of the file by which a map is pinned.
+fn map_file(name: &str) -> String {
+    let found = map::MAPS.iter().find(|map| map.name == name);
+    found.map(ToString::to_string).unwrap_or_default()
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
 use clap::Args;
 use ipnet::IpNet;
 use underpass_cni::{
-    Error as CniError, Version, address,
+    Code, Error as CniError, Version, address,
     net_dir::{self, NET_DIR, NetworkFile},
 };
 use underpass_dataplane::{Error as Dataplane, Maps, Pins, object};
@@ -80,6 +80,7 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
         })?)
     };
     apart(&options.bin_dir, &options.net_dir)?;
+    able(root)?;
     let executable = selftest::executable()?;
     let bin = Folder::hold(&options.bin_dir)?;
     executables(&executable, &bin, &options.names, out)?;
@@ -103,6 +104,28 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
     }
     write(&net, &before, &file, out)?;
     hidden_by(&options.net_dir, out)
+}
+
+/// Refuses a node whose containers this executable could not serve. In the place of the one that serves them it would fail every
+/// ADD, or take the uplinks from them.
+fn able(root: &Path) -> Result<(), Failure> {
+    let pins = Pins::at(root);
+    for layout in pins.layouts()?.iter().filter(|layout| layout.is_other()) {
+        let attached = layout.attachments()?;
+        if attached > 0 {
+            return Err(CniError::new(
+                Code::Io,
+                format!(
+                    "containers are attached ({attached}) to programs of layout {} at {}, which this executable does not                      know: drain the node and run `underpass unload`, then install; nothing was changed",
+                    layout.number(),
+                    layout.folder().display()
+                ),
+            )
+            .into());
+        }
+    }
+    Maps::open_existing(&pins)?;
+    Ok(())
 }
 
 /// Puts the running executable, and the allocator that stands beside it, into the folder of plugins.

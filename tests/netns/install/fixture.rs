@@ -106,9 +106,15 @@ impl Machine {
     }
 
     pub(super) fn error(&self, verb: &str, more: &[&str]) -> Result<String> {
-        let arguments = Self::arguments(verb, more);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        self.lab.node.underpass_error(&arguments)
+        self.error_by(plugin(), verb, more)
+    }
+
+    pub(super) fn error_by(&self, program: &Path, verb: &str, more: &[&str]) -> Result<String> {
+        let mut command = Command::new(program);
+        command.env_clear().args(Self::arguments(verb, more));
+        let output = self.lab.node.netns().output(&mut command, &[])?;
+        ensure!(!output.status.success(), "{verb} {more:?} succeeded");
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     pub(super) fn install(&self, families: &[Family], more: &[&str]) -> Result<String> {
