@@ -95,7 +95,7 @@ impl NetworkFile {
                     }
                 }
                 NetConf::parse(Value::Object(plugin).to_string().as_bytes())
-                    .map_err(|error| error.context(self.path.display()))
+                    .map_err(|error| error.context(self.path.display().to_string()))
             })
             .collect()
     }

@@ -45,3 +45,16 @@ fn no_instant_has_a_network_that_does_not_work(#[values(false, true)] earlier: b
     ensure!(machine.names(BIN)?.is_empty() && machine.names(NET)?.is_empty());
     Ok(())
 }
+
+/// The pods of a self-test that was killed are nobody's containers.
+#[test]
+fn a_killed_self_test_keeps_nobody_from_uninstalling() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &[])?;
+    let _left = machine.pod("underpass-selftest-a")?;
+    let said = machine.run("uninstall", &[])?;
+    ensure!(!said.contains("leased"), "{said}");
+    ensure!(machine.files()?.is_empty(), "{:?}", machine.files()?);
+    Ok(())
+}
