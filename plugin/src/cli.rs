@@ -18,10 +18,13 @@ use crate::{
 
 mod doctor;
 mod flows;
+mod install;
 mod load;
 mod report;
+mod selftest;
 mod status;
 mod trace;
+mod uninstall;
 mod unload;
 mod upgrade;
 
@@ -103,6 +106,17 @@ enum Command {
     ///
     /// No container is detached and no packet is lost. If this executable can't take over, it says why, and nothing is changed.
     Upgrade,
+    /// Put executables, programs and the conflist of a network in their places, in the order in which a runtime can use them
+    ///
+    /// Nothing is written where all is as it should be, so it can be repeated at any time. Entries that others added to the
+    /// conflist stay.
+    Install(install::Options),
+    /// Remove what `install` made, and nothing else
+    ///
+    /// Refused while containers are attached, or others have entries in the conflist.
+    Uninstall(uninstall::Options),
+    /// Attach two throwaway pods to a network as a runtime does, and have them talk to each other
+    Selftest(selftest::Options),
     /// Detach the programs from all devices and remove the pins
     Unload {
         /// Even though containers are attached: they lose masquerade and the bypass
@@ -172,6 +186,24 @@ enum Failure {
         if *.0 == 1 { "1 container is attached".to_owned() } else { format!("{} containers are attached", .0) }
     )]
     InUse(usize),
+    #[error(
+        "{} has entries of others ({others}): have them removed by those who added them, or say --force to remove the whole file",
+        path.display()
+    )]
+    OthersEntries {
+        /// The conflist.
+        path: PathBuf,
+        /// Their types.
+        others: String,
+    },
+    #[error(transparent)]
+    SelfTest(#[from] crate::selftest::Failure),
+}
+
+impl From<underpass_cni::Error> for Failure {
+    fn from(error: underpass_cni::Error) -> Self {
+        Self::Plugin(error.into())
+    }
 }
 
 impl From<underpass_netlink::Error> for Failure {
@@ -232,6 +264,9 @@ pub fn run() -> ExitCode {
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),
+        Command::Install(options) => install::run(&bpf_root, options, &mut out),
+        Command::Uninstall(options) => uninstall::run(&bpf_root, &options, &mut out),
+        Command::Selftest(options) => selftest::run(options, &mut out),
         Command::Unload { force } => unload::run(&bpf_root, force, &mut out),
     };
     match answer {

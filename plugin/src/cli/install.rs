@@ -1,0 +1,320 @@
+//! `underpass install`: what makes a node of a machine, in the order in which nothing can go wrong for long.
+//!
+//! The executables come first, then the programs, then a test, and the conflist last: a runtime that sees a conflist gives it
+//! containers at once. Each step changes a file as a whole, and nothing where all is as it should be, so whoever is killed
+//! in between repeats the command.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use ipnet::IpNet;
+use underpass_cni::{
+    Code, Error as CniError, Version, address,
+    net_dir::{self, NET_DIR, NetworkFile},
+};
+use underpass_dataplane::{Error as Dataplane, Maps, Pins, object};
+
+use super::{Failure, load, selftest};
+use crate::{
+    conf::{MTU_MAX, MTU_MIN},
+    error::Error,
+    install::{
+        ALLOCATOR, BIN_DIR, PLUGIN,
+        conflist::{self, Before},
+        folder::{Change, Folder, apart},
+        network::{Network, Wish},
+    },
+    name::Name,
+};
+
+/// The permissions of a conflist, as benchmarks of Kubernetes' security want them; all who use it are root.
+const CONFLIST_MODE: u32 = 0o600;
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// The folder in which the runtime looks for plugins
+    #[arg(long, value_name = "FOLDER", default_value = BIN_DIR)]
+    bin_dir: PathBuf,
+    /// The folder in which the runtime looks for networks
+    #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+    net_dir: PathBuf,
+    /// The network's name
+    #[arg(long, default_value = "pods")]
+    name: String,
+    /// Addresses for containers, such as the node's podCIDRs, in their order; they get one of each family. Without any no conflist
+    /// is written
+    #[arg(long = "range", value_name = "CIDR", value_parser = prefix)]
+    ranges: Vec<IpNet>,
+    /// Destinations that see the container's own address, such as all nodes' podCIDRs; by default the ranges
+    #[arg(long = "cluster-cidr", value_name = "CIDR", value_parser = prefix, requires = "ranges")]
+    cluster_cidrs: Vec<IpNet>,
+    /// The containers' MTU in bytes; by default the smallest of the uplinks with a default route
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)), requires = "ranges")]
+    mtu: Option<u32>,
+    /// The version that the conflist declares, 1.0.0 or 1.1.0. containerd 1.x fails every ADD of 1.1.0; newer runtimes ask
+    /// STATUS with it, and can call GC
+    #[arg(long, value_name = "VERSION", default_value = "1.0.0", value_parser = version)]
+    cni_version: Version,
+    /// Other plugins that this executable is, to be linked where there is no file of the name
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "loopback,portmap,bandwidth", value_parser = linked)]
+    names: Vec<String>,
+    /// Write the conflist without trying the network with two throwaway pods
+    #[arg(long)]
+    no_self_test: bool,
+}
+
+pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Result<(), Failure> {
+    let network = if options.ranges.is_empty() {
+        None
+    } else {
+        Some(Network::new(Wish {
+            name: options.name,
+            version: options.cni_version,
+            ranges: options.ranges,
+            cluster: options.cluster_cidrs,
+            mtu: options.mtu,
+            bpf_root: root.to_owned(),
+        })?)
+    };
+    apart(&options.bin_dir, &options.net_dir)?;
+    able(root)?;
+    let executable = selftest::executable()?;
+    let bin = Folder::hold(&options.bin_dir)?;
+    executables(&executable, &bin, &options.names, out)?;
+    programs(root, out)?;
+    let Some(network) = network else {
+        writeln!(
+            out,
+            "no conflist is written, as no --range says where containers' addresses come from"
+        )?;
+        return Ok(());
+    };
+    let net = Folder::hold(&options.net_dir)?;
+    let before = Before::read(net.read(conflist::FILE)?.as_deref());
+    let document = before.with(&network);
+    let file = NetworkFile {
+        path: net.path(conflist::FILE),
+        document,
+    };
+    if !options.no_self_test {
+        test(&file, &bin.path(PLUGIN), &options.bin_dir, out)?;
+    }
+    write(&net, &before, &file, out)?;
+    hidden_by(&options.net_dir, out)
+}
+
+/// Refuses a node whose containers this executable could not serve. In the place of the one that serves them it would fail every
+/// ADD, or take the uplinks from them.
+fn able(root: &Path) -> Result<(), Failure> {
+    let pins = Pins::at(root);
+    for layout in pins.layouts()?.iter().filter(|layout| layout.is_other()) {
+        let attached = layout.attachments()?;
+        if attached > 0 {
+            return Err(CniError::new(
+                Code::Io,
+                format!(
+                    "containers are attached ({attached}) to programs of layout {} at {}, which this executable does not                      know: drain the node and run `underpass unload`, then install; nothing was changed",
+                    layout.number(),
+                    layout.folder().display()
+                ),
+            )
+            .into());
+        }
+    }
+    Maps::open_existing(&pins)?;
+    Ok(())
+}
+
+/// Puts the running executable, and the allocator that stands beside it, into the folder of plugins.
+fn executables(
+    executable: &Path,
+    bin: &Folder,
+    names: &[String],
+    out: &mut impl io::Write,
+) -> Result<(), Failure> {
+    // This is the file that runs, even if another one has its name by now.
+    let own = read(Path::new("/proc/self/exe"))?;
+    say(out, bin.put_executable(PLUGIN, &own)?, &bin.path(PLUGIN))?;
+    let allocator = executable.with_file_name(ALLOCATOR);
+    match fs::read(&allocator) {
+        Ok(content) => say(
+            out,
+            bin.put_executable(ALLOCATOR, &content)?,
+            &bin.path(ALLOCATOR),
+        )?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => writeln!(
+            out,
+            "left out    {ALLOCATOR}: it is not beside {}; only other interface plugins need it",
+            executable.display()
+        )?,
+        Err(error) => return Err(unreadable(&allocator, &error).into()),
+    }
+    for name in names.iter().filter(|name| !name.is_empty()) {
+        match bin.link(name, PLUGIN)? {
+            Change::Made => writeln!(out, "linked      {} to {PLUGIN}", bin.path(name).display())?,
+            Change::None => writeln!(out, "unchanged   {}", bin.path(name).display())?,
+        }
+    }
+    Ok(())
+}
+
+/// Loads the programs. Those of another build go on: only an upgrade puts this one's into their place.
+fn programs(root: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
+    match load::run(root, None, out) {
+        Err(Failure::Plugin(Error::Dataplane(Dataplane::OtherBuild { .. }))) => {}
+        outcome => outcome?,
+    }
+    let maps = Maps::open_existing(&Pins::at(root))?;
+    let loaded_by = maps.as_ref().map(Maps::node).transpose()?;
+    if loaded_by.is_some_and(|node| node.build != object::build()) {
+        writeln!(
+            out,
+            "another build has loaded the programs, which go on: `underpass upgrade` has this one's take over"
+        )?;
+    }
+    Ok(())
+}
+
+/// Tries the network. Where no address is free containers have them all, so the network works.
+fn test(
+    file: &NetworkFile,
+    plugin: &Path,
+    bin_dir: &Path,
+    out: &mut impl io::Write,
+) -> Result<(), Failure> {
+    match selftest::test(file, plugin, bin_dir, out) {
+        Err(Failure::SelfTest(failure)) if failure.is_for_want_of_addresses() => {
+            writeln!(out, "the self-test is left out: {failure}")?;
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
+fn write(
+    net: &Folder,
+    before: &Before,
+    file: &NetworkFile,
+    out: &mut impl io::Write,
+) -> Result<(), Failure> {
+    if before.is(&file.document) {
+        return Ok(say(out, Change::None, &file.path)?);
+    }
+    if let Before::Unreadable(why) = before {
+        writeln!(
+            out,
+            "{} is replaced, because {why}: a power failure leaves such files",
+            file.path.display()
+        )?;
+    }
+    net.put(
+        conflist::FILE,
+        &conflist::text(&file.document),
+        CONFLIST_MODE,
+    )?;
+    say(out, Change::Made, &file.path)?;
+    let others = before.others();
+    if !others.is_empty() {
+        writeln!(out, "kept what others added: {}", others.join(", "))?;
+    }
+    Ok(())
+}
+
+/// Says whether the runtime takes another network: it takes the first one of the folder.
+fn hidden_by(net_dir: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
+    let files = net_dir::read(net_dir)
+        .map_err(|error| CniError::io(format!("cannot list {}", net_dir.display()), &error))?;
+    let first = files.into_iter().flatten().next();
+    if let Some(first) = first.filter(|first| !first.path.ends_with(conflist::FILE)) {
+        writeln!(
+            out,
+            "note: runtimes take the first network of the folder, which is {}: remove it if this one is meant",
+            first.path.display()
+        )?;
+    }
+    Ok(())
+}
+
+fn say(out: &mut impl io::Write, change: Change, path: &Path) -> io::Result<()> {
+    let word = match change {
+        Change::Made => "installed",
+        Change::None => "unchanged",
+    };
+    writeln!(out, "{word}   {}", path.display())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, CniError> {
+    fs::read(path).map_err(|error| unreadable(path, &error))
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> CniError {
+    CniError::io(format!("cannot read {}", path.display()), error)
+}
+
+/// A prefix without host bits.
+fn prefix(text: &str) -> Result<IpNet, String> {
+    let prefix = address::parse_cidr(text)
+        .ok_or_else(|| "it must be a prefix such as 10.22.0.0/24 or fd00:22::/64".to_owned())?;
+    if prefix.trunc() == prefix {
+        Ok(prefix)
+    } else {
+        Err(format!("it has host bits: write {}", prefix.trunc()))
+    }
+}
+
+fn version(text: &str) -> Result<Version, String> {
+    [Version::V1_0_0, Version::V1_1_0]
+        .into_iter()
+        .find(|version| version.as_str() == text)
+        .ok_or_else(|| "it must be 1.0.0 or 1.1.0".to_owned())
+}
+
+/// The name of a plugin that the executable is by a link.
+fn linked(text: &str) -> Result<String, String> {
+    match Name::of(text) {
+        _ if text.is_empty() => Ok(String::new()),
+        Ok(Name::Underpass) => Err("it is a file of its own".to_owned()),
+        Ok(_) if text == ALLOCATOR => Err("it is a file of its own".to_owned()),
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err("it is none of loopback, portmap, bandwidth, ptp, host-local".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_has_no_host_bits() {
+        for good in ["10.22.0.0/24", "fd00:22::/64", "0.0.0.0/0"] {
+            assert!(prefix(good).is_ok(), "{good}");
+        }
+        assert!(
+            prefix("10.22.0.7/24")
+                .expect_err("host bits")
+                .contains("10.22.0.0/24")
+        );
+        for bad in ["10.22.0.0", "10.22.0.0/33", "pods", ""] {
+            assert!(prefix(bad).expect_err(bad).contains("prefix"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_other_plugins_are_links() {
+        for good in ["loopback", "portmap", "bandwidth", "ptp", "host-local"] {
+            assert_eq!(linked(good).as_deref(), Ok(good));
+        }
+        for bad in [
+            "underpass",
+            "underpass-0.2",
+            "underpass-ipam",
+            "bridge",
+            "../portmap",
+        ] {
+            assert!(linked(bad).is_err(), "{bad}");
+        }
+    }
+}

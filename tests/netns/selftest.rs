@@ -1,0 +1,183 @@
+//! `underpass selftest`: it says whether a network works, and leaves nothing behind.
+
+use std::{fs, path::Path, process::Command, time::Duration};
+
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_tests::{leak::Traces, node::plugin, prelude::*, runtime::Conf};
+
+/// The folder of networks, in the node's own `/run`.
+const NET: &str = "/run/net.d";
+const FILE: &str = "/run/net.d/10-pods.conflist";
+
+/// Writes a conflist of the network, whose chain goes on with `others`.
+fn write(node: &Node, conf: &Conf, others: &[Value]) -> Result<()> {
+    let mut entry = conf.json().clone();
+    let mut document = json!({ "plugins": [] });
+    for key in ["name", "cniVersion"] {
+        document[key] = entry[key].take();
+        entry.as_object_mut().context("an object")?.remove(key);
+    }
+    let list = [&[entry][..], others].concat();
+    document["plugins"] = Value::from(list);
+    put(node, FILE, &document.to_string())
+}
+
+fn put(node: &Node, path: &str, text: &str) -> Result<()> {
+    node.netns().run(|| {
+        fs::create_dir_all(Path::new(path).parent().context("it has a folder")?)?;
+        fs::write(path, text).with_context(|| format!("write {path}"))
+    })
+}
+
+fn one_family(lab: &Lab, family: Family) -> Conf {
+    lab.conf()
+        .with_ipam("ranges", json!([[{ "subnet": family.pods() }]]))
+        .with_ipam("routes", json!([{ "dst": family.everywhere() }]))
+}
+
+#[rstest]
+fn a_network_that_works(
+    #[values(&[V4][..], &[V6][..], &[V4, V6][..])] families: &[Family],
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = match families {
+        &[family] => one_family(&lab, family),
+        _ => lab.conf(),
+    };
+    // Only a runtime has what others in the chain need.
+    write(&lab.node, &conf, &[json!({ "type": "no-such-plugin" })])?;
+    let _pod = lab.pod_with("a", &conf)?;
+    let before = Traces::of(&lab.node)?;
+    for _ in 0..2 {
+        let said = lab.node.underpass(&["selftest", "--net-dir", NET])?;
+        for family in Family::BOTH {
+            let line = format!(
+                "ok  IP{}: ",
+                match family {
+                    V4 => "v4",
+                    V6 => "v6",
+                }
+            );
+            ensure!(said.contains(&line) == families.contains(&family), "{said}");
+        }
+        for word in [
+            FILE,
+            "underpass-selftest-a",
+            "ok  CHECK of both",
+            "ok  DEL of both",
+            "no lease is left",
+        ] {
+            ensure!(said.contains(word), "{said} lacks {word:?}");
+        }
+        before.expect_same(&lab.node)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn old_versions_of_the_contract_are_tested_as_far_as_they_go() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    write(&lab.node, &lab.conf().with("cniVersion", "0.3.1"), &[])?;
+    let said = lab.node.underpass(&["selftest", "--conflist", FILE])?;
+    ensure!(
+        !said.contains("CHECK") && said.contains("ok  DEL of both"),
+        "{said}"
+    );
+    Ok(())
+}
+
+#[rstest]
+fn a_firewall_between_the_pods_is_found(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    write(&lab.node, &one_family(&lab, family), &[])?;
+    // What the first ADD loads stays.
+    lab.node.underpass(&["selftest", "--net-dir", NET])?;
+    let before = Traces::of(&lab.node)?;
+    let drop = "table inet strict {\n chain forward { type filter hook forward priority 0; policy drop; }\n}";
+    lab.node.netns().nft(drop)?;
+    let error = lab.node.underpass_error(&["selftest", "--net-dir", NET])?;
+    for word in ["code 100", "does not answer", "firewall"] {
+        ensure!(error.contains(word), "{error} lacks {word:?}");
+    }
+    before.expect_same(&lab.node)
+}
+
+#[test]
+fn the_plugins_own_error_is_told_with_its_code() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _pod = lab.pod("a")?;
+    let before = Traces::of(&lab.node)?;
+    let wrong = lab.conf().with("mtu", 7);
+    write(&lab.node, &wrong, &[])?;
+    let error = lab.node.underpass_error(&["selftest", "--net-dir", NET])?;
+    ensure!(
+        error.contains("ADD of underpass-selftest-a failed with code 7"),
+        "{error}"
+    );
+    ensure!(error.contains("mtu"), "{error}");
+    // One address is free, of two.
+    let tiny = lab
+        .conf()
+        .with("name", "tiny")
+        .with_ipam("ranges", json!([[{ "subnet": "10.77.0.0/30" }]]));
+    write(&lab.node, &tiny, &[])?;
+    let error = lab.node.underpass_error(&["selftest", "--net-dir", NET])?;
+    ensure!(
+        error.contains("ADD of underpass-selftest-b failed with code 11"),
+        "{error}"
+    );
+    before.expect_same(&lab.node)
+}
+
+#[test]
+fn what_can_not_be_tested_is_said() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let error = lab.node.underpass_error(&["selftest", "--net-dir", NET])?;
+    ensure!(
+        error.contains("no network in /run/net.d") && error.contains("underpass install"),
+        "{error}"
+    );
+    put(
+        &lab.node,
+        FILE,
+        r#"{"name": "x", "plugins": [{"type": "bridge"}, {"type": "underpass"}]}"#,
+    )?;
+    let error = lab
+        .node
+        .underpass_error(&["selftest", "--conflist", FILE])?;
+    ensure!(error.contains("its first plugin is not"), "{error}");
+    put(&lab.node, FILE, "")?;
+    let error = lab
+        .node
+        .underpass_error(&["selftest", "--conflist", FILE])?;
+    ensure!(error.contains(FILE), "{error}");
+    Ok(())
+}
+
+/// Whatever a killed one leaves, the next one takes away; devices are gone at once.
+#[test]
+fn a_killed_one_leaves_nothing_for_long() -> Result<()> {
+    const STEP: u64 = 2;
+    const LAST: u64 = 80;
+    needs_root!();
+    let lab = Lab::new()?;
+    write(&lab.node, &lab.conf(), &[])?;
+    lab.node.underpass(&["selftest", "--net-dir", NET])?;
+    let before = Traces::of(&lab.node)?;
+    let mut killed = 0;
+    for delay in (0..LAST).step_by(usize::try_from(STEP)?) {
+        let mut command = Command::new(plugin());
+        command.env_clear().args(["selftest", "--net-dir", NET]);
+        let after = Duration::from_millis(delay);
+        killed += u32::from(lab.node.netns().kill_after(&mut command, &[], after)?);
+    }
+    ensure!(killed > 3, "{killed} were killed");
+    lab.node.underpass(&["selftest", "--net-dir", NET])?;
+    before.expect_same(&lab.node)
+}
