@@ -72,9 +72,8 @@ impl NetworkFile {
     pub fn plugins(&self) -> Vec<&Map<String, Value>> {
         match self.document.get("plugins") {
             Some(Value::Array(list)) => list.iter().filter_map(Value::as_object).collect(),
-            Some(_) => Vec::new(),
             None if self.document.contains_key("type") => vec![&self.document],
-            None => Vec::new(),
+            Some(_) | None => Vec::new(),
         }
     }
 
@@ -96,7 +95,7 @@ impl NetworkFile {
                     }
                 }
                 NetConf::parse(Value::Object(plugin).to_string().as_bytes())
-                    .map_err(|error| error.context(&self.path.display().to_string()))
+                    .map_err(|error| error.context(self.path.display().to_string()))
             })
             .collect()
     }
