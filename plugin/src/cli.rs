@@ -5,14 +5,17 @@ use std::{io, path::PathBuf, process::ExitCode};
 
 use anstyle::{AnsiColor, Style};
 use clap::{CommandFactory as _, Parser, Subcommand};
+use underpass_cni::net_dir::NET_DIR;
 
 use crate::{
     conf::{BPF_ROOT, one_spelling},
     error::Error,
 };
 
+mod apply;
 mod flows;
 mod load;
+mod networks;
 mod status;
 mod trace;
 mod unload;
@@ -66,6 +69,14 @@ enum Command {
         /// node's memory. Counts when the tables are made, so where nothing is loaded
         #[arg(long, value_name = "N", value_parser = load::flows)]
         flows: Option<u32>,
+    },
+    /// Put right what the node changed behind our back: uplinks, programs that were taken off, sysctls, IPsec policies
+    ///
+    /// No container is detached, whatever the runtime knows. A second run changes nothing.
+    Apply {
+        /// The folder of networks, as runtimes read it
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
     },
     /// Have this executable's programs take over from those of another one, while containers run
     ///
@@ -160,6 +171,7 @@ pub fn run() -> ExitCode {
         Command::Flows { json } => flows::run(&bpf_root, Format::new(json), &mut out),
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
+        Command::Apply { net_dir } => apply::run(&bpf_root, &net_dir, &mut out),
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),
         Command::Unload { force } => unload::run(&bpf_root, force, &mut out),
     };

@@ -5,6 +5,7 @@
 //! attachment ([`identity`]), everything about one ([`plan`]), and which devices lead to the world
 //! ([`uplink`]). What is done to the node is in the verbs' steps.
 
+mod change;
 pub mod cli;
 pub mod conf;
 pub mod error;
@@ -16,6 +17,7 @@ pub mod log;
 pub mod name;
 pub mod plan;
 mod reap;
+mod repair;
 mod step;
 mod stopwatch;
 pub mod uplink;

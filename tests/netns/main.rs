@@ -1,5 +1,6 @@
 //! Tests of the plugin and its packets on throwaway nodes; they need root.
 
+mod apply;
 mod at_once;
 mod bandwidth;
 mod check;
@@ -27,6 +28,7 @@ mod loading;
 mod lost_dels;
 mod masquerade;
 mod mtu;
+mod net_dir;
 mod netkit;
 mod next_hops;
 mod odd_traffic;
