@@ -60,5 +60,6 @@ pub fn free_dead(
             }
         }
     }
+    freed.sort_unstable_by_key(|freed| freed.ip);
     Ok(freed)
 }

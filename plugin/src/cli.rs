@@ -1,7 +1,7 @@
 //! The operator's command line. Results go to stdout, everything else to stderr; colours and the
 //! exit code are decided here.
 
-use std::{io, path::PathBuf, process::ExitCode};
+use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
 use anstyle::{AnsiColor, Style};
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -14,6 +14,7 @@ use crate::{
 
 mod apply;
 mod flows;
+mod gc;
 mod load;
 mod networks;
 mod status;
@@ -78,6 +79,20 @@ enum Command {
         #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
         net_dir: PathBuf,
     },
+    /// Free what lost DELs have left: attachments whose devices are gone, and leases that no attachment has
+    ///
+    /// By a list of those that are alive only the runtime can do it: GC of the CNI protocol.
+    Gc {
+        /// Go by what the node knows, in the place of a runtime's list
+        #[arg(long)]
+        orphans: bool,
+        /// Leave leases alone that are younger
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        grace: u64,
+        /// The folder of networks, as runtimes read it
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
+    },
     /// Have this executable's programs take over from those of another one, while containers run
     ///
     /// No container is detached and no packet is lost. If this executable can't take over, it says why, and nothing is changed.
@@ -132,6 +147,10 @@ enum Failure {
         if *.0 == 1 { "1 container is attached".to_owned() } else { format!("{} containers are attached", .0) }
     )]
     InUse(usize),
+    #[error(
+        "GC by a list of valid attachments is the runtime's, which has one: say --orphans to free what lost DELs have left"
+    )]
+    NoList,
 }
 
 impl From<underpass_netlink::Error> for Failure {
@@ -172,6 +191,10 @@ pub fn run() -> ExitCode {
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
         Command::Apply { net_dir } => apply::run(&bpf_root, &net_dir, &mut out),
+        Command::Gc { orphans: false, .. } => Err(Failure::NoList),
+        Command::Gc { grace, net_dir, .. } => {
+            gc::run(&bpf_root, &net_dir, Duration::from_secs(grace), &mut out)
+        }
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),
         Command::Unload { force } => unload::run(&bpf_root, force, &mut out),
     };

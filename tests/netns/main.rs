@@ -33,6 +33,7 @@ mod netkit;
 mod next_hops;
 mod odd_traffic;
 mod openings;
+mod orphans;
 mod others_nat;
 mod rare_headers;
 mod routers;

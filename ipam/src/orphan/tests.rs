@@ -8,7 +8,7 @@ use super::*;
 use crate::store::Holder;
 
 const HOME: Home = Home(7);
-const GRACE: Duration = Duration::from_secs(600);
+const GRACE: Duration = Duration::from_mins(10);
 
 struct Fixture {
     folder: TempDir,

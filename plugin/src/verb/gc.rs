@@ -98,8 +98,9 @@ fn collect(
     }
     errors.extend(delete_unfinished(&node, &links, network, valid));
     if let Some(maps) = &mut maps {
-        if let Err(error) = reap(&node, maps, &node.indices()?, &request.conf) {
-            errors.push(error);
+        match reap(&node, maps, &node.indices()?, &[&request.conf]) {
+            Ok(reaped) => errors.extend(reaped.errors),
+            Err(error) => errors.push(error),
         }
         forget_devices(maps, Some(network), &node)?;
         let conf = Conf::of_network(&request.conf)?;
