@@ -25,6 +25,7 @@ mod resolv;
 mod shorten;
 mod status;
 pub mod store;
+mod usage;
 
 use underpass_cni::{CniResult, Error, NetworkRequest, Plugin, Request};
 
@@ -38,6 +39,7 @@ pub use home::Home;
 pub use orphan::{Orphan, find_orphans, free_orphans};
 pub use owner::Owner;
 pub use status::status;
+pub use usage::{Usage, usage};
 
 /// The allocator as an IPAM plugin of its own.
 #[derive(Clone, Copy, Debug)]

@@ -16,6 +16,7 @@ mod apply;
 mod flows;
 mod gc;
 mod load;
+mod metrics;
 mod networks;
 mod status;
 mod trace;
@@ -89,6 +90,12 @@ enum Command {
         /// Leave leases alone that are younger
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         grace: u64,
+        /// The folder of networks, as runtimes read it
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
+    },
+    /// Print what is counted and how full tables and pools are, as text for collectors of metrics (`OpenMetrics`)
+    Metrics {
         /// The folder of networks, as runtimes read it
         #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
         net_dir: PathBuf,
@@ -195,6 +202,7 @@ pub fn run() -> ExitCode {
         Command::Gc { grace, net_dir, .. } => {
             gc::run(&bpf_root, &net_dir, Duration::from_secs(grace), &mut out)
         }
+        Command::Metrics { net_dir } => metrics::run(&bpf_root, &net_dir, &mut out),
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),
         Command::Unload { force } => unload::run(&bpf_root, force, &mut out),
     };

@@ -27,6 +27,7 @@ mod lifecycle;
 mod loading;
 mod lost_dels;
 mod masquerade;
+mod metrics;
 mod mtu;
 mod net_dir;
 mod netkit;

@@ -67,6 +67,11 @@ impl Networks {
         Ok(networks)
     }
 
+    /// Lists what could not be read.
+    pub(super) fn broken(&self) -> &[Error] {
+        &self.broken
+    }
+
     /// Ends a command that did all that it could: with what could not be read, if there is anything.
     pub(super) fn finish(self) -> Result<(), Error> {
         Error::collect(self.broken)

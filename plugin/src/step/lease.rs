@@ -2,7 +2,7 @@
 //! delegation.
 
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request};
-use underpass_ipam::{Freed, Home};
+use underpass_ipam::{Freed, Home, Usage};
 
 use super::Undo;
 use crate::{
@@ -127,6 +127,14 @@ pub(crate) fn free_dead(
 ) -> Result<Vec<Freed>, Error> {
     match ipam(conf)? {
         Ipam::BuiltIn => Ok(underpass_ipam::free_dead(conf, is_of, is_dead)?),
+        Ipam::None | Ipam::Delegate(_) => Ok(Vec::new()),
+    }
+}
+
+/// Says how full the pools are, where this process gives the addresses.
+pub(crate) fn usage(conf: &NetConf) -> Result<Vec<Usage>, Error> {
+    match ipam(conf)? {
+        Ipam::BuiltIn => Ok(underpass_ipam::usage(conf)?),
         Ipam::None | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
