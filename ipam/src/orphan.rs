@@ -57,28 +57,37 @@ pub fn find_orphans(
     Ok(orphans)
 }
 
-/// Frees those that are what they were when they were found.
+/// Frees those that are what they were when they were found, and adds them to `freed`. Goes on past failures, and
+/// returns the first.
 pub fn free_orphans(
     conf: &NetConf,
     home: Home,
     found: &[Orphan],
     is_attached: impl Fn(&str, &str) -> bool,
-) -> Result<Vec<Freed>, Error> {
+    freed: &mut Vec<Freed>,
+) -> Result<(), Error> {
     let Some(mut locked) = store(conf)?.lock_existing()? else {
-        return Ok(Vec::new());
+        return Ok(());
     };
-    let mut freed = Vec::new();
+    let mut outcome = Ok(());
     for before in found {
-        if orphan(&mut locked, home, before.ip, &is_attached)?.as_ref() == Some(before) {
-            locked.free(before.ip, &before.owner)?;
-            freed.push(Freed {
-                network: conf.name.clone(),
-                ip: before.ip,
-                owner: before.owner.clone(),
-            });
-        }
+        let done = match orphan(&mut locked, home, before.ip, &is_attached) {
+            Ok(Some(now)) if now == *before => locked
+                .free(before.ip, &before.owner)
+                .map_err(Error::from)
+                .map(|()| {
+                    freed.push(Freed {
+                        network: conf.name.clone(),
+                        ip: before.ip,
+                        owner: before.owner.clone(),
+                    });
+                }),
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        outcome = outcome.and(done);
     }
-    Ok(freed)
+    outcome
 }
 
 fn store(conf: &NetConf) -> Result<Store, Error> {

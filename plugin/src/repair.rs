@@ -11,27 +11,35 @@ use crate::{change::Change, error::Error, glob::Glob, step::port, uplink::reconc
 
 /// Has the programs know the uplinks as they are, once for each of `patterns` as [`Surroundings::uplinks`] takes
 /// them; go by the sysctls and policies of now; and sit where somebody took them off. Raises the epoch if
-/// anything changed.
+/// anything changed, and notes what. Goes on past errors, and returns them.
 ///
 /// [`Surroundings::uplinks`]: crate::uplink::Surroundings::uplinks
 pub(crate) fn repair(
     node: &Netlink,
     maps: &mut Maps,
     patterns: &[Option<&[Glob]>],
-) -> Result<Vec<Change>, Error> {
-    let mut changes = Vec::new();
+    changes: &mut Vec<Change>,
+) -> Result<(), Error> {
+    let mut errors = Vec::new();
     let mut services = None;
     for patterns in patterns {
-        let uplinks = reconcile::repair(node, maps, *patterns, &mut changes)?;
-        services = Some(uplinks.service_addresses);
+        match reconcile::repair(node, maps, *patterns, changes) {
+            Ok(uplinks) => services = Some(uplinks.service_addresses),
+            Err(error) => errors.push(error),
+        }
     }
-    if policy::refresh(maps)? == Changed::Yes {
-        changes.push(Change::Rules);
+    match policy::refresh(maps) {
+        Ok(Changed::Yes) => changes.push(Change::Rules),
+        Ok(Changed::No) => {}
+        Err(error) => errors.push(error.into()),
     }
     if let Some(services) = services {
-        changes.extend(port::refresh(node, maps, &services)?);
+        match port::refresh(node, maps, &services) {
+            Ok(more) => changes.extend(more),
+            Err(error) => errors.push(error),
+        }
     }
-    Ok(changes)
+    Error::collect(errors)
 }
 
 /// Forgets uplinks and devices of other plugins that do not exist any more, and those of the network with this

@@ -74,11 +74,10 @@ impl Fixture {
     }
 
     fn freed_ips(&self, found: &[Orphan], attached: &[&str]) -> Vec<String> {
-        let freed = free_orphans(&self.conf, HOME, found, |container, _| {
-            attached.contains(&container)
-        });
-        let freed = freed.expect("a call").into_iter();
-        freed.map(|freed| freed.ip.to_string()).collect()
+        let mut freed = Vec::new();
+        let is_attached = |container: &str, _: &str| attached.contains(&container);
+        free_orphans(&self.conf, HOME, found, is_attached, &mut freed).expect("a call");
+        freed.iter().map(|freed| freed.ip.to_string()).collect()
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Resu
     }
     let node = Netlink::open()?;
     let mut changes = forget_devices(&mut maps, None, &node)?;
-    changes.extend(repair(&node, &mut maps, &patterns)?);
+    let outcome = repair(&node, &mut maps, &patterns, &mut changes);
     for change in &changes {
         writeln!(out, "{change}")?;
     }
@@ -43,8 +43,9 @@ pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Resu
             net_dir.display()
         )?;
     }
-    if changes.is_empty() {
+    if changes.is_empty() && outcome.is_ok() {
         writeln!(out, "nothing to change")?;
     }
-    Ok(networks.finish()?)
+    let errors = [outcome, networks.finish()].map(Result::err);
+    Ok(Error::collect(errors.into_iter().flatten().collect())?)
 }

@@ -132,10 +132,11 @@ fn orphans(
         for (conf, orphans) in found {
             let is_attached =
                 |container: &str, ifname: &str| attached.has(&identity(conf, container, ifname));
-            match free_orphans(conf, home, &orphans, is_attached) {
-                Ok(freed) => lines.extend(freed.iter().map(ToString::to_string)),
-                Err(error) => errors.push(error.into()),
+            let mut freed = Vec::new();
+            if let Err(error) = free_orphans(conf, home, &orphans, is_attached, &mut freed) {
+                errors.push(error.into());
             }
+            lines.extend(freed.iter().map(ToString::to_string));
         }
     }
     Error::collect(errors)

@@ -104,7 +104,7 @@ fn collect(
         }
         forget_devices(maps, Some(network), &node)?;
         let conf = Conf::of_network(&request.conf)?;
-        repair(&node, maps, &[conf.uplinks.as_deref()])?;
+        repair(&node, maps, &[conf.uplinks.as_deref()], &mut Vec::new())?;
     }
     Ok(())
 }
