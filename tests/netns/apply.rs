@@ -124,16 +124,15 @@ fn programs_come_back(
     let _server = tcp::Server::start(pod.netns(), pod.at(family, INSIDE))?;
     let node = lab.node.netns();
     node.take_filters_off(device, "egress")?;
-    let (line, client, at) = match device {
-        "lo" => ("lo: attached from_host", node, family.loopback()),
-        _ => {
-            node.take_filters_off(device, "ingress")?;
-            (
-                "eth0: attached from_wire, to_wire",
-                lab.world.netns(),
-                family.node(),
-            )
-        }
+    let (line, client, at) = if device == "lo" {
+        ("lo: attached from_host", node, family.loopback())
+    } else {
+        node.take_filters_off(device, "ingress")?;
+        (
+            "eth0: attached from_wire, to_wire",
+            lab.world.netns(),
+            family.node(),
+        )
     };
     apply_once(&lab, &[line])?;
     tcp::visit(client, SocketAddr::new(at, HOST))?;
