@@ -91,7 +91,9 @@ impl Verbs {
 
     /// Reads what the programs counted, in the format of OpenMetrics.
     pub(crate) async fn metrics(&self) -> anyhow::Result<String> {
-        run(self.command("metrics")).await
+        let mut command = self.command("metrics");
+        command.arg("--net-dir").arg(&self.options.net_dir);
+        run(command).await
     }
 
     fn command(&self, verb: &str) -> Command {

@@ -279,13 +279,22 @@ fn found<T>(answer: io::Result<T>) -> io::Result<bool> {
     }
 }
 
-/// Reads all entries of a hash map, each at most once, whatever is removed meanwhile. One call reads many of
-/// them, since 5.6.
+/// Reads all entries of a hash map, as [`visit`] does.
 pub(crate) fn entries<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
+    let mut all = Vec::new();
+    visit(map, |key, value| all.push((key, value)))?;
+    Ok(all)
+}
+
+/// Visits all entries of a hash map, each at most once, whatever is removed meanwhile. One call reads many of
+/// them, since 5.6.
+pub(crate) fn visit<K: Pod, V: Pod>(
+    map: BorrowedFd<'_>,
+    mut visit: impl FnMut(K, V),
+) -> io::Result<()> {
     /// More than any bucket ever holds.
     const ROOM: usize = 256;
     let (mut keys, mut values) = (Vec::<K>::with_capacity(ROOM), Vec::<V>::with_capacity(ROOM));
-    let mut all = Vec::new();
     // The number of a bucket.
     let mut end = 0_u32;
     let mut after = 0;
@@ -309,9 +318,11 @@ pub(crate) fn entries<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K,
             keys.set_len(count);
             values.set_len(count);
         }
-        all.extend(keys.drain(..).zip(values.drain(..)));
+        for (key, value) in keys.drain(..).zip(values.drain(..)) {
+            visit(key, value);
+        }
         if !is_more {
-            return Ok(all);
+            return Ok(());
         }
         after = (&raw const end) as u64;
     }

@@ -98,6 +98,12 @@ pub enum Error {
          `lsof {}` names them; end them, or try again", .0.display()
     )]
     Busy(PathBuf),
+    /// Calls that were there before do not end.
+    #[error(
+        "calls of the plugin have been under way for half a minute, and what they are at was left alone: \
+         `lsof {}` names them; end them, or try again", .0.display()
+    )]
+    UnderWay(PathBuf),
     /// A file or folder.
     #[error("cannot {action} {}: {source}{}", path.display(), file_remedy(source, path))]
     File {

@@ -47,6 +47,14 @@ impl Lock {
     }
 }
 
+/// Waits until every call has ended that has maps open now; later ones wait meanwhile. The caller has none open.
+pub fn await_calls(root: &Path) -> Result<(), Error> {
+    match Use::alone(root) {
+        Err(Error::Busy(path)) => Err(Error::UnderWay(path)),
+        ended => ended.map(drop),
+    }
+}
+
 /// Who uses what is pinned: all calls together, or an upgrade alone. Free again when dropped, or when the process dies.
 #[derive(Debug)]
 pub(crate) struct Use {

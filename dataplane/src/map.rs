@@ -15,7 +15,7 @@ use underpass_abi::{
     addr::{Addr, Addr4, Addr6, Family},
     counter::Counter,
     endpoint::{Attachment, Destination, Device, Endpoint, Owner},
-    flow::{Flow, Key},
+    flow::{Flow, Key, state},
     map,
     node::{Node, State},
 };
@@ -29,6 +29,15 @@ const MAPPED_BITS: u32 = 96;
 
 /// An entry of a flow map: its key and its value.
 pub type FlowEntry<A> = (Key<A>, Flow<A>);
+
+/// How many entries a table of flows has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FlowCount {
+    /// Those whose packets go past the stack.
+    pub bypass: u64,
+    /// The others.
+    pub stack: u64,
+}
 
 /// The maps of one node. An upgrade waits until they are dropped.
 #[derive(Debug)]
@@ -282,6 +291,34 @@ impl Maps {
             }
         }
         Ok(all)
+    }
+
+    /// Counts the IPv4 flows.
+    pub fn count_flows4(&self) -> Result<FlowCount, Error> {
+        self.count_flows::<Addr4>(map::FLOWS4)
+    }
+
+    /// Counts the IPv6 flows.
+    pub fn count_flows6(&self) -> Result<FlowCount, Error> {
+        self.count_flows::<Addr6>(map::FLOWS6)
+    }
+
+    fn count_flows<A: Family>(&self, name: &'static str) -> Result<FlowCount, Error>
+    where
+        Key<A>: Pod,
+        Flow<A>: Pod,
+    {
+        let map: HashMap<_, Key<A>, Flow<A>> = open(&self.pins, name, Map::HashMap)?;
+        let mut count = FlowCount::default();
+        bpf::visit(map.map().fd().as_fd(), |_: Key<A>, flow: Flow<A>| {
+            if flow.state & state::BYPASS == 0 {
+                count.stack += 1;
+            } else {
+                count.bypass += 1;
+            }
+        })
+        .map_err(|source| Error::List { name, source })?;
+        Ok(count)
     }
 
     /// Names the pins that these maps were opened from.

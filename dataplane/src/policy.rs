@@ -187,14 +187,15 @@ pub fn set(_lock: &Lock, maps: &Maps, rules: Rules) -> Result<Changed, Error> {
     Ok(Changed::Yes)
 }
 
-/// Has the programs go by what the stack asks for now.
-pub fn refresh(maps: &Maps) -> Result<(), Error> {
+/// Has the programs go by what the stack asks for now. Raises the epoch if anything changed.
+pub fn refresh(maps: &Maps) -> Result<Changed, Error> {
     let rules = Rules::wanted();
     let lock = Lock::acquire(maps.pins().root())?;
-    match set(&lock, maps, rules)? {
-        Changed::Yes => maps.raise_epoch(),
-        Changed::No => Ok(()),
+    let changed = set(&lock, maps, rules)?;
+    if changed == Changed::Yes {
+        maps.raise_epoch()?;
     }
+    Ok(changed)
 }
 
 /// Ticks between two packets that connection tracking sees of one direction, where it forgets a flow after

@@ -10,11 +10,12 @@ use underpass_cni::{Code, Dns, Error as CniError, IpConfig, Request, Route};
 
 use crate::config;
 use crate::exhausted::Exhausted;
+use crate::home::Home;
 use crate::owner::Owner;
 use crate::pool::{Candidate, Pool};
 use crate::range::Range;
 use crate::shorten;
-use crate::store::{Locked, Store, StoreError, both};
+use crate::store::{Holder, Locked, Store, StoreError, both};
 
 /// So many addresses are tried one by one; then the directory is listed, which tells of all at
 /// once.
@@ -161,8 +162,8 @@ impl From<AllocationError> for CniError {
 }
 
 /// Leases one address from each pool, all under one lock. On failure nothing is leased that was not
-/// before.
-pub fn add(request: &Request) -> Result<Allocation, CniError> {
+/// before. An interface plugin says where its container's device will be.
+pub fn add(request: &Request, home: Option<Home>) -> Result<Allocation, CniError> {
     let pools = config::pools(&request.conf)?;
     let requested = config::requested(&request.conf, &request.attachment)?;
     let (routes, dns) = config::routes_and_dns(&request.conf)?;
@@ -171,7 +172,11 @@ pub fn add(request: &Request) -> Result<Allocation, CniError> {
 
     let mut locked = store.lock()?;
     let mut taken = Vec::with_capacity(pools.len());
-    match allocate(&mut locked, &pools, requested, &owner, &mut taken) {
+    let holder = Holder {
+        owner: &owner,
+        home,
+    };
+    match allocate(&mut locked, &pools, requested, holder, &mut taken) {
         Ok(ips) => {
             drop(locked);
             Ok(Allocation {
@@ -198,10 +203,11 @@ fn allocate(
     locked: &mut Locked,
     pools: &[Pool],
     mut requested: Vec<IpAddr>,
-    owner: &Owner,
+    holder: Holder<'_>,
     taken: &mut Vec<IpAddr>,
 ) -> Result<Vec<IpConfig>, AllocationError> {
     let mut ips = Vec::with_capacity(pools.len());
+    let owner = holder.owner;
     let held: Vec<IpAddr> = locked.owned(owner)?.into_iter().map(|(ip, _)| ip).collect();
     for (index, pool) in pools.iter().enumerate() {
         let failed = |source| AllocationError::Pool {
@@ -213,7 +219,7 @@ fn allocate(
             .position(|ip| pool.range_of(*ip).is_some())
             .map(|at| requested.remove(at));
         let (ip, range) = if let Some(ip) = wanted {
-            take_requested(locked, pool, ip, owner)?.map_err(failed)?
+            take_requested(locked, pool, ip, holder)?.map_err(failed)?
         } else {
             if let Some(held) = held.iter().find(|ip| pool.range_of(**ip).is_some()) {
                 return Err(failed(PoolFailure::Duplicate {
@@ -222,7 +228,7 @@ fn allocate(
                     folder: locked.store().dir().to_owned(),
                 }));
             }
-            take_next(locked, pool, index, owner)?.ok_or_else(|| {
+            take_next(locked, pool, index, holder)?.ok_or_else(|| {
                 failed(PoolFailure::Exhausted(Exhausted::of(locked.store(), pool)))
             })?
         };
@@ -246,11 +252,11 @@ fn take_requested<'a>(
     locked: &mut Locked,
     pool: &'a Pool,
     ip: IpAddr,
-    owner: &Owner,
+    holder: Holder<'_>,
 ) -> Result<Result<(IpAddr, &'a Range), PoolFailure>, StoreError> {
     Ok(match pool.range_of(ip) {
         Some(range) if range.gateway() == ip => Err(PoolFailure::Gateway(ip)),
-        Some(range) if locked.reserve(ip, owner)? => Ok((ip, range)),
+        Some(range) if locked.reserve_for(ip, holder)? => Ok((ip, range)),
         _ => Err(PoolFailure::Unavailable {
             ip,
             pool: pool.clone(),
@@ -265,7 +271,7 @@ fn take_next<'a>(
     locked: &mut Locked,
     pool: &'a Pool,
     index: usize,
-    owner: &Owner,
+    holder: Holder<'_>,
 ) -> Result<Option<(IpAddr, &'a Range)>, StoreError> {
     let mut listed: Option<HashSet<IpAddr>> = None;
     for (attempt, Candidate { ip, range }) in
@@ -275,7 +281,7 @@ fn take_next<'a>(
             listed = Some(locked.leased()?);
         }
         if listed.as_ref().is_none_or(|listed| !listed.contains(&ip))
-            && locked.reserve(ip, owner)?
+            && locked.reserve_for(ip, holder)?
         {
             return Ok(Some((ip, range)));
         }

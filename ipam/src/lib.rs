@@ -16,6 +16,8 @@ mod dead;
 mod del;
 mod exhausted;
 mod gc;
+mod home;
+mod orphan;
 mod owner;
 pub mod pool;
 pub mod range;
@@ -23,17 +25,21 @@ mod resolv;
 mod shorten;
 mod status;
 pub mod store;
+mod usage;
 
 use underpass_cni::{CniResult, Error, NetworkRequest, Plugin, Request};
 
 pub use add::{Allocation, Lease, add};
 pub use check::check;
 pub use config::data_dir;
-pub use dead::free_dead;
+pub use dead::{Freed, free_dead};
 pub use del::del;
 pub use gc::gc;
+pub use home::Home;
+pub use orphan::{Orphan, find_orphans, free_orphans};
 pub use owner::Owner;
 pub use status::status;
+pub use usage::{Usage, usage};
 
 /// The allocator as an IPAM plugin of its own.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +49,7 @@ impl Plugin for HostLocal {
     fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let Allocation {
             ips, routes, dns, ..
-        } = add(request)?;
+        } = add(request, None)?;
         Ok(CniResult {
             interfaces: Vec::new(),
             ips,

@@ -49,9 +49,14 @@ pub fn status(request: &NetworkRequest) -> Result<(), Error> {
 }
 
 fn is_full(pool: &Pool, leased: &HashSet<IpAddr>) -> bool {
-    let in_use = leased.iter().filter(|ip| {
+    u128::try_from(in_use(pool, leased)).is_ok_and(|in_use| in_use >= pool.capacity())
+}
+
+/// Counts the leases of a pool. A gateway's own does not count, as nobody is given it.
+pub(crate) fn in_use(pool: &Pool, leased: &HashSet<IpAddr>) -> usize {
+    let is_in_pool = |ip: &&IpAddr| {
         pool.range_of(**ip)
             .is_some_and(|range| range.gateway() != **ip)
-    });
-    u128::try_from(in_use.count()).is_ok_and(|in_use| in_use >= pool.capacity())
+    };
+    leased.iter().filter(is_in_pool).count()
 }

@@ -41,7 +41,7 @@ use error::Attempt;
 pub use error::StoreError;
 pub(crate) use error::both;
 use file::{addresses, read_short};
-pub use locked::Locked;
+pub use locked::{Holder, Locked};
 
 /// The leases of one network.
 #[derive(Clone, Debug)]

@@ -5,6 +5,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use anstyle::{AnsiColor, Style};
@@ -16,10 +17,14 @@ use crate::{
     error::Error,
 };
 
+mod apply;
 mod doctor;
 mod flows;
+mod gc;
 mod install;
 mod load;
+mod metrics;
+mod networks;
 mod report;
 mod selftest;
 mod status;
@@ -101,6 +106,34 @@ enum Command {
         /// node's memory. Counts when the tables are made, so where nothing is loaded
         #[arg(long, value_name = "N", value_parser = load::flows)]
         flows: Option<u32>,
+    },
+    /// Put right what the node changed behind our back: uplinks, programs that were taken off, sysctls, IPsec policies
+    ///
+    /// No container is detached, whatever the runtime knows. A second run changes nothing.
+    Apply {
+        /// The folder of networks, as runtimes read it
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
+    },
+    /// Free what lost DELs have left: attachments whose devices are gone, and leases that no attachment has
+    ///
+    /// By a list of those that are alive only the runtime can do it: GC of the CNI protocol.
+    Gc {
+        /// Go by what the node knows, in the place of a runtime's list
+        #[arg(long)]
+        orphans: bool,
+        /// Leave leases alone that are younger
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        grace: u64,
+        /// The folder of networks, as runtimes read it
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
+    },
+    /// Print what is counted and how full tables and pools are, as text for collectors of metrics (`OpenMetrics`)
+    Metrics {
+        /// The folder of networks, as runtimes read it
+        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
+        net_dir: PathBuf,
     },
     /// Have this executable's programs take over from those of another one, while containers run
     ///
@@ -198,6 +231,10 @@ enum Failure {
     },
     #[error(transparent)]
     SelfTest(#[from] crate::selftest::Failure),
+    #[error(
+        "GC by a list of valid attachments is the runtime's, which has one: say --orphans to free what lost DELs have left"
+    )]
+    NoList,
 }
 
 impl From<underpass_cni::Error> for Failure {
@@ -263,6 +300,12 @@ pub fn run() -> ExitCode {
         }
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
+        Command::Apply { net_dir } => apply::run(&bpf_root, &net_dir, &mut out),
+        Command::Gc { orphans: false, .. } => Err(Failure::NoList),
+        Command::Gc { grace, net_dir, .. } => {
+            gc::run(&bpf_root, &net_dir, Duration::from_secs(grace), &mut out)
+        }
+        Command::Metrics { net_dir } => metrics::run(&bpf_root, &net_dir, &mut out),
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),
         Command::Install(options) => install::run(&bpf_root, options, &mut out),
         Command::Uninstall(options) => uninstall::run(&bpf_root, &options, &mut out),

@@ -5,6 +5,7 @@
 //! attachment ([`identity`]), everything about one ([`plan`]), and which devices lead to the world
 //! ([`uplink`]). What is done to the node is in the verbs' steps.
 
+mod change;
 pub mod cli;
 pub mod conf;
 pub mod error;
@@ -17,6 +18,7 @@ pub mod log;
 pub mod name;
 pub mod plan;
 mod reap;
+mod repair;
 mod selftest;
 mod step;
 mod stopwatch;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use underpass_abi::endpoint::{Attachment as Record, Owner, role};
 use underpass_cni::NetConf;
 use underpass_dataplane::Maps;
+use underpass_ipam::Freed;
 use underpass_netlink::{Netlink, link::By};
 
 use crate::{
@@ -14,37 +15,71 @@ use crate::{
     step::{forget, lease},
 };
 
-/// Takes away what is left of attachments whose devices are none of `devices`: of all networks, if `conf` says
-/// where addresses are kept, so that those of the dead can be freed. The maps are the only ones who know that
+/// What was taken away.
+#[derive(Default)]
+pub(crate) struct Reaped {
+    /// Attachments, as the maps knew them.
+    pub(crate) attachments: Vec<Record>,
+    /// Their leases.
+    pub(crate) leases: Vec<Freed>,
+    /// What could not be taken away, and why.
+    pub(crate) errors: Vec<Error>,
+}
+
+/// A network, as far as it matters here.
+struct Network<'a> {
+    conf: &'a NetConf,
+    id: u32,
+    keeps_addresses: bool,
+    is_chained: bool,
+}
+
+impl<'a> Network<'a> {
+    fn of(conf: &'a NetConf) -> Result<Self, Error> {
+        Ok(Self {
+            conf,
+            id: network_id(&conf.name),
+            keeps_addresses: lease::is_built_in(conf)?,
+            is_chained: conf.prev_result()?.is_some(),
+        })
+    }
+
+    fn may_reap(&self, record: &Record) -> bool {
+        self.keeps_addresses
+            || record.role == role::CHAINED
+            || record.network == self.id && !self.is_chained
+    }
+}
+
+/// Takes away what is left of attachments whose devices are none of `devices`: of all networks, if one of `confs`
+/// says where addresses are kept, so that those of the dead can be freed. The maps are the only ones who know that
 /// they are dead; where nothing is known of their addresses, they stay there for another call. Goes on past
-/// errors, and returns them.
+/// errors.
 pub(crate) fn reap(
     node: &Netlink,
     maps: &mut Maps,
     devices: &BTreeSet<u32>,
-    conf: &NetConf,
-) -> Result<(), Error> {
+    confs: &[&NetConf],
+) -> Result<Reaped, Error> {
+    let mut reaped = Reaped::default();
     let dead: Vec<_> = maps
         .attachments()?
         .into_iter()
         .filter(|(_, record)| !devices.contains(&record.ifindex))
         .collect();
     if dead.is_empty() {
-        return Ok(());
+        return Ok(reaped);
     }
-    let own = network_id(&conf.name);
-    let keeps_addresses = lease::is_built_in(conf)?;
-    let is_chained = conf.prev_result()?.is_some();
-    let is_mine = |record: &Record| {
-        keeps_addresses || record.role == role::CHAINED || record.network == own && !is_chained
-    };
-    let mut errors = Vec::new();
-    for (owner, record) in dead.into_iter().filter(|(_, record)| is_mine(record)) {
-        if let Err(error) = one(node, maps, owner, &record, conf) {
-            errors.push(error);
+    let networks = confs.iter().map(|conf| Network::of(conf));
+    let networks = networks.collect::<Result<Vec<_>, _>>()?;
+    for (owner, record) in dead {
+        if networks.iter().any(|network| network.may_reap(&record))
+            && let Err(error) = one(node, maps, owner, &record, &networks, &mut reaped)
+        {
+            reaped.errors.push(error);
         }
     }
-    Error::collect(errors)
+    Ok(reaped)
 }
 
 /// The leases come first: while the maps know the attachment, nobody can attach the container anew, so a lease
@@ -54,7 +89,8 @@ fn one(
     maps: &mut Maps,
     owner: Owner,
     record: &Record,
-    conf: &NetConf,
+    networks: &[Network<'_>],
+    reaped: &mut Reaped,
 ) -> Result<(), Error> {
     // The list of devices may be older than the attachment: its device was there before it.
     if node.link(By::Index(record.ifindex))?.is_some() {
@@ -70,6 +106,11 @@ fn one(
             && matches!(maps.attachment(owner), Ok(Some(known)) if known == *record)
     };
     let is_of = |network: &str| network_id(network) == record.network;
-    lease::free_dead(conf, is_of, is_dead)?;
-    forget(node, maps, owner, record)
+    for network in networks {
+        let freed = lease::free_dead(network.conf, is_of, is_dead)?;
+        reaped.leases.extend(freed);
+    }
+    forget(node, maps, owner, record)?;
+    reaped.attachments.push(*record);
+    Ok(())
 }

@@ -99,7 +99,9 @@ fn maps_to_clean(conf: &NetConf, owners: &[Owner]) -> Result<Option<Maps>, Error
 
 /// Takes away what lost DELs have left, of all networks. An ADD works all the same if that fails.
 fn reap_or_warn(node: &Netlink, maps: &mut Maps, devices: &BTreeSet<u32>, conf: &NetConf) {
-    if let Err(error) = reap(node, maps, devices, conf) {
+    let reaped =
+        reap(node, maps, devices, &[conf]).and_then(|reaped| Error::collect(reaped.errors));
+    if let Err(error) = reaped {
         tracing::warn!("cannot take away all that lost DELs have left: {error}");
     }
 }

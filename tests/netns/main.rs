@@ -1,5 +1,6 @@
 //! Tests of the plugin and its packets on throwaway nodes; they need root.
 
+mod apply;
 mod at_once;
 mod bandwidth;
 mod check;
@@ -29,11 +30,14 @@ mod lifecycle;
 mod loading;
 mod lost_dels;
 mod masquerade;
+mod metrics;
 mod mtu;
+mod net_dir;
 mod netkit;
 mod next_hops;
 mod odd_traffic;
 mod openings;
+mod orphans;
 mod others_nat;
 mod rare_headers;
 mod report;

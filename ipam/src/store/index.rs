@@ -4,7 +4,9 @@
 //! # Contents
 //! - `owner/<container>:<interface>`: the addresses that may be this owner's, one a line. Never
 //!   trusted: the lease file itself is read before anything is done to it. An address too many is
-//!   harmless, so lines are only appended.
+//!   harmless, so lines are only appended. A line `@<address> <number>` after that of the address says
+//!   that an interface plugin took this lease, in that network namespace. Whoever leases an address
+//!   appends its line, so only what follows the last one counts.
 //! - `address/lease-<address>`: a second hard link to each lease file that the index knows.
 //! - `mark`: boot and machine, and the modification time of the directory with which the index was
 //!   complete.
@@ -47,6 +49,8 @@ use std::time::SystemTime;
 
 use super::error::{Attempt, StoreError, refuses_links};
 use super::file::{addresses, read_short, remove_if_there, write_out};
+use super::locked::Holder;
+use crate::home::Home;
 use crate::owner::Owner;
 use mark::{Boot, Machine, Mark};
 use state::{LINK_PREFIX, State};
@@ -163,10 +167,14 @@ impl Index {
     }
 
     /// Makes the lease of `ip` for `owner`, complete or not at all. False if there is one.
-    pub(super) fn make_lease(&mut self, ip: IpAddr, owner: &Owner) -> Result<bool, StoreError> {
+    pub(super) fn make_lease(
+        &mut self,
+        ip: IpAddr,
+        Holder { owner, home }: Holder<'_>,
+    ) -> Result<bool, StoreError> {
         let lease = self.leases.join(ip.to_string());
         if self.bring_up_to_date()? {
-            self.state.note(ip, owner)?;
+            self.state.note(ip, owner, home)?;
             let staged = self.state.stage(ip, &owner.content())?;
             match fs::hard_link(&staged, &lease) {
                 Ok(()) => return Ok(true),
@@ -215,6 +223,21 @@ impl Index {
         candidates.sort_unstable();
         candidates.dedup();
         candidates
+    }
+
+    /// Where the device of the owner of `ip` is; the index is up to date.
+    pub(super) fn home(&self, ip: IpAddr, owner: &Owner) -> Option<Home> {
+        self.state.home(ip, owner)
+    }
+
+    /// Writes that the device of the owner of `ip` is there.
+    pub(super) fn note_home(
+        &self,
+        ip: IpAddr,
+        owner: &Owner,
+        home: Home,
+    ) -> Result<(), StoreError> {
+        self.state.note(ip, owner, Some(home))
     }
 
     /// The lease of `ip` is gone.
@@ -285,7 +308,7 @@ impl Index {
             let Some(owner) = Owner::parse(&content) else {
                 continue;
             };
-            self.state.note(ip, &owner)?;
+            self.state.note(ip, &owner, None)?;
             let link = self.state.link(ip);
             remove_if_there(&link).attempt("remove", &link)?;
             match fs::hard_link(&lease, &link) {

@@ -10,7 +10,17 @@ use super::Store;
 use super::error::{Attempt, StoreError, both};
 use super::file::{addresses, read_short, write_over};
 use super::index::Index;
+use crate::home::Home;
 use crate::owner::Owner;
+
+/// Who takes a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct Holder<'a> {
+    /// Whose it is to be.
+    pub owner: &'a Owner,
+    /// Where the container's device will be, if that is known.
+    pub home: Option<Home>,
+}
 
 /// The leases, with the lock held. Dropping it releases the lock.
 #[derive(Debug)]
@@ -36,8 +46,13 @@ impl Locked {
         &self.store
     }
 
-    /// Leases `ip` to `owner`. False if it is somebody's already.
+    /// Leases `ip` to `owner`, wherever that is. False if it is somebody's already.
     pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> Result<bool, StoreError> {
+        self.reserve_for(ip, Holder { owner, home: None })
+    }
+
+    /// Leases `ip` to `holder`. False if it is somebody's already.
+    pub fn reserve_for(&mut self, ip: IpAddr, holder: Holder<'_>) -> Result<bool, StoreError> {
         self.index.bring_up_to_date()?;
         let path = self.store.path(ip);
         match fs::symlink_metadata(&path) {
@@ -48,7 +63,7 @@ impl Locked {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).attempt("look at the lease", &path),
         }
-        self.index.make_lease(ip, owner)
+        self.index.make_lease(ip, holder)
     }
 
     /// Frees `ip` if it is exactly `owner`'s. False if it is not.
@@ -126,16 +141,48 @@ impl Locked {
         Ok(())
     }
 
+    /// Frees `ip`, whose owner is gone, and forgets the owner if that was the last one.
+    pub fn free(&mut self, ip: IpAddr, owner: &Owner) -> Result<(), StoreError> {
+        self.remove(ip)?;
+        if self.owned(owner).is_ok_and(|left| left.is_empty()) {
+            self.index.forget_owner(owner);
+        }
+        Ok(())
+    }
+
+    /// Where the device of `owner` is, who has `ip`: known only if an interface plugin said so when it took this very
+    /// lease.
+    pub fn home(&mut self, ip: IpAddr, owner: &Owner) -> Result<Option<Home>, StoreError> {
+        Ok(if self.index.bring_up_to_date()? {
+            self.index.home(ip, owner)
+        } else {
+            None
+        })
+    }
+
     /// The addresses that have a file.
     pub fn leased(&self) -> Result<HashSet<IpAddr>, StoreError> {
         let leases = addresses(&self.store.dir, "").attempt("list", &self.store.dir)?;
         Ok(leases.into_iter().map(|(ip, _)| ip).collect())
     }
 
-    /// Builds the index anew from every lease.
+    /// Builds the index anew from every lease. What no lease says is kept: where the owners' devices are.
     pub fn rebuild_index(&mut self) -> Result<(), StoreError> {
+        let mut homes = Vec::new();
+        for ip in self.leased()? {
+            if let Some(owner) = self.owner(ip)?
+                && let Some(home) = self.home(ip, &owner)?
+            {
+                homes.push((ip, owner, home));
+            }
+        }
         self.index.discard()?;
-        self.index.bring_up_to_date().map(drop)
+        if self.index.bring_up_to_date()? {
+            for (ip, owner, home) in homes {
+                self.index.note_home(ip, &owner, home)?;
+            }
+        }
+        Ok(())
     }
 
     /// The address that pool `pool` leased last; nothing if that is not known.

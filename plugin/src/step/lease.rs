@@ -2,6 +2,7 @@
 //! delegation.
 
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request};
+use underpass_ipam::{Freed, Home, Usage};
 
 use super::Undo;
 use crate::{
@@ -51,7 +52,8 @@ pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Leas
     Ok(match ipam(&request.conf)? {
         Ipam::None => LeaseResult::default(),
         Ipam::BuiltIn => {
-            let allocation = underpass_ipam::add(request)?;
+            // Without it the lease would be taken for another plugin's, which nobody but a DEL or GC frees.
+            let allocation = underpass_ipam::add(request, Home::current().ok())?;
             undo.push(NAME, move || Ok(allocation.lease.release()?));
             LeaseResult {
                 ips: allocation.ips,
@@ -117,15 +119,23 @@ pub(crate) fn is_built_in(conf: &NetConf) -> Result<bool, Error> {
 }
 
 /// Gives back addresses, where this process gives them, of the networks that `is_of` names: of the attachments
-/// (network, container, interface) that `is_dead` names.
+/// (network, container, interface) that `is_dead` names. Returns what was freed.
 pub(crate) fn free_dead(
     conf: &NetConf,
     is_of: impl Fn(&str) -> bool,
     is_dead: impl Fn(&str, &str, &str) -> bool,
-) -> Result<(), Error> {
+) -> Result<Vec<Freed>, Error> {
     match ipam(conf)? {
         Ipam::BuiltIn => Ok(underpass_ipam::free_dead(conf, is_of, is_dead)?),
-        Ipam::None | Ipam::Delegate(_) => Ok(()),
+        Ipam::None | Ipam::Delegate(_) => Ok(Vec::new()),
+    }
+}
+
+/// Says how full the pools are, where this process gives the addresses.
+pub(crate) fn usage(conf: &NetConf) -> Result<Vec<Usage>, Error> {
+    match ipam(conf)? {
+        Ipam::BuiltIn => Ok(underpass_ipam::usage(conf)?),
+        Ipam::None | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
 

@@ -16,6 +16,7 @@ use underpass_netlink::Netlink;
 use self::precedence::{Pinned, claim, release};
 use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo};
 use crate::{
+    change::Change,
     conf::port::Binding,
     error::Error,
     finding::{Finding, Findings},
@@ -88,7 +89,7 @@ fn serve<'a>(
 ) -> Result<(), Error> {
     let Claims { owner, host, ports } = claims;
     if ports.is_empty() {
-        return refresh(node, maps, services);
+        return refresh(node, maps, services).map(drop);
     }
     let pins = maps.pins().clone();
     let lock = Lock::acquire(pins.root())?;
@@ -198,17 +199,21 @@ fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {
 
 /// Brings up to date what host ports need beyond their entries, if any was ever mapped: the addresses of
 /// Services, which must not be taken for the node's own, and the program on the loopback device.
-pub(crate) fn refresh(node: &Netlink, maps: &mut Maps, services: &[IpAddr]) -> Result<(), Error> {
+pub(crate) fn refresh(
+    node: &Netlink,
+    maps: &mut Maps,
+    services: &[IpAddr],
+) -> Result<Vec<Change>, Error> {
     if Ports::open(maps.pins())?.is_empty()? && maps.device(LOOPBACK)?.is_none() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let lock = Lock::acquire(maps.pins().root())?;
-    let changed = [
-        reconcile::loopback(&lock, node, maps)?,
-        set_service_addresses(maps.pins(), services)?,
-    ];
-    if changed.contains(&Changed::Yes) {
+    let mut changes = reconcile::loopback(&lock, node, maps)?;
+    if set_service_addresses(maps.pins(), services)? == Changed::Yes {
+        changes.push(Change::ServiceAddresses);
+    }
+    if !changes.is_empty() {
         maps.raise_epoch()?;
     }
-    Ok(())
+    Ok(changes)
 }

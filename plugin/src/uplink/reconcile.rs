@@ -3,7 +3,7 @@
 
 use underpass_abi::endpoint::{self, Device as Known, device};
 use underpass_dataplane::{
-    Changed, Maps,
+    Maps,
     attach::{load_and_attach, missing, places},
     lock::Lock,
 };
@@ -14,22 +14,26 @@ use underpass_netlink::{
 
 use super::{Uplink, Uplinks};
 use crate::{
+    change::Change,
     error::Error,
     finding::{Finding, Findings},
     glob::Glob,
 };
 
-/// Brings the uplinks up to date, if they are not. Returns what there is now.
+/// Brings the uplinks up to date, if they are not, and notes what that changed. Returns what there is now.
 pub(crate) fn repair<'a>(
     node: &Netlink,
     maps: &mut Maps,
     patterns: Option<&'a [Glob]>,
+    changes: &mut Vec<Change>,
 ) -> Result<Uplinks<'a>, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
     let found = Uplinks::find(node, maps, patterns)?;
-    if uplinks(&lock, node, maps, &found.list)? == Changed::Yes {
+    let more = uplinks(&lock, node, maps, &found.list)?;
+    if !more.is_empty() {
         maps.raise_epoch()?;
     }
+    changes.extend(more);
     Ok(found)
 }
 
@@ -52,73 +56,78 @@ pub(crate) fn verify(
 }
 
 /// Makes the programs know the uplinks as they are now, and sit on all of them. One that went away
-/// meanwhile is forgotten. The caller raises the epoch when this returns [`Changed::Yes`], after
-/// everything else that it changes.
+/// meanwhile is forgotten. The caller raises the epoch when this returns any change, after everything
+/// else that it changes.
 pub(crate) fn uplinks(
     lock: &Lock,
     netlink: &Netlink,
     maps: &mut Maps,
     uplinks: &[Uplink],
-) -> Result<Changed, Error> {
-    let mut changed = Changed::No;
-    for uplink in uplinks {
-        match self::uplink(lock, netlink, maps, uplink) {
-            Ok(Changed::No) => {}
-            Ok(Changed::Yes) => changed = Changed::Yes,
-            Err(_) if netlink.link(By::Index(uplink.index))?.is_none() => {
-                maps.remove_device(uplink.index)?;
-                changed = Changed::Yes;
+) -> Result<Vec<Change>, Error> {
+    let mut changes = Vec::new();
+    for Uplink {
+        index,
+        name,
+        device: wanted,
+        ..
+    } in uplinks
+    {
+        let device = Device {
+            index: *index,
+            name: name.clone(),
+        };
+        match bring_up_to_date(lock, netlink, maps, &device, *wanted) {
+            Ok(more) => changes.extend(more),
+            Err(_) if netlink.link(By::Index(*index))?.is_none() => {
+                maps.remove_device(*index)?;
+                changes.push(Change::Forgotten(*index));
             }
             Err(error) => return Err(error),
         }
     }
-    Ok(changed)
-}
-
-fn uplink(
-    lock: &Lock,
-    netlink: &Netlink,
-    maps: &mut Maps,
-    uplink: &Uplink,
-) -> Result<Changed, Error> {
-    let mut changed = Changed::No;
-    if maps.device(uplink.index)? != Some(uplink.device) {
-        maps.set_device(uplink.index, uplink.device)?;
-        changed = Changed::Yes;
-    }
-    let places = places(uplink.device.flags);
-    if !missing(netlink, maps.pins(), &[(uplink.index, places)])?.is_empty() {
-        let device = Device {
-            index: uplink.index,
-            name: uplink.name.clone(),
-        };
-        load_and_attach(lock, netlink, maps.pins(), &device, places)?;
-        changed = Changed::Yes;
-    }
-    Ok(changed)
+    Ok(changes)
 }
 
 /// Makes the program for processes of the host sit on the loopback device, and the maps know of it.
 /// The caller raises the epoch, if anything changed, after everything else that it changes.
-pub(crate) fn loopback(lock: &Lock, netlink: &Netlink, maps: &mut Maps) -> Result<Changed, Error> {
+pub(crate) fn loopback(
+    lock: &Lock,
+    netlink: &Netlink,
+    maps: &mut Maps,
+) -> Result<Vec<Change>, Error> {
     let wanted = Known {
         // Never a way of the bypass.
         flags: device::LOOPBACK | device::LAYER3,
         ..Known::default()
     };
-    let mut changed = Changed::No;
-    if maps.device(endpoint::LOOPBACK)? != Some(wanted) {
-        maps.set_device(endpoint::LOOPBACK, wanted)?;
-        changed = Changed::Yes;
+    let device = Device {
+        index: endpoint::LOOPBACK,
+        name: "lo".to_owned(),
+    };
+    bring_up_to_date(lock, netlink, maps, &device, wanted)
+}
+
+fn bring_up_to_date(
+    lock: &Lock,
+    netlink: &Netlink,
+    maps: &mut Maps,
+    device: &Device,
+    wanted: Known,
+) -> Result<Vec<Change>, Error> {
+    let mut changes = Vec::new();
+    let before = maps.device(device.index)?;
+    if before != Some(wanted) {
+        maps.set_device(device.index, wanted)?;
+        changes.push(Change::of_device(&device.name, before.as_ref(), &wanted));
     }
     let places = places(wanted.flags);
-    if !missing(netlink, maps.pins(), &[(endpoint::LOOPBACK, places)])?.is_empty() {
-        let device = Device {
-            index: endpoint::LOOPBACK,
-            name: "lo".to_owned(),
-        };
-        load_and_attach(lock, netlink, maps.pins(), &device, places)?;
-        changed = Changed::Yes;
+    let missing = missing(netlink, maps.pins(), &[(device.index, places)])?;
+    if !missing.is_empty() {
+        load_and_attach(lock, netlink, maps.pins(), device, places)?;
+        changes.push(Change::Attached {
+            device: device.name.clone(),
+            programs: missing.iter().map(|(_, place)| place.program).collect(),
+        });
     }
-    Ok(changed)
+    Ok(changes)
 }

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use underpass_abi::endpoint::{Owner, device};
+use underpass_abi::endpoint::Owner;
 use underpass_cni::NetworkRequest;
-use underpass_dataplane::{Maps, Pins, lock::Lock, object, policy};
+use underpass_dataplane::{Maps, Pins, object};
 use underpass_netlink::{Netlink, link::Link};
 
 use crate::{
@@ -13,8 +13,8 @@ use crate::{
     error::Error,
     identity::{Alias, Identity, host_name, is_unfinished, network_id},
     reap::reap,
-    step::{detach, lease, port},
-    uplink::reconcile,
+    repair::{forget_devices, repair},
+    step::{detach, lease},
 };
 
 /// Removes the dead attachments of the network, and frees their addresses.
@@ -98,14 +98,13 @@ fn collect(
     }
     errors.extend(delete_unfinished(&node, &links, network, valid));
     if let Some(maps) = &mut maps {
-        if let Err(error) = reap(&node, maps, &node.indices()?, &request.conf) {
-            errors.push(error);
+        match reap(&node, maps, &node.indices()?, &[&request.conf]) {
+            Ok(reaped) => errors.extend(reaped.errors),
+            Err(error) => errors.push(error),
         }
-        forget_devices(maps, network, &node)?;
+        forget_devices(maps, Some(network), &node)?;
         let conf = Conf::of_network(&request.conf)?;
-        let uplinks = reconcile::repair(&node, maps, conf.uplinks.as_deref())?;
-        policy::refresh(maps)?;
-        port::refresh(&node, maps, &uplinks.service_addresses)?;
+        repair(&node, maps, &[conf.uplinks.as_deref()], &mut Vec::new())?;
     }
     Ok(())
 }
@@ -123,35 +122,4 @@ fn delete_unfinished(
         .filter(|link| is_unfinished(link, network) && !valid.contains(&link.name))
         .filter_map(|link| Some(node.delete_link(link.index).err()?.into()))
         .collect()
-}
-
-/// Forgets devices of this network, and uplinks, that do not exist any more and belong to no
-/// attachment.
-fn forget_devices(maps: &mut Maps, network: u32, node: &Netlink) -> Result<(), Error> {
-    // Devices before attachments: what an ADD makes meanwhile is in one of the lists.
-    let devices = maps.devices()?;
-    let known: BTreeSet<u32> = maps
-        .attachments()?
-        .into_iter()
-        .flat_map(|(_, attachment)| [attachment.ifindex, attachment.via])
-        .collect();
-    let links = node.links()?;
-    let gone: Vec<u32> = devices
-        .into_iter()
-        .filter(|(_, entry)| {
-            entry.network == network
-                || entry.flags & device::POD == 0
-                || entry.flags & device::FOREIGN != 0
-        })
-        .map(|(index, _)| index)
-        .filter(|index| !known.contains(index) && links.iter().all(|link| link.index != *index))
-        .collect();
-    if gone.is_empty() {
-        return Ok(());
-    }
-    let _lock = Lock::acquire(maps.pins().root())?;
-    for index in gone {
-        maps.remove_device(index)?;
-    }
-    Ok(maps.raise_epoch()?)
 }

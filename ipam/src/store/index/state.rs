@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use super::super::error::{Attempt, StoreError};
 use super::super::file::{remove_if_there, text, write_out};
+use crate::home::Home;
 use crate::owner::Owner;
 
 /// In front of the address in the name of a link: the reference looks into each folder below that of
@@ -16,6 +17,9 @@ pub(super) const LINK_PREFIX: &str = "lease-";
 
 /// The longest owner that is written out as a file name, in bytes.
 const NAME_MAX: usize = 200;
+
+/// In front of a line that says where an owner's device is.
+const HOME: char = '@';
 
 /// The folder of an index. Nothing is said about whether there is one.
 #[derive(Clone, Debug)]
@@ -64,16 +68,25 @@ impl State {
         Ok(())
     }
 
-    /// Writes that `ip` may be `owner`'s.
-    pub(super) fn note(&self, ip: IpAddr, owner: &Owner) -> Result<(), StoreError> {
+    /// Writes that `ip` may be `owner`'s, and where its device is, if that is known.
+    pub(super) fn note(
+        &self,
+        ip: IpAddr,
+        owner: &Owner,
+        home: Option<Home>,
+    ) -> Result<(), StoreError> {
         let path = self.owner(owner);
+        // The newline comes first: whatever a crash left behind is a line of its own.
+        let lines = match home {
+            None => format!("\n{ip}"),
+            Some(Home(number)) => format!("\n{ip}\n{HOME}{ip} {number}"),
+        };
         OpenOptions::new()
             .append(true)
             .create(true)
             .mode(0o600)
             .open(&path)
-            // The newline comes first: whatever a crash left behind is a line of its own.
-            .and_then(|mut file| file.write_all(format!("\n{ip}").as_bytes()))
+            .and_then(|mut file| file.write_all(lines.as_bytes()))
             .attempt("write", &path)
     }
 
@@ -112,6 +125,24 @@ impl State {
     pub(super) fn noted(&self, owner: &Owner) -> Vec<IpAddr> {
         let lines = text(&self.owner(owner)).unwrap_or_default();
         lines.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Where the device of `owner` is, if that was noted with the last lease of `ip`.
+    pub(super) fn home(&self, ip: IpAddr, owner: &Owner) -> Option<Home> {
+        let lines = text(&self.owner(owner)).unwrap_or_default();
+        let mut home = None;
+        for line in lines.lines() {
+            if line.parse() == Ok(ip) {
+                home = None;
+            } else if let Some((of, number)) = line
+                .strip_prefix(HOME)
+                .and_then(|rest| rest.split_once(' '))
+                && of.parse() == Ok(ip)
+            {
+                home = number.parse().ok().map(Home);
+            }
+        }
+        home
     }
 
     fn owner(&self, owner: &Owner) -> PathBuf {

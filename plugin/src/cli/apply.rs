@@ -1,0 +1,51 @@
+//! `underpass apply`: what the node changed behind our back is put right, without a call of the runtime.
+
+use std::{io, path::Path};
+
+use underpass_dataplane::{Maps, Pins};
+use underpass_netlink::Netlink;
+
+use super::{Failure, networks::Networks};
+use crate::{
+    error::Error,
+    glob::Glob,
+    repair::{forget_devices, repair},
+};
+
+pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
+    let maps = Maps::open_existing(&Pins::at(root)).map_err(Error::from)?;
+    let Some(mut maps) = maps else {
+        writeln!(
+            out,
+            "nothing is loaded at {}: the first ADD or `underpass load` puts the node right",
+            root.display()
+        )?;
+        return Ok(());
+    };
+    let networks = Networks::read(net_dir, root)?;
+    let mut patterns: Vec<Option<&[Glob]>> = Vec::new();
+    for network in &networks.ours {
+        let asked = network.decoded.uplinks.as_deref();
+        if !patterns.contains(&asked) {
+            patterns.push(asked);
+        }
+    }
+    let node = Netlink::open()?;
+    let mut changes = forget_devices(&mut maps, None, &node)?;
+    let outcome = repair(&node, &mut maps, &patterns, &mut changes);
+    for change in &changes {
+        writeln!(out, "{change}")?;
+    }
+    if networks.ours.is_empty() {
+        writeln!(
+            out,
+            "no network in {} has a plugin of type \"underpass\": no uplink was looked at",
+            net_dir.display()
+        )?;
+    }
+    if changes.is_empty() && outcome.is_ok() {
+        writeln!(out, "nothing to change")?;
+    }
+    let errors = [outcome, networks.finish()].map(Result::err);
+    Ok(Error::collect(errors.into_iter().flatten().collect())?)
+}

@@ -1,0 +1,79 @@
+//! What the node changed behind our back, put right: what GC does at its end, and `underpass apply` all the time.
+//! No attachment is touched.
+
+use std::collections::BTreeSet;
+
+use underpass_abi::endpoint::device;
+use underpass_dataplane::{Changed, Maps, lock::Lock, policy};
+use underpass_netlink::Netlink;
+
+use crate::{change::Change, error::Error, glob::Glob, step::port, uplink::reconcile};
+
+/// Has the programs know the uplinks as they are, once for each of `patterns` as [`Surroundings::uplinks`] takes
+/// them; go by the sysctls and policies of now; and sit where somebody took them off. Raises the epoch if
+/// anything changed, and notes what. Goes on past errors, and returns them.
+///
+/// [`Surroundings::uplinks`]: crate::uplink::Surroundings::uplinks
+pub(crate) fn repair(
+    node: &Netlink,
+    maps: &mut Maps,
+    patterns: &[Option<&[Glob]>],
+    changes: &mut Vec<Change>,
+) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    let mut services = None;
+    for patterns in patterns {
+        match reconcile::repair(node, maps, *patterns, changes) {
+            Ok(uplinks) => services = Some(uplinks.service_addresses),
+            Err(error) => errors.push(error),
+        }
+    }
+    match policy::refresh(maps) {
+        Ok(Changed::Yes) => changes.push(Change::Rules),
+        Ok(Changed::No) => {}
+        Err(error) => errors.push(error.into()),
+    }
+    if let Some(services) = services {
+        match port::refresh(node, maps, &services) {
+            Ok(more) => changes.extend(more),
+            Err(error) => errors.push(error),
+        }
+    }
+    Error::collect(errors)
+}
+
+/// Forgets uplinks and devices of other plugins that do not exist any more, and those of the network with this
+/// number, where one is named. A device of an attachment stays.
+pub(crate) fn forget_devices(
+    maps: &mut Maps,
+    network: Option<u32>,
+    node: &Netlink,
+) -> Result<Vec<Change>, Error> {
+    // Devices before attachments: what an ADD makes meanwhile is in one of the lists.
+    let devices = maps.devices()?;
+    let known: BTreeSet<u32> = maps
+        .attachments()?
+        .into_iter()
+        .flat_map(|(_, attachment)| [attachment.ifindex, attachment.via])
+        .collect();
+    let links = node.indices()?;
+    let gone: Vec<u32> = devices
+        .into_iter()
+        .filter(|(_, entry)| {
+            network == Some(entry.network)
+                || entry.flags & device::POD == 0
+                || entry.flags & device::FOREIGN != 0
+        })
+        .map(|(index, _)| index)
+        .filter(|index| !known.contains(index) && !links.contains(index))
+        .collect();
+    if gone.is_empty() {
+        return Ok(Vec::new());
+    }
+    let _lock = Lock::acquire(maps.pins().root())?;
+    for &index in &gone {
+        maps.remove_device(index)?;
+    }
+    maps.raise_epoch()?;
+    Ok(gone.into_iter().map(Change::Forgotten).collect())
+}

@@ -1,0 +1,225 @@
+//! `underpass apply`: what changes on the node behind our back is put right without a call of the runtime, once.
+
+use std::net::SocketAddr;
+
+use aya::maps::{HashMap, Map};
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_abi::{addr::Addr, map};
+use underpass_tests::{
+    counter,
+    leak::Traces,
+    prelude::*,
+    second::{Kind, Second},
+    wire::Wire,
+};
+
+use crate::net_dir::{self, NET_DIR};
+
+const PORT: u16 = 443;
+const HOST: u16 = 8080;
+const INSIDE: u16 = 80;
+const APPLY: [&str; 3] = ["apply", "--net-dir", NET_DIR];
+const NOTHING: &str = "nothing to change\n";
+
+fn epoch(lab: &Lab) -> Result<u64> {
+    let status: Value = serde_json::from_str(&lab.node.underpass(&["status", "--json"])?)?;
+    status["epoch"].as_u64().context("no epoch")
+}
+
+/// Changes something, and says so; the second run has nothing to do, and leaves the epoch alone.
+fn apply_once(lab: &Lab, expected: &[&str]) -> Result<()> {
+    let said = lab.node.underpass(&APPLY)?;
+    for line in expected {
+        ensure!(
+            said.lines().any(|said| said == *line),
+            "{line:?} is missing in {said:?}"
+        );
+    }
+    let before = epoch(lab)?;
+    let said = lab.node.underpass(&APPLY)?;
+    ensure!(said == NOTHING, "the second run: {said:?}");
+    ensure!(epoch(lab)? == before, "the epoch was raised for nothing");
+    Ok(())
+}
+
+/// A lab whose network is in the folder.
+fn lab() -> Result<Lab> {
+    let lab = Lab::new()?;
+    net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
+    Ok(lab)
+}
+
+#[rstest]
+fn an_uplink_that_comes_masquerades(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let pod = lab.pod("a")?;
+    let said = lab.node.underpass(&APPLY)?;
+    ensure!(said == NOTHING, "after an ADD: {said:?}");
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    let way = format!(
+        "route replace {} {}",
+        family.everywhere(),
+        Second::way(family)
+    );
+    lab.node.netns().ip(&[way])?;
+    apply_once(
+        &lab,
+        &["eth1: known now", "eth1: attached from_wire, to_wire"],
+    )?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let seen = tcp::visit(pod.netns(), remote)?;
+    ensure!(seen == Second::node(family), "seen {seen}");
+    // And goes.
+    let index = lab.node.netns().ifindex(Second::LINK)?;
+    lab.node.netns().delete_link(Second::LINK)?;
+    apply_once(&lab, &[&format!("device {index} is gone: forgotten")])?;
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+#[rstest]
+fn another_address_and_mtu_count(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let pod = lab.pod("a")?;
+    let (label, new) = match family {
+        V4 => ("IPv4", "192.0.2.77"),
+        V6 => ("IPv6", "2001:db8:1::77"),
+    };
+    let old = family.node();
+    // The new one is what the default route asks for.
+    lab.node.netns().ip(&[
+        format!(
+            "address add {new}/{} dev {} {}",
+            family.link_bits(),
+            Node::UPLINK,
+            nodad(family)
+        ),
+        format!(
+            "route replace {} {} src {new}",
+            family.everywhere(),
+            Second::other_way(family)
+        ),
+    ])?;
+    lab.node.netns().set_mtu(Node::UPLINK, 1400)?;
+    let line = format!("eth0: MTU 1400 instead of 1500, {label} address {new} instead of {old}");
+    apply_once(&lab, &[&line])?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let seen = tcp::visit(pod.netns(), remote)?;
+    ensure!(seen.to_string() == new, "seen {seen}");
+    Ok(())
+}
+
+#[rstest]
+fn programs_come_back(
+    #[values(V4, V6)] family: Family,
+    #[values("eth0", "lo")] device: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let pod = lab.pod_with("a", &lab.conf().with_host_port(HOST, INSIDE))?;
+    let _server = tcp::Server::start(pod.netns(), pod.at(family, INSIDE))?;
+    let node = lab.node.netns();
+    node.take_filters_off(device, "egress")?;
+    let (line, client, at) = if device == "lo" {
+        ("lo: attached from_host", node, family.loopback())
+    } else {
+        node.take_filters_off(device, "ingress")?;
+        (
+            "eth0: attached from_wire, to_wire",
+            lab.world.netns(),
+            family.node(),
+        )
+    };
+    apply_once(&lab, &[line])?;
+    tcp::visit(client, SocketAddr::new(at, HOST))?;
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// The stack's sysctls, and the addresses of Services, count as they are now.
+#[rstest]
+fn sysctls_and_services_are_read_again(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let _pod = lab.pod_with("a", &lab.conf().with_host_port(HOST, INSIDE))?;
+    let node = lab.node.netns();
+    let key = "net/netfilter/nf_conntrack_tcp_be_liberal";
+    node.set_sysctl(key, if node.sysctl(key)? == "0" { "1" } else { "0" })?;
+    // It is on no device: not every kernel has dummies.
+    let mut services: HashMap<_, Addr, u32> =
+        Map::HashMap(counter::open(&lab.node, map::SERVICE_ADDRESSES)?).try_into()?;
+    services.insert(Addr::from(family.service()), 1, 0)?;
+    apply_once(
+        &lab,
+        &[
+            "network stack: the programs go by its sysctls and IPsec policies as they are now",
+            "host ports: not served at the addresses of Services as they are now",
+        ],
+    )?;
+    ensure!(services.keys().next().is_none(), "an address is left");
+    Ok(())
+}
+
+/// Each network's own uplinks, whatever the first one says; a broken file is named, and stops nothing.
+#[test]
+fn each_network_counts_and_a_broken_one_is_named() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _pod = lab.pod_with("a", &lab.conf().with("uplinks", json!(["eth0"])))?;
+    let only = |uplink: &str| lab.conf().with("uplinks", json!([uplink]));
+    net_dir::put(&lab.node, "10-lab.conflist", &only("eth0"))?;
+    net_dir::write(&lab.node, "20-broken.conflist", "{ \"name\": ")?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    let status = lab.node.underpass_error(&APPLY)?;
+    ensure!(status.contains("20-broken.conflist"), "{status}");
+    // None of ours, and one that no plugin of ours understands.
+    net_dir::write(
+        &lab.node,
+        "20-broken.conflist",
+        r#"{ "cniVersion": "1.1.0", "name": "b", "plugins": [{ "type": "bridge" }] }"#,
+    )?;
+    ensure!(lab.node.underpass(&APPLY)? == NOTHING);
+    net_dir::put(&lab.node, "30-wrong.conflist", &lab.conf().with("mtu", -1))?;
+    net_dir::put(
+        &lab.node,
+        "40-other.conflist",
+        &only("eth1").with("name", "other"),
+    )?;
+    let status = lab.node.underpass_error(&APPLY)?;
+    ensure!(status.contains("30-wrong.conflist"), "{status}");
+    let devices = lab.node.underpass(&["status"])?;
+    let attached = devices
+        .lines()
+        .any(|line| line.contains("eth1") && line.contains("from_wire"));
+    ensure!(attached, "{devices}");
+    Ok(())
+}
+
+#[test]
+fn what_is_not_loaded_is_not_loaded_and_no_attachment_goes() -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
+    let said = lab.node.underpass(&APPLY)?;
+    ensure!(said.starts_with("nothing is loaded"), "{said}");
+    // A lost DEL is none of its business.
+    let lost = lab.pod("lost")?;
+    let living = lab.pod("living")?;
+    lost.netns().delete_link(Pod::IFNAME)?;
+    let before = Traces::of(&lab.node)?;
+    let said = lab.node.underpass(&APPLY)?;
+    ensure!(said == NOTHING, "{said}");
+    before.expect_same(&lab.node)?;
+    living.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// What an address needs, to be usable at once.
+fn nodad(family: Family) -> &'static str {
+    match family {
+        V4 => "",
+        V6 => "nodad",
+    }
+}
