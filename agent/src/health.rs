@@ -20,7 +20,7 @@ use crate::verbs::Verbs;
 /// The format that Prometheus asks for by that name.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What OpenMetrics ends with.
+/// What `OpenMetrics` ends with.
 const END: &str = "# EOF\n";
 
 /// What became of the work.

@@ -157,6 +157,7 @@ async fn keep_installed(
 ) {
     let mut again = every(options.resync);
     let mut tested = Vec::new();
+    let mut last = Said::default();
     loop {
         tokio::select! {
             changed = nodes.changed() => if changed.is_err() { return },
@@ -188,11 +189,7 @@ async fn keep_installed(
             .await
         {
             Ok(said) => {
-                // What is as it was is not worth a line each minute.
-                let is_news = |line: &&str| is_first || !line.starts_with("unchanged");
-                said.lines()
-                    .filter(is_news)
-                    .for_each(|line| tracing::info!("install: {line}"));
+                last.tell("install", said);
                 tested.clone_from(&own.pod_cidrs);
             }
             Err(error) => {
@@ -202,7 +199,7 @@ async fn keep_installed(
         }
         if is_first {
             match verbs.upgrade().await {
-                Ok(said) => log("upgrade", &said),
+                Ok(said) => Said::default().tell("upgrade", said),
                 // The programs that are there go on.
                 Err(error) => tracing::warn!("{error:#}"),
             }
@@ -213,11 +210,12 @@ async fn keep_installed(
 
 /// Has uplinks looked at when devices or addresses change.
 async fn keep_uplinks(verbs: &Verbs, events: &Events) {
+    let mut last = Said::default();
     loop {
         events.devices.notified().await;
         sleep(SETTLE).await;
         match verbs.apply().await {
-            Ok(said) => log("apply", &said),
+            Ok(said) => last.tell("apply", said),
             Err(error) => tracing::warn!("{error:#}"),
         }
     }
@@ -225,11 +223,12 @@ async fn keep_uplinks(verbs: &Verbs, events: &Events) {
 
 /// Has the leases looked at that no pod has.
 async fn keep_collected(options: &Options, verbs: &Verbs) {
+    let mut last = Said::default();
     let mut again = every(options.collect);
     loop {
         again.tick().await;
         match verbs.collect().await {
-            Ok(said) => log("gc", &said),
+            Ok(said) => last.tell("gc", said),
             Err(error) => tracing::warn!("{error:#}"),
         }
     }
@@ -241,9 +240,18 @@ fn every(period: Duration) -> tokio::time::Interval {
     ticks
 }
 
-/// Logs what a command said, a line each.
-fn log(verb: &str, said: &str) {
-    for line in said.lines() {
-        tracing::info!("{verb}: {line}");
+/// What a command said last.
+#[derive(Debug, Default)]
+struct Said(String);
+
+impl Said {
+    /// Logs what a command says, a line each, without what it said the last time: that all is as it was is not worth a
+    /// line each minute.
+    fn tell(&mut self, verb: &str, said: String) {
+        let is_news = |line: &&str| self.0.lines().all(|old| old != *line);
+        said.lines()
+            .filter(is_news)
+            .for_each(|line| tracing::info!("{verb}: {line}"));
+        self.0 = said;
     }
 }

@@ -50,7 +50,7 @@ async fn read(
             }
             // The stream asks again by itself, later and later.
             Err(error) => {
-                tracing::warn!("cannot follow the Nodes, what is known of them stays: {error}")
+                tracing::warn!("cannot follow the Nodes, what is known of them stays: {error}");
             }
         }
     }

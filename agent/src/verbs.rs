@@ -89,7 +89,7 @@ impl Verbs {
         run(command).await
     }
 
-    /// Reads what the programs counted, in the format of OpenMetrics.
+    /// Reads what the programs counted, in the format of `OpenMetrics`.
     pub(crate) async fn metrics(&self) -> anyhow::Result<String> {
         let mut command = self.command("metrics");
         command.arg("--net-dir").arg(&self.options.net_dir);

@@ -1,4 +1,4 @@
-//! `cargo xtask build`: the two plugins, statically linked.
+//! `cargo xtask build`: the two plugins and the agent, statically linked.
 
 use std::fs;
 
@@ -9,8 +9,11 @@ use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{process, report};
 
-/// What is installed on a node.
+/// What runtimes call.
 pub(crate) const PLUGINS: [&str; 2] = ["underpass", "underpass-ipam"];
+
+/// All that is built for nodes.
+pub(crate) const EXECUTABLES: [&str; 3] = [PLUGINS[0], PLUGINS[1], "underpass-agent"];
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -23,8 +26,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     if arguments.ebpf {
         return programs(workspace);
     }
-    plugins(workspace)?;
-    for name in PLUGINS {
+    executables(workspace)?;
+    for name in EXECUTABLES {
         let path = workspace.released(name);
         let size = fs::metadata(&path)
             .with_context(|| format!("the build left no {}", path.display()))?
@@ -37,12 +40,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     Ok(())
 }
 
-/// The plugins in `target/release`.
-pub(crate) fn plugins(workspace: &Workspace) -> anyhow::Result<()> {
+/// The executables in `target/release`.
+pub(crate) fn executables(workspace: &Workspace) -> anyhow::Result<()> {
     setup::ensure(workspace, Need::Build)?;
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--release", "--locked"]);
-    for name in PLUGINS {
+    for name in EXECUTABLES {
         cargo.args(["--package", name]);
     }
     process::run(&mut cargo)

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 
-use crate::build::{self, PLUGINS};
+use crate::build::{self, EXECUTABLES};
 use crate::workspace::Workspace;
 use crate::{elf, process, report};
 
@@ -20,7 +20,7 @@ const TEXTS: [&str; 4] = [
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
-    build::plugins(workspace)?;
+    build::executables(workspace)?;
     let name = format!("underpass-{}", env!("CARGO_PKG_VERSION"));
     let dist = workspace.target.join("dist");
     let folder = dist.join(&name);
@@ -30,7 +30,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     }
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
 
-    for plugin in PLUGINS {
+    for plugin in EXECUTABLES {
         let built = workspace.released(plugin);
         if let Some(fault) = elf::fault(&built)? {
             bail!("{} {fault}", built.display());

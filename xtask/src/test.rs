@@ -53,7 +53,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         "the tests make network namespaces and load eBPF programs",
     )?;
     setup::ensure(workspace, Need::Test)?;
-    build::plugins(workspace)?;
+    build::executables(workspace)?;
 
     let mut tests = workspace.cargo();
     if process::on_path("cargo-nextest") {

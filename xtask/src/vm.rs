@@ -129,7 +129,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     setup::ensure(workspace, Need::Vm)?;
     let emulator =
         Emulator::find(Emulator::folder(&workspace.tools())).context("set-up left no emulator")?;
-    build::plugins(workspace)?;
+    build::executables(workspace)?;
     let executables = Executables::build(workspace)?;
     let kernels = kernels(workspace, arguments)?;
     let kind: Vec<&str> = ["vm"]

@@ -34,11 +34,13 @@ const NET: &str = "/run/opt/net.d";
 const BIN: &str = "/run/opt/bin";
 /// Where the agent serves health and metrics.
 const HEALTH: &str = "127.0.0.1:9810";
+/// What the agent says.
+const LOG: &str = "/run/agent.log";
 /// The number by which the agent knows its routes.
 const PROTOCOL: &str = "117";
 
-/// How long a change may take until it is everywhere.
-const SOON: Duration = Duration::from_secs(10);
+/// How long a change may take until it is everywhere: a client of the API that was refused a few times asks again after half a minute.
+const SOON: Duration = Duration::from_mins(1);
 
 /// The nodes of a cluster, and what connects them.
 pub(super) struct Cluster {
@@ -110,7 +112,7 @@ impl Cluster {
     }
 
     /// As [`Self::new`], without agents.
-    pub(super) fn idle(links: &[u8]) -> Result<Self> {
+    pub(super) fn idle(places: &[u8]) -> Result<Self> {
         let api = Api::default();
         let fabric = Netns::isolated("fabric")?;
         let mut lines = Vec::new();
@@ -126,14 +128,14 @@ impl Cluster {
             }
         }
         fabric.ip(&lines)?;
-        fabric.set_sysctl("net.ipv4.ip_forward", "1")?;
-        fabric.set_sysctl("net.ipv6.conf.all.forwarding", "1")?;
+        fabric.set_sysctl("net/ipv4/ip_forward", "1")?;
+        fabric.set_sysctl("net/ipv6/conf/all/forwarding", "1")?;
         let mut cluster = Self {
             api,
             members: Vec::new(),
             fabric,
         };
-        for (number, link) in (1..).zip(links) {
+        for (number, link) in (1..).zip(places) {
             cluster.join(number, *link)?;
         }
         Ok(cluster)
@@ -144,13 +146,13 @@ impl Cluster {
         let port = format!("node{number}");
         let netns = node.netns().clone();
         netns.run(|| {
-            let none: Option<&str> = None;
+            let no_options: Option<&str> = None;
             mount(
                 Some("var"),
                 "/var/lib",
                 Some("tmpfs"),
                 MsFlags::empty(),
-                none,
+                no_options,
             )
         })?;
         self.fabric.cable(&port, &netns, Node::UPLINK, 1500)?;
@@ -221,7 +223,15 @@ impl Cluster {
             .collect();
         eventually(&format!("the routes of {}", member.name), || {
             let routes = member.routes()?;
-            ensure!(routes == expected, "{routes:?} instead of {expected:?}");
+            ensure!(
+                routes == expected,
+                "{routes:?} instead of {expected:?}; the agent said\n{}",
+                member
+                    .node
+                    .netns()
+                    .run(|| fs::read_to_string(LOG))
+                    .unwrap_or_default()
+            );
             Ok(())
         })
     }
@@ -262,8 +272,10 @@ impl Member {
         );
         self.node.netns().run(|| fs::write(&kubeconfig, text))?;
         let mut command = Command::new(plugin().with_file_name("underpass-agent"));
+        let log = self.node.netns().run(|| fs::File::create(LOG))?;
         command
             .env_clear()
+            .stderr(log)
             .env("KUBECONFIG", kubeconfig)
             .args(["--node", &self.name, "--bin-dir", BIN, "--net-dir", NET])
             .args(["--resync", "2", "--listen", HEALTH]);
@@ -386,6 +398,16 @@ impl Member {
             let gateway = range.split('/').next().unwrap_or("");
             format!("{range} via {gateway} dev underpass-vxlan")
         }
+    }
+
+    /// Removes the routes of a family that have the agent's number.
+    pub(super) fn flush(&self, family: Family) -> Result<()> {
+        let family = if family == V4 { "-4" } else { "-6" };
+        self.node.netns().expect(
+            Command::new("ip").args([family, "route", "flush", "proto", PROTOCOL]),
+            &[],
+        )?;
+        Ok(())
     }
 
     /// The routes that have the agent's number, by what the kernel says.

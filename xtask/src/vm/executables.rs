@@ -8,7 +8,7 @@ use std::{env, io::BufRead as _, io::BufReader};
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-use crate::build::PLUGINS;
+use crate::build::EXECUTABLES;
 use crate::workspace::Workspace;
 
 /// The files of tests that need a kernel, the quicker one first.
@@ -24,7 +24,7 @@ impl Executables {
             "xtask".to_owned(),
             env::current_exe().context("this program does not know where it is")?,
         )];
-        for name in PLUGINS {
+        for name in EXECUTABLES {
             found.push((name.to_owned(), workspace.released(name)));
         }
         let mut cargo = workspace.cargo();
