@@ -4,6 +4,8 @@
 //! needs a memory. The device is ours by its name.
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
@@ -26,6 +28,8 @@ pub(crate) const DEVICE: &str = "underpass-vxlan";
 pub(crate) struct Kernel {
     handle: Handle,
     tunnel: TunnelOptions,
+    /// The number of the VXLAN device, for who listens.
+    device: Arc<AtomicU32>,
 }
 
 /// What the cluster decides of VXLAN.
@@ -43,11 +47,21 @@ struct Link {
     name: String,
     mtu: u32,
     is_up: bool,
+    is_loopback: bool,
 }
 
 impl Kernel {
-    pub(crate) fn new(handle: Handle, tunnel: TunnelOptions) -> Self {
-        Self { handle, tunnel }
+    /// Opens a socket of this network namespace. `device` will have the number of the VXLAN device.
+    pub(crate) fn open(tunnel: TunnelOptions, device: Arc<AtomicU32>) -> anyhow::Result<Self> {
+        // Events have a socket of their own: where one overflows answers get lost.
+        let (connection, handle, _) =
+            rtnetlink::new_connection().context("cannot open a socket for routes")?;
+        tokio::spawn(connection);
+        Ok(Self {
+            handle,
+            tunnel,
+            device,
+        })
     }
 
     /// Lists the prefixes that are on the node's links, apart from those of our own device.
@@ -59,8 +73,9 @@ impl Kernel {
                 .iter()
                 .find(|link| link.index == message.header.index)?;
             let net = net_of(message)?;
-            (link.is_up && link.name != DEVICE && !net.addr().is_loopback()).then_some(OnLink {
-                net,
+            (link.is_up && !link.is_loopback && link.name != DEVICE).then_some(OnLink {
+                net: prefix_of(message)?,
+                own: net.addr(),
                 device: link.index,
                 mtu: link.mtu,
             })
@@ -74,13 +89,16 @@ impl Kernel {
         let mut errors = Vec::new();
         // The device comes before the routes that need it, and goes after them.
         let device = match &desired.tunnel {
-            Some(tunnel) => match self.keep_tunnel(tunnel, desired, &mut changes).await {
-                Ok(device) => Some(device),
-                Err(error) => {
-                    errors.push(error.context("the VXLAN device is not as it should be"));
-                    None
+            Some(tunnel) => {
+                let kept = self.keep_tunnel(tunnel, desired, &mut changes, &mut errors);
+                match kept.await {
+                    Ok(device) => Some(device),
+                    Err(error) => {
+                        errors.push(error);
+                        None
+                    }
                 }
-            },
+            }
             None => None,
         };
         self.keep_routes(desired, device, &mut changes, &mut errors)
@@ -108,6 +126,7 @@ impl Kernel {
                 name: String::new(),
                 mtu: 0,
                 is_up: message.header.flags.contains(LinkFlags::Up),
+                is_loopback: message.header.flags.contains(LinkFlags::Loopback),
             };
             for attribute in message.attributes {
                 match attribute {
@@ -132,7 +151,20 @@ impl Kernel {
     }
 }
 
-/// The node's own address, with its prefix. On a link to one other address the prefix is that one's.
+/// The prefix that is on the link: with another address at the other end, that one's.
+fn prefix_of(message: &AddressMessage) -> Option<IpNet> {
+    let address = message
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        });
+    let prefix = IpNet::new(address?, message.header.prefix_len).ok()?;
+    Some(prefix.trunc())
+}
+
+/// The node's own address, with the length of its prefix.
 fn net_of(message: &AddressMessage) -> Option<IpNet> {
     let find =
         |which: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(which);

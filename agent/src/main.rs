@@ -13,16 +13,17 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Parser as _;
 use ipnet::IpNet;
-use kube::Client;
+use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::health::Health;
 use crate::kernel::events::{self, Events};
 use crate::kernel::{Kernel, TunnelOptions};
 use crate::nodes::Nodes;
 use crate::options::Options;
+use crate::plan::Inputs;
 use crate::verbs::Verbs;
 
 mod health;
@@ -35,6 +36,13 @@ mod verbs;
 
 /// How long to wait for more of the same before comparing: a device that is made is five events.
 const SETTLE: Duration = Duration::from_millis(200);
+
+/// How long the kernel may take for all routes of a cluster.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// How long the API server may be silent in the middle of an answer. A watch that has nothing to say ends before
+/// that, after 290 s.
+const SILENCE: Duration = Duration::from_mins(6);
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
@@ -59,47 +67,55 @@ fn main() -> ExitCode {
 
 async fn run(options: Options) -> anyhow::Result<()> {
     let verbs = Verbs::find(&options)?;
-    let client = Client::try_default().await.context(
+    let mut api = Config::infer().await.context(
         "cannot find the API server: neither KUBECONFIG nor a service account says where it is",
     )?;
-    let (handle, events) = events::listen()?;
+    // Longer than a watch is silent: what is silent for longer is dead.
+    api.read_timeout = Some(SILENCE);
+    let client = Client::try_from(api).context("cannot talk to the API server")?;
+    let events = events::listen()?;
     let tunnel = TunnelOptions {
         id: options.vxlan_id,
         port: options.vxlan_port,
     };
-    let kernel = Kernel::new(handle, tunnel);
+    let kernel = Kernel::open(tunnel, Arc::clone(&events.device))?;
     let health = Arc::new(Health::default());
     health::serve(options.listen, Arc::clone(&health), verbs.clone()).await?;
     let (tell, nodes) = watch::channel(None);
+    let (routed, is_routed) = watch::channel(false);
 
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         () = nodes::follow(client, tell) => anyhow::bail!("the Nodes can't be followed any more"),
-        () = keep_routes(&options, &kernel, nodes.clone(), &events, &health) => {}
-        () = keep_installed(&options, &verbs, nodes, &health) => {}
+        outcome = keep_routes(&options, &kernel, nodes.clone(), &events, &health, routed) => outcome?,
+        () = keep_installed(&options, &verbs, nodes, &health, is_routed) => {}
         () = keep_uplinks(&verbs, &events) => {}
         () = keep_collected(&options, &verbs) => {}
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
+    // What is half installed would stay so until the next agent.
+    verbs.finish().await;
     tracing::info!("stopped; routes and network stay");
     Ok(())
 }
 
-/// Compares what the kernel has with what the Nodes say, whenever one of them may have changed.
+/// Compares what the kernel has with what the Nodes say, whenever one of them may have changed. `routed` is told when
+/// everything was right for the first time. An error is the end: who starts us anew has new sockets.
 async fn keep_routes(
     options: &Options,
     kernel: &Kernel,
     mut nodes: watch::Receiver<Nodes>,
     events: &Events,
     health: &Health,
-) {
+    routed: watch::Sender<bool>,
+) -> anyhow::Result<()> {
     let mut resync = every(options.resync);
     let mut remarks = Vec::new();
     loop {
         tokio::select! {
-            changed = nodes.changed() => if changed.is_err() { return },
+            changed = nodes.changed() => if changed.is_err() { return Ok(()) },
             () = events.any.notified() => {}
             _ = resync.tick() => {}
         }
@@ -108,7 +124,8 @@ async fn keep_routes(
             continue;
         };
         let begun = Instant::now();
-        let links = match kernel.on_link().await {
+        let answer = timeout(PATIENCE, kernel.on_link()).await;
+        let links = match answer.context("the kernel does not answer")? {
             Ok(links) => links,
             Err(error) => {
                 health.failures.fetch_add(1, Ordering::Relaxed);
@@ -116,11 +133,19 @@ async fn keep_routes(
                 continue;
             }
         };
-        let Some(desired) = plan::plan(&options.node, &all, &links, options.routing) else {
+        let inputs = Inputs {
+            own: &options.node,
+            nodes: &all,
+            links: &links,
+            routing: options.routing,
+            cluster: &options.cluster_cidrs,
+        };
+        let Some(desired) = plan::plan(&inputs) else {
             tracing::warn!("the API has no Node {}: nothing is changed", options.node);
             continue;
         };
-        let (changes, errors) = kernel.apply(&desired).await;
+        let answer = timeout(PATIENCE, kernel.apply(&desired)).await;
+        let (changes, errors) = answer.context("the kernel does not answer")?;
         for change in &changes {
             tracing::info!("{change}");
         }
@@ -142,22 +167,30 @@ async fn keep_routes(
         health
             .last_us
             .store(u64::try_from(took).unwrap_or(u64::MAX), Ordering::Relaxed);
-        if !errors.is_empty() {
+        if errors.is_empty() {
+            routed.send_if_modified(|routed| !std::mem::replace(routed, true));
+        } else {
             health.failures.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Installs plugin and network, once the node's ranges are known, and again when they or the cluster's change.
+/// Installs plugin and network, once there are routes and the node's ranges are known, and again when these or the
+/// cluster's change. The network comes last: what a runtime sees it uses.
 async fn keep_installed(
     options: &Options,
     verbs: &Verbs,
     mut nodes: watch::Receiver<Nodes>,
     health: &Health,
+    mut is_routed: watch::Receiver<bool>,
 ) {
+    if is_routed.wait_for(|is_routed| *is_routed).await.is_err() {
+        return;
+    }
     let mut again = every(options.resync);
     let mut tested = Vec::new();
     let mut last = Said::default();
+    let mut is_upgraded = false;
     loop {
         tokio::select! {
             changed = nodes.changed() => if changed.is_err() { return },
@@ -183,28 +216,28 @@ async fn keep_installed(
         } else {
             options.cluster_cidrs.iter().copied().collect()
         };
-        let is_first = !health.is_ready.load(Ordering::Relaxed);
         match verbs
             .install(&own.pod_cidrs, &cluster, tested == own.pod_cidrs)
             .await
         {
-            Ok(said) => {
-                last.tell("install", said);
-                tested.clone_from(&own.pod_cidrs);
-            }
+            Ok(said) => last.tell("install", said),
             Err(error) => {
                 tracing::warn!("{error:#}");
                 continue;
             }
         }
-        if is_first {
+        tested.clone_from(&own.pod_cidrs);
+        if !is_upgraded {
             match verbs.upgrade().await {
-                Ok(said) => Said::default().tell("upgrade", said),
-                // The programs that are there go on.
+                Ok(said) => {
+                    Said::default().tell("upgrade", said);
+                    is_upgraded = true;
+                }
+                // The programs that are there go on, and it is tried again.
                 Err(error) => tracing::warn!("{error:#}"),
             }
-            health.is_ready.store(true, Ordering::Relaxed);
         }
+        health.is_ready.store(true, Ordering::Relaxed);
     }
 }
 

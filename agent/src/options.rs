@@ -12,6 +12,8 @@ use ipnet::IpNet;
 pub(crate) enum Routing {
     /// By a route where the node is on a link, else through VXLAN
     Auto,
+    /// Through VXLAN, wherever the node is: for networks that drop packets with pods' addresses
+    Vxlan,
     /// By what the cloud has: no routes are made here
     Cloud,
 }

@@ -82,6 +82,8 @@ pub(crate) struct Peer {
     pub(crate) addresses: Vec<IpAddr>,
     /// The ranges of its pods, in order: the first one is of the cluster's first family.
     pub(crate) pod_cidrs: Vec<IpNet>,
+    /// When it was registered, in seconds since 1970; 0 where the API does not say.
+    pub(crate) registered: i64,
 }
 
 impl Peer {
@@ -129,9 +131,11 @@ pub(crate) fn peer(node: &Node) -> (Peer, Vec<String>) {
             }
         })
         .collect();
+    let registered = node.metadata.creation_timestamp.as_ref();
     let peer = Peer {
         addresses,
         pod_cidrs,
+        registered: registered.map_or(0, |time| time.0.as_second()),
     };
     (peer, wrong)
 }

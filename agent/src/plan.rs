@@ -1,9 +1,13 @@
 //! What the kernel should have: a function of all Nodes, of the node's own links and of the options. No input or
 //! output.
 //!
-//! A node whose address is on one of our links is reached directly: its pods' ranges get a route by it. One beyond a
+//! A node whose address is on the link of ours is reached directly: its pods' ranges get a route by it. One beyond a
 //! router, which does not know the ranges, is reached through VXLAN: for it the device has one route and one neighbour
-//! for each range, and one entry in its forwarding database.
+//! for each range, and one entry in its forwarding database. The device is there even where this node needs it for
+//! nobody: another one may see the links otherwise, and what it sends has to be received.
+//!
+//! Who may write a Node can name any range. It is not believed where it would take what is not of pods: a node's
+//! address, one of our links, a range outside of the cluster's, or one that an older Node has.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -68,8 +72,10 @@ pub(crate) struct Desired {
 /// A prefix that is on one of the node's links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OnLink {
-    /// The prefix, with the node's own address in it.
+    /// The prefix.
     pub(crate) net: IpNet,
+    /// The node's own address there: in the prefix, unless the link is one to a single other address.
+    pub(crate) own: IpAddr,
     /// The number of its device.
     pub(crate) device: u32,
     /// The device's MTU in bytes.
@@ -82,52 +88,135 @@ const fn overhead(outer: IpAddr) -> u32 {
     14 + 8 + 8 + ip
 }
 
-/// Plans for the node `own`. Nothing, if the Nodes do not have it: such a list is not believed.
-pub(crate) fn plan(
-    own: &str,
-    nodes: &BTreeMap<String, Peer>,
-    links: &[OnLink],
-    routing: Routing,
-) -> Option<Desired> {
-    let myself = nodes.get(own)?;
+/// The smallest MTU that IPv6 works with, in bytes (RFC 8200).
+const SMALLEST_MTU: u32 = 1280;
+
+/// What the plan is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inputs<'a> {
+    /// The name of this node's Node.
+    pub(crate) own: &'a str,
+    /// All Nodes.
+    pub(crate) nodes: &'a BTreeMap<String, Peer>,
+    /// The prefixes that are on this node's links.
+    pub(crate) links: &'a [OnLink],
+    /// How nodes are reached.
+    pub(crate) routing: Routing,
+    /// The ranges that pods can have; any, where there is none.
+    pub(crate) cluster: &'a [IpNet],
+}
+
+/// Plans for a node. Nothing, if the Nodes do not have it: such a list is not believed.
+pub(crate) fn plan(inputs: &Inputs<'_>) -> Option<Desired> {
+    let myself = inputs.nodes.get(inputs.own)?;
     let mut desired = Desired::default();
     for range in &myself.pod_cidrs {
         desired.routes.insert(*range, Way::Own);
     }
-    if routing == Routing::Cloud {
+    if inputs.routing == Routing::Cloud {
         return Some(desired);
     }
-    let mut owners: BTreeMap<IpNet, &str> =
-        myself.pod_cidrs.iter().map(|range| (*range, own)).collect();
-    for (name, peer) in nodes.iter().filter(|(name, _)| *name != own) {
+    match device(myself, inputs.links) {
+        Ok(tunnel) => desired.tunnel = Some(tunnel),
+        Err(remark) => desired.remarks.push(remark),
+    }
+    let mut owners: BTreeMap<IpNet, &str> = myself
+        .pod_cidrs
+        .iter()
+        .map(|range| (*range, inputs.own))
+        .collect();
+    let nodes: Vec<IpAddr> = inputs
+        .nodes
+        .values()
+        .flat_map(|peer| peer.addresses.iter().copied())
+        .collect();
+    let mut peers: Vec<_> = inputs
+        .nodes
+        .iter()
+        .filter(|(name, _)| *name != inputs.own)
+        .collect();
+    // Of two Nodes with one range the older has it: who comes later takes nothing from anybody.
+    peers.sort_by_key(|(name, peer)| (peer.registered, *name));
+    let taken = Taken::new(nodes, inputs);
+    for (name, peer) in peers {
         for range in &peer.pod_cidrs {
-            // Two nodes of one range: a mistake of somebody's, in which the order of the names decides, not of events.
-            let rival = owners
-                .iter()
-                .find(|(taken, _)| taken.contains(range) || range.contains(*taken));
-            if let Some((taken, rival)) = rival {
-                desired.remarks.push(format!(
-                    "Node {name} has podCIDR {range}, and Node {rival} has {taken}: no route is made for {name}"
-                ));
+            if let Some(remark) = taken.refuse(*range).or_else(|| rival(&owners, *range)) {
+                let remark = format!("Node {name} has podCIDR {range}, {remark}: no route is made");
+                desired.remarks.push(remark);
                 continue;
             }
             owners.insert(*range, name);
-            if !direct(&mut desired, peer, *range, links) {
-                tunnel(&mut desired, name, myself, peer, *range, links);
+            let is_direct = inputs.routing == Routing::Auto
+                && direct(&mut desired, myself, peer, *range, inputs.links);
+            if !is_direct {
+                tunnel(&mut desired, name, peer, *range);
             }
         }
     }
     Some(desired)
 }
 
-/// Routes a range by the node's address of the same family, if that is on one of our links.
-fn direct(desired: &mut Desired, peer: &Peer, range: IpNet, links: &[OnLink]) -> bool {
+/// What no range of pods may have in it.
+struct Taken<'a> {
+    /// All nodes' addresses, in order.
+    nodes: Vec<IpAddr>,
+    inputs: &'a Inputs<'a>,
+}
+
+impl<'a> Taken<'a> {
+    fn new(mut nodes: Vec<IpAddr>, inputs: &'a Inputs<'a>) -> Self {
+        nodes.sort_unstable();
+        Self { nodes, inputs }
+    }
+
+    /// Says what is wrong with a range.
+    fn refuse(&self, range: IpNet) -> Option<String> {
+        let cluster = self.inputs.cluster;
+        if !cluster.is_empty() && !cluster.iter().any(|cluster| cluster.contains(&range)) {
+            return Some("which is outside of the cluster's ranges".to_owned());
+        }
+        let first = self.nodes.partition_point(|node| *node < range.network());
+        if let Some(node) = self.nodes.get(first).filter(|node| range.contains(*node)) {
+            return Some(format!("in which the node's address {node} is"));
+        }
+        // A small part of a large link is a common place for pods; a whole link is not.
+        let is_on_link = |link: &&OnLink| range.contains(&link.net);
+        let link = self.inputs.links.iter().find(is_on_link)?;
+        Some(format!("in which our link {} is", link.net))
+    }
+}
+
+fn overlaps(one: IpNet, other: IpNet) -> bool {
+    one.contains(&other) || other.contains(&one)
+}
+
+/// Finds who has part of a range already. Those that there are do not overlap, so only its neighbours can.
+fn rival(owners: &BTreeMap<IpNet, &str>, range: IpNet) -> Option<String> {
+    let before = owners.range(..=range).next_back();
+    let after = owners.range(range..).next();
+    let (taken, name) = before
+        .into_iter()
+        .chain(after)
+        .find(|(taken, _)| overlaps(**taken, range))?;
+    Some(format!("and Node {name} has {taken}"))
+}
+
+/// Routes a range by the node's address of the same family, if that is on the link of our own.
+fn direct(
+    desired: &mut Desired,
+    myself: &Peer,
+    peer: &Peer,
+    range: IpNet,
+    links: &[OnLink],
+) -> bool {
     let Some(via) = peer.address(range.addr()) else {
         return false;
     };
     let on_link = links
         .iter()
-        .filter(|link| link.net.contains(&via) && link.net.addr() != via)
+        .filter(|link| link.net.contains(&via) && link.own != via)
+        // The other node looks for our address, too.
+        .filter(|link| myself.addresses.contains(&link.own))
         .max_by_key(|link| link.net.prefix_len());
     let Some(link) = on_link else { return false };
     desired.routes.insert(
@@ -140,36 +229,42 @@ fn direct(desired: &mut Desired, peer: &Peer, range: IpNet, links: &[OnLink]) ->
     true
 }
 
-/// Routes a range through VXLAN, whose outside has the family of our first address that the node has, too.
-fn tunnel(
-    desired: &mut Desired,
-    name: &str,
-    myself: &Peer,
-    peer: &Peer,
-    range: IpNet,
-    links: &[OnLink],
-) {
+/// The VXLAN device of this node, or why there can be none. Its outside is our first address.
+fn device(myself: &Peer, links: &[OnLink]) -> Result<Tunnel, String> {
     let Some(local) = myself.addresses.first().copied() else {
-        desired
-            .remarks
-            .push("our own Node has no InternalIP: no route through VXLAN is made".to_owned());
+        return Err("our own Node has no InternalIP: there is no VXLAN".to_owned());
+    };
+    let outside = links.iter().find(|link| link.own == local);
+    // An address on no link, or on a loopback device, is reached by any of them.
+    let mtu = match outside {
+        Some(link) => link.mtu,
+        None => links.iter().map(|link| link.mtu).min().unwrap_or(1500),
+    };
+    match mtu.checked_sub(overhead(local)) {
+        Some(inside) if inside >= SMALLEST_MTU => Ok(Tunnel {
+            local,
+            mac: mac(local),
+            mtu: inside,
+            addresses: myself.pod_cidrs.iter().map(|range| first(*range)).collect(),
+        }),
+        _ => Err(format!(
+            "the link of {local} has an MTU of {mtu}, which is too small: there is no VXLAN"
+        )),
+    }
+}
+
+/// Routes a range through VXLAN, if the node has an address of the family of its outside.
+fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) {
+    let Some(device) = &desired.tunnel else {
         return;
     };
-    let Some(remote) = peer.address(local) else {
+    let Some(remote) = peer.address(device.local) else {
         desired.remarks.push(format!(
-            "Node {name} has no InternalIP of the family of ours, {local}: no route to {range} is made"
+            "Node {name} has no InternalIP of the family of ours, {}: no route to {range} is made",
+            device.local
         ));
         return;
     };
-    let device = desired.tunnel.get_or_insert_with(|| {
-        let outside = links.iter().find(|link| link.net.addr() == local);
-        Tunnel {
-            local,
-            mac: mac(local),
-            mtu: outside.map_or(1500, |link| link.mtu) - overhead(local),
-            addresses: myself.pod_cidrs.iter().map(|range| first(*range)).collect(),
-        }
-    });
     if device.mac == mac(remote) {
         desired.remarks.push(format!(
             "Node {name} has our own InternalIP {remote}: no route to {range} is made"

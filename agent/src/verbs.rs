@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use ipnet::IpNet;
 use tokio::process::Command;
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::options::Options;
@@ -20,6 +22,8 @@ const LIMIT: Duration = Duration::from_mins(2);
 pub(crate) struct Verbs {
     executable: PathBuf,
     options: Options,
+    /// Held by the command that runs and changes something: one at a time.
+    turn: Arc<Mutex<()>>,
 }
 
 impl Verbs {
@@ -40,7 +44,24 @@ impl Verbs {
         Ok(Self {
             executable,
             options: options.clone(),
+            turn: Arc::default(),
         })
+    }
+
+    /// Waits until the command that runs has ended: killed in the middle, an installation would stay half done until
+    /// the next one.
+    pub(crate) async fn finish(&self) {
+        let _turn = self.turn.lock().await;
+    }
+
+    /// Runs a command to its end, though whoever waits for it may go away.
+    async fn change(&self, command: Command) -> anyhow::Result<String> {
+        let turn = Arc::clone(&self.turn).lock_owned().await;
+        let running = tokio::spawn(async move {
+            let _turn = turn;
+            run(command).await
+        });
+        running.await.context("the command's task has ended")?
     }
 
     /// Installs plugin and network, the network last. Changes nothing that is as it should be. With `is_tested` the
@@ -66,19 +87,19 @@ impl Verbs {
         if is_tested {
             command.arg("--no-self-test");
         }
-        run(command).await
+        self.change(command).await
     }
 
     /// Has our programs take over from those of another build, which go on until then.
     pub(crate) async fn upgrade(&self) -> anyhow::Result<String> {
-        run(self.command("upgrade")).await
+        self.change(self.command("upgrade")).await
     }
 
     /// Puts right what others did to the uplinks.
     pub(crate) async fn apply(&self) -> anyhow::Result<String> {
         let mut command = self.command("apply");
         command.arg("--net-dir").arg(&self.options.net_dir);
-        run(command).await
+        self.change(command).await
     }
 
     /// Frees what lost DELs have left.
@@ -86,7 +107,7 @@ impl Verbs {
         let mut command = self.command("gc");
         command.arg("--orphans");
         command.arg("--net-dir").arg(&self.options.net_dir);
-        run(command).await
+        self.change(command).await
     }
 
     /// Reads what the programs counted, in the format of `OpenMetrics`.

@@ -4,13 +4,13 @@
 //! socket buffer) is found by the next comparison.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
 use rtnetlink::packet_core::NetlinkPayload;
 use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::packet_route::neighbour::NeighbourState;
-use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
+use rtnetlink::{MulticastGroup, new_multicast_connection};
 use tokio::sync::Notify;
 
 const GROUPS: [MulticastGroup; 6] = [
@@ -29,38 +29,50 @@ pub(crate) struct Events {
     pub(crate) any: Notify,
     /// Devices and addresses: what `underpass apply` looks at.
     pub(crate) devices: Notify,
+    /// The number of the VXLAN device, once there is one.
+    pub(crate) device: Arc<AtomicU32>,
 }
 
 /// Opens a socket of this network namespace, and listens.
-pub(crate) fn listen() -> anyhow::Result<(Handle, Arc<Events>)> {
-    let (connection, handle, mut messages) =
-        new_multicast_connection(&GROUPS).context("cannot open a socket for routes")?;
+pub(crate) fn listen() -> anyhow::Result<Arc<Events>> {
+    let (connection, _, mut messages) = new_multicast_connection(&GROUPS)
+        .context("cannot open a socket for what happens to routes")?;
     let events = Arc::new(Events::default());
     tokio::spawn(connection);
     let tell = Arc::clone(&events);
     tokio::spawn(async move {
         while let Some((message, _)) = messages.next().await {
-            let NetlinkPayload::InnerMessage(message) = message.payload else {
-                continue;
-            };
-            match message {
-                RouteNetlinkMessage::NewLink(_)
-                | RouteNetlinkMessage::DelLink(_)
-                | RouteNetlinkMessage::NewAddress(_)
-                | RouteNetlinkMessage::DelAddress(_) => {
-                    tell.any.notify_one();
-                    tell.devices.notify_one();
-                }
-                RouteNetlinkMessage::DelRoute(_) => tell.any.notify_one(),
-                // Pods' neighbours come and go; ours are permanent.
-                RouteNetlinkMessage::DelNeighbour(entry)
-                    if entry.header.state == NeighbourState::Permanent =>
-                {
-                    tell.any.notify_one();
-                }
+            match message.payload {
+                NetlinkPayload::InnerMessage(message) => tell.hear(&message),
+                // The socket's buffer was full: nobody knows what was in the messages that were lost.
+                NetlinkPayload::Overrun(_) => tell.all(),
                 _ => {}
             }
         }
     });
-    Ok((handle, events))
+    Ok(events)
+}
+
+impl Events {
+    fn hear(&self, message: &RouteNetlinkMessage) {
+        match message {
+            RouteNetlinkMessage::NewLink(_)
+            | RouteNetlinkMessage::DelLink(_)
+            | RouteNetlinkMessage::NewAddress(_)
+            | RouteNetlinkMessage::DelAddress(_) => self.all(),
+            RouteNetlinkMessage::DelRoute(_) => self.any.notify_one(),
+            // Those of other devices come and go.
+            RouteNetlinkMessage::DelNeighbour(entry)
+                if entry.header.ifindex == self.device.load(Ordering::Relaxed) =>
+            {
+                self.any.notify_one();
+            }
+            _ => {}
+        }
+    }
+
+    fn all(&self) {
+        self.any.notify_one();
+        self.devices.notify_one();
+    }
 }

@@ -51,11 +51,11 @@ impl Kernel {
             Err(error) => return errors.push(error),
         }
         for (range, way) in &desired.routes {
+            let there = existing.remove(range).unwrap_or_default();
             let Some(wanted) = found(way, device) else {
-                // Without the device there is no way; the route that there may be went with it.
+                // Whether there is a device could not be seen: what there is of routes stays.
                 continue;
             };
-            let there = existing.remove(range).unwrap_or_default();
             let mut is_there = false;
             for (found, message) in there {
                 if found == wanted {
@@ -132,9 +132,11 @@ impl Kernel {
                 .try_collect()
                 .await
                 .context("cannot list the routes")?;
-            let own = messages
-                .into_iter()
-                .filter(|message| message.header.protocol == RouteProtocol::Other(PROTOCOL));
+            // A kernel that does not filter lists all tables.
+            let own = messages.into_iter().filter(|message| {
+                message.header.protocol == RouteProtocol::Other(PROTOCOL)
+                    && message.header.table == RouteHeader::RT_TABLE_MAIN
+            });
             routes.extend(own.filter_map(|message| {
                 let (range, found) = read(&message)?;
                 Some((range, found, message))

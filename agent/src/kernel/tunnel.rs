@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
@@ -28,12 +29,14 @@ struct Existing {
 }
 
 impl Kernel {
-    /// Makes the device, its addresses and what it knows as they are desired. Returns its number.
+    /// Makes the device, its addresses and what it knows as they are desired. Returns its number, if there is one at
+    /// the end; what could not be done with it is in `errors`.
     pub(super) async fn keep_tunnel(
         &self,
         tunnel: &Tunnel,
         desired: &Desired,
         changes: &mut Vec<String>,
+        errors: &mut Vec<anyhow::Error>,
     ) -> anyhow::Result<u32> {
         let mut existing = self.existing().await?;
         if let Some(device) = &existing
@@ -48,28 +51,42 @@ impl Kernel {
             existing = self.existing().await?;
         }
         let device = existing.with_context(|| format!("{DEVICE} was deleted while it was made"))?;
-        if device.mtu != tunnel.mtu || !device.is_up {
-            let message = LinkUnspec::new_with_index(device.index)
-                .mtu(tunnel.mtu)
-                .up()
-                .build();
-            let request = self.handle.link().set(message);
-            request
-                .execute()
-                .await
-                .with_context(|| format!("cannot set {DEVICE} up with an MTU of {}", tunnel.mtu))?;
-            changes.push(format!(
-                "device {DEVICE} is up with an MTU of {}",
-                tunnel.mtu
-            ));
+        self.device.store(device.index, Ordering::Relaxed);
+        if let Err(error) = self.keep_up(&device, tunnel, changes).await {
+            errors.push(error);
         }
-        self.keep_addresses(device.index, &tunnel.addresses, changes)
-            .await?;
-        self.keep_neighbours(device.index, &desired.neighbours, changes)
-            .await?;
-        self.keep_forwarding(device.index, &desired.forwarding, changes)
-            .await?;
+        self.keep_addresses(device.index, &tunnel.addresses, changes, errors)
+            .await;
+        self.keep_neighbours(device.index, &desired.neighbours, changes, errors)
+            .await;
+        self.keep_forwarding(device.index, &desired.forwarding, changes, errors)
+            .await;
         Ok(device.index)
+    }
+
+    async fn keep_up(
+        &self,
+        device: &Existing,
+        tunnel: &Tunnel,
+        changes: &mut Vec<String>,
+    ) -> anyhow::Result<()> {
+        if device.mtu == tunnel.mtu && device.is_up {
+            return Ok(());
+        }
+        let message = LinkUnspec::new_with_index(device.index)
+            .mtu(tunnel.mtu)
+            .up()
+            .build();
+        let request = self.handle.link().set(message);
+        request
+            .execute()
+            .await
+            .with_context(|| format!("cannot set {DEVICE} up with an MTU of {}", tunnel.mtu))?;
+        changes.push(format!(
+            "device {DEVICE} is up with an MTU of {}",
+            tunnel.mtu
+        ));
+        Ok(())
     }
 
     /// Deletes the device, if there is one.
@@ -175,9 +192,14 @@ impl Kernel {
         index: u32,
         wanted: &BTreeSet<IpNet>,
         changes: &mut Vec<String>,
-    ) -> anyhow::Result<()> {
+        errors: &mut Vec<anyhow::Error>,
+    ) {
         let mut missing = wanted.clone();
-        for message in self.addresses().await? {
+        let addresses = match self.addresses().await {
+            Ok(addresses) => addresses,
+            Err(error) => return errors.push(error),
+        };
+        for message in addresses {
             if message.header.index != index {
                 continue;
             }
@@ -187,12 +209,9 @@ impl Kernel {
             let is_link_local =
                 matches!(net.addr(), IpAddr::V6(address) if address.is_unicast_link_local());
             if !missing.remove(&net) && !is_link_local {
-                let request = self.handle.address().del(message);
-                request
-                    .execute()
-                    .await
-                    .with_context(|| format!("cannot take {net} from {DEVICE}"))?;
-                changes.push(format!("no address {net} on {DEVICE} any more"));
+                let outcome = self.handle.address().del(message).execute().await;
+                let what = format!("no address {net} on {DEVICE} any more");
+                note(outcome, what, changes, errors);
             }
         }
         for net in missing {
@@ -200,13 +219,9 @@ impl Kernel {
                 .handle
                 .address()
                 .add(index, net.addr(), net.prefix_len());
-            request
-                .execute()
-                .await
-                .with_context(|| format!("cannot give {net} to {DEVICE}"))?;
-            changes.push(format!("address {net} on {DEVICE}"));
+            let what = format!("address {net} on {DEVICE}");
+            note(request.execute().await, what, changes, errors);
         }
-        Ok(())
     }
 
     async fn keep_neighbours(
@@ -214,16 +229,22 @@ impl Kernel {
         index: u32,
         wanted: &BTreeSet<Neighbour>,
         changes: &mut Vec<String>,
-    ) -> anyhow::Result<()> {
+        errors: &mut Vec<anyhow::Error>,
+    ) {
         let mut missing = wanted.clone();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            for message in self.permanent(index, family).await? {
+            let entries = match self.permanent(index, family).await {
+                Ok(entries) => entries,
+                Err(error) => return errors.push(error),
+            };
+            for message in entries {
                 let Some(neighbour) = neighbour(&message) else {
                     continue;
                 };
                 if !missing.remove(&neighbour) {
-                    self.forget(message).await?;
-                    changes.push(format!("no neighbour {} any more", neighbour.address));
+                    let outcome = self.handle.neighbours().del(message).execute().await;
+                    let what = format!("no neighbour {} any more", neighbour.address);
+                    note(outcome, what, changes, errors);
                 }
             }
         }
@@ -235,13 +256,9 @@ impl Kernel {
                 .link_layer_address(&neighbour.mac)
                 .state(NeighbourState::Permanent)
                 .replace();
-            request
-                .execute()
-                .await
-                .with_context(|| format!("cannot make the neighbour {}", neighbour.address))?;
-            changes.push(format!("neighbour {}", neighbour.address));
+            let what = format!("neighbour {} on {DEVICE}", neighbour.address);
+            note(request.execute().await, what, changes, errors);
         }
-        Ok(())
     }
 
     async fn keep_forwarding(
@@ -249,15 +266,21 @@ impl Kernel {
         index: u32,
         wanted: &BTreeSet<(Mac, IpAddr)>,
         changes: &mut Vec<String>,
-    ) -> anyhow::Result<()> {
+        errors: &mut Vec<anyhow::Error>,
+    ) {
         let mut missing = wanted.clone();
-        for message in self.permanent(index, AddressFamily::Bridge).await? {
+        let entries = match self.permanent(index, AddressFamily::Bridge).await {
+            Ok(entries) => entries,
+            Err(error) => return errors.push(error),
+        };
+        for message in entries {
             let Some(entry) = neighbour(&message) else {
                 continue;
             };
             if !missing.remove(&(entry.mac, entry.address)) {
-                self.forget(message).await?;
-                changes.push(format!("no node at {} any more", entry.address));
+                let outcome = self.handle.neighbours().del(message).execute().await;
+                let what = format!("no node at {} behind {DEVICE} any more", entry.address);
+                note(outcome, what, changes, errors);
             }
         }
         for (mac, outside) in missing {
@@ -269,21 +292,9 @@ impl Kernel {
                 .flags(NeighbourFlags::Own)
                 .state(NeighbourState::Permanent)
                 .replace();
-            request
-                .execute()
-                .await
-                .with_context(|| format!("cannot tell {DEVICE} of the node at {outside}"))?;
-            changes.push(format!("node at {outside}"));
+            let what = format!("node at {outside} behind {DEVICE}");
+            note(request.execute().await, what, changes, errors);
         }
-        Ok(())
-    }
-
-    async fn forget(&self, message: NeighbourMessage) -> anyhow::Result<()> {
-        let request = self.handle.neighbours().del(message);
-        request
-            .execute()
-            .await
-            .with_context(|| format!("cannot delete an entry of {DEVICE}"))
     }
 
     /// Lists the permanent entries of the device: those that somebody made.
@@ -302,6 +313,19 @@ impl Kernel {
             message.header.ifindex == index && message.header.state == NeighbourState::Permanent
         });
         Ok(messages)
+    }
+}
+
+/// Notes what became of one change. The next comparison tries again.
+fn note(
+    outcome: Result<(), rtnetlink::Error>,
+    what: String,
+    changes: &mut Vec<String>,
+    errors: &mut Vec<anyhow::Error>,
+) {
+    match outcome {
+        Ok(()) => changes.push(what),
+        Err(error) => errors.push(anyhow::Error::new(error).context(format!("not done: {what}"))),
     }
 }
 

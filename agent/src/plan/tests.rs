@@ -7,6 +7,7 @@ fn node(addresses: &[&str], ranges: &[&str]) -> Peer {
             .map(|text| text.parse().expect("an address"))
             .collect(),
         pod_cidrs: ranges.iter().map(|text| net(text)).collect(),
+        registered: 0,
     }
 }
 
@@ -21,11 +22,26 @@ fn address(text: &str) -> IpAddr {
 fn links() -> Vec<OnLink> {
     ["192.0.2.1/24", "2001:db8::1/64"]
         .map(|text| OnLink {
-            net: net(text),
+            net: net(text).trunc(),
+            own: net(text).addr(),
             device: 2,
             mtu: 1500,
         })
         .to_vec()
+}
+
+fn planned(nodes: &BTreeMap<String, Peer>, routing: Routing) -> Option<Desired> {
+    within(nodes, routing, &[])
+}
+
+fn within(nodes: &BTreeMap<String, Peer>, routing: Routing, cluster: &[IpNet]) -> Option<Desired> {
+    plan(&Inputs {
+        own: "a",
+        nodes,
+        links: &links(),
+        routing,
+        cluster,
+    })
 }
 
 fn nodes(list: &[(&str, Peer)]) -> BTreeMap<String, Peer> {
@@ -48,7 +64,7 @@ fn a_neighbour_gets_direct_routes() {
         &["10.2.0.0/24", "fd00:2::/64"],
     );
     let nodes = nodes(&[("a", myself()), ("b", peer)]);
-    let desired = plan("a", &nodes, &links(), Routing::Auto).expect("a plan");
+    let desired = planned(&nodes, Routing::Auto).expect("a plan");
     let direct = |via| Way::Direct {
         via: address(via),
         device: 2,
@@ -60,7 +76,9 @@ fn a_neighbour_gets_direct_routes() {
         (net("fd00:2::/64"), direct("2001:db8::2")),
     ];
     assert_eq!(desired.routes, BTreeMap::from(expected));
-    assert_eq!((desired.tunnel, desired.remarks), (None, vec![]));
+    assert_eq!(desired.remarks, Vec::<String>::new());
+    // It may be sent what others tunnel, though it tunnels nothing.
+    assert!(desired.tunnel.is_some() && desired.forwarding.is_empty());
 }
 
 #[test]
@@ -70,7 +88,7 @@ fn a_node_beyond_a_router_gets_both_families_through_one_tunnel() {
         &["10.2.0.0/24", "fd00:2::/64"],
     );
     let nodes = nodes(&[("a", myself()), ("b", peer)]);
-    let desired = plan("a", &nodes, &links(), Routing::Auto).expect("a plan");
+    let desired = planned(&nodes, Routing::Auto).expect("a plan");
     let device = desired.tunnel.expect("a device");
     assert_eq!((device.local, device.mtu), (address("192.0.2.1"), 1450));
     assert_eq!(
@@ -98,7 +116,7 @@ fn a_node_beyond_a_router_gets_both_families_through_one_tunnel() {
 fn a_family_that_is_not_on_the_link_is_tunnelled_and_the_other_is_not() {
     let peer = node(&["192.0.2.2"], &["10.2.0.0/24", "fd00:2::/64"]);
     let nodes = nodes(&[("a", myself()), ("b", peer)]);
-    let desired = plan("a", &nodes, &links(), Routing::Auto).expect("a plan");
+    let desired = planned(&nodes, Routing::Auto).expect("a plan");
     assert!(matches!(
         desired.routes[&net("10.2.0.0/24")],
         Way::Direct { .. }
@@ -113,31 +131,22 @@ fn a_family_that_is_not_on_the_link_is_tunnelled_and_the_other_is_not() {
 fn an_ipv6_outside_leaves_less_room() {
     let us = node(&["2001:db8::1"], &["10.1.0.0/24"]);
     let peer = node(&["2001:db8:5::2"], &["10.2.0.0/24"]);
-    let desired = plan(
-        "a",
-        &nodes(&[("a", us), ("b", peer)]),
-        &links(),
-        Routing::Auto,
-    )
-    .expect("a plan");
+    let desired = planned(&nodes(&[("a", us), ("b", peer)]), Routing::Auto).expect("a plan");
     assert_eq!(desired.tunnel.expect("a device").mtu, 1430);
 }
 
 #[test]
 fn a_list_without_ourselves_is_not_believed() {
     let peer = node(&["192.0.2.2"], &["10.2.0.0/24"]);
-    assert_eq!(
-        plan("a", &nodes(&[("b", peer)]), &links(), Routing::Auto),
-        None
-    );
-    assert_eq!(plan("a", &BTreeMap::new(), &links(), Routing::Auto), None);
+    assert_eq!(planned(&nodes(&[("b", peer)]), Routing::Auto), None);
+    assert_eq!(planned(&BTreeMap::new(), Routing::Auto), None);
 }
 
 #[test]
 fn a_cloud_routes_by_itself() {
     let peer = node(&["198.51.100.2"], &["10.2.0.0/24"]);
     let nodes = nodes(&[("a", myself()), ("b", peer)]);
-    let desired = plan("a", &nodes, &links(), Routing::Cloud).expect("a plan");
+    let desired = planned(&nodes, Routing::Cloud).expect("a plan");
     assert_eq!(
         desired.routes.into_values().collect::<Vec<_>>(),
         [Way::Own, Way::Own]
@@ -146,12 +155,12 @@ fn a_cloud_routes_by_itself() {
 }
 
 #[test]
-fn a_range_of_two_nodes_stays_with_the_first_and_ours_with_us() {
+fn a_range_of_two_nodes_stays_with_the_older_and_ours_with_us() {
     let taken = node(&["192.0.2.2"], &["10.2.0.0/24"]);
     let second = node(&["192.0.2.3"], &["10.2.0.0/23"]);
     let thief = node(&["192.0.2.4"], &["10.1.0.0/24"]);
     let nodes = nodes(&[("a", myself()), ("b", taken), ("c", second), ("d", thief)]);
-    let desired = plan("a", &nodes, &links(), Routing::Auto).expect("a plan");
+    let desired = planned(&nodes, Routing::Auto).expect("a plan");
     assert_eq!(desired.routes[&net("10.1.0.0/24")], Way::Own);
     assert!(!desired.routes.contains_key(&net("10.2.0.0/23")));
     assert_eq!(desired.remarks.len(), 2, "{:?}", desired.remarks);
@@ -163,4 +172,108 @@ fn macs_are_of_one_station_and_locally_administered() {
         assert_eq!(mac(address(text))[0] & 3, 2, "{text}");
     }
     assert_ne!(mac(address("192.0.2.1")), mac(address("192.0.2.2")));
+}
+
+#[test]
+fn who_comes_later_takes_nothing_from_anybody() {
+    let old = |peer: Peer| Peer {
+        registered: 1,
+        ..peer
+    };
+    let young = |peer: Peer| Peer {
+        registered: 2,
+        ..peer
+    };
+    let nodes = nodes(&[
+        ("a", old(myself())),
+        ("a0", young(node(&["192.0.2.9"], &["10.0.0.0/8"]))),
+        ("b", old(node(&["192.0.2.2"], &["10.2.0.0/24"]))),
+        (
+            "c",
+            young(node(&["192.0.2.3"], &["10.2.0.128/25", "10.1.0.0/16"])),
+        ),
+    ]);
+    let desired = planned(&nodes, Routing::Auto).expect("a plan");
+    let ranges: Vec<String> = desired.routes.keys().map(ToString::to_string).collect();
+    assert_eq!(ranges, ["10.1.0.0/24", "10.2.0.0/24", "fd00:1::/64"]);
+    assert_eq!(desired.remarks.len(), 3, "{:?}", desired.remarks);
+}
+
+#[test]
+fn a_range_in_which_nodes_are_is_not_believed() {
+    for range in [
+        "192.0.2.0/24",
+        "192.0.2.2/32",
+        "198.51.100.0/28",
+        "192.0.0.0/8",
+        "2001:db8::/64",
+    ] {
+        let nodes = nodes(&[
+            ("a", myself()),
+            ("b", node(&["192.0.2.2", "2001:db8::2"], &["10.2.0.0/24"])),
+            ("c", node(&["198.51.100.5"], &["10.3.0.0/24"])),
+            ("d", node(&["192.0.2.7"], &[range])),
+        ]);
+        let desired = planned(&nodes, Routing::Auto).expect("a plan");
+        assert!(!desired.routes.contains_key(&net(range)), "{range}");
+        assert_eq!(desired.remarks.len(), 1, "{:?}", desired.remarks);
+    }
+    // A small part of the link without a node on it is a common place for pods.
+    let nodes = BTreeMap::from([
+        ("a".to_owned(), myself()),
+        ("b".to_owned(), node(&["192.0.2.2"], &["192.0.2.128/25"])),
+    ]);
+    let desired = planned(&nodes, Routing::Auto).expect("a plan");
+    assert!(desired.routes.contains_key(&net("192.0.2.128/25")));
+}
+
+#[test]
+fn a_range_outside_of_the_clusters_is_not_believed() {
+    let nodes = nodes(&[
+        ("a", myself()),
+        ("b", node(&["192.0.2.2"], &["10.2.0.0/24"])),
+        ("c", node(&["192.0.2.3"], &["203.0.113.0/24"])),
+    ]);
+    let desired = within(&nodes, Routing::Auto, &[net("10.0.0.0/8")]).expect("a plan");
+    assert!(desired.routes.contains_key(&net("10.2.0.0/24")));
+    assert!(!desired.routes.contains_key(&net("203.0.113.0/24")));
+}
+
+#[test]
+fn vxlan_can_be_asked_for() {
+    let nodes = nodes(&[
+        ("a", myself()),
+        ("b", node(&["192.0.2.2"], &["10.2.0.0/24"])),
+    ]);
+    let desired = planned(&nodes, Routing::Vxlan).expect("a plan");
+    assert!(matches!(
+        desired.routes[&net("10.2.0.0/24")],
+        Way::Tunnel { .. }
+    ));
+}
+
+#[test]
+fn a_link_too_small_for_vxlan_has_direct_routes_alone() {
+    let links = [OnLink {
+        net: net("192.0.2.0/24"),
+        own: address("192.0.2.1"),
+        device: 2,
+        mtu: 1300,
+    }];
+    let nodes = nodes(&[
+        ("a", myself()),
+        ("b", node(&["192.0.2.2"], &["10.2.0.0/24"])),
+        ("c", node(&["198.51.100.5"], &["10.3.0.0/24"])),
+    ]);
+    let inputs = Inputs {
+        own: "a",
+        nodes: &nodes,
+        links: &links,
+        routing: Routing::Auto,
+        cluster: &[],
+    };
+    let desired = plan(&inputs).expect("a plan");
+    assert!(desired.routes.contains_key(&net("10.2.0.0/24")));
+    assert!(desired.tunnel.is_none() && !desired.routes.contains_key(&net("10.3.0.0/24")));
+    assert_eq!(desired.remarks.len(), 1, "{:?}", desired.remarks);
 }

@@ -86,7 +86,11 @@ impl Api {
                 }
                 let (api, stop) = (api.clone(), Arc::clone(&stop));
                 // A client that goes away in the middle is what is tested.
-                thread::spawn(move || api.serve(&stream, &stop).unwrap_or_default());
+                thread::spawn(move || {
+                    api.serve(&stream, &stop).unwrap_or_default();
+                    // Somebody may hold a copy: what nobody reads must not look open.
+                    stream.shutdown(Shutdown::Both)
+                });
             }
         });
         Ok(door)

@@ -18,6 +18,7 @@ use nix::{
 };
 use serde_json::Value;
 use underpass_tests::{
+    counter::Counters,
     netns::{Netns, die_together},
     node::plugin,
     patience,
@@ -234,6 +235,22 @@ impl Cluster {
             );
             Ok(())
         })
+    }
+
+    /// Sees that every node has put packets past its stack onto an uplink, and into a pod.
+    pub(super) fn all_bypass(&self) -> Result<()> {
+        for member in &self.members {
+            let counted = Counters::read(&member.node)?;
+            for counter in [Counter::BypassWire, Counter::BypassPeer] {
+                ensure!(
+                    counted.get(counter) > 0,
+                    "{}: no {}",
+                    member.name,
+                    counter.name()
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Has each of these pods reach all others, who see its own address.
