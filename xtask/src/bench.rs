@@ -36,7 +36,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         "the measurement makes network namespaces and loads eBPF programs",
     )?;
     setup::ensure(workspace, Need::Test)?;
-    build::executables(workspace)?;
+    build::plugins(workspace)?;
     let (name, arguments) = match &arguments.what {
         None => ("underpass-bench", &arguments.arguments),
         Some(What::Ipam { arguments }) => ("ipam", arguments),

@@ -12,8 +12,11 @@ use crate::{process, report};
 /// What runtimes call.
 pub(crate) const PLUGINS: [&str; 2] = ["underpass", "underpass-ipam"];
 
+/// What connects the nodes of a cluster.
+const AGENT: &str = "underpass-agent";
+
 /// All that is built for nodes.
-pub(crate) const EXECUTABLES: [&str; 3] = [PLUGINS[0], PLUGINS[1], "underpass-agent"];
+pub(crate) const EXECUTABLES: [&str; 3] = [PLUGINS[0], PLUGINS[1], AGENT];
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -40,12 +43,23 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     Ok(())
 }
 
-/// The executables in `target/release`.
+/// The plugins in `target/release`, for who needs no cluster: the agent takes as long to build as all else.
+pub(crate) fn plugins(workspace: &Workspace) -> anyhow::Result<()> {
+    release(workspace, &PLUGINS)
+}
+
+/// All executables in `target/release`. Built together with the agent the plugins would have the features of
+/// dependencies that only the agent asks for.
 pub(crate) fn executables(workspace: &Workspace) -> anyhow::Result<()> {
+    plugins(workspace)?;
+    release(workspace, &[AGENT])
+}
+
+fn release(workspace: &Workspace, names: &[&str]) -> anyhow::Result<()> {
     setup::ensure(workspace, Need::Build)?;
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--release", "--locked"]);
-    for name in EXECUTABLES {
+    for name in names {
         cargo.args(["--package", name]);
     }
     process::run(&mut cargo)

@@ -22,7 +22,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         "the demonstration makes network namespaces and loads eBPF programs",
     )?;
     setup::ensure(workspace, Need::Demo)?;
-    build::executables(workspace)?;
+    build::plugins(workspace)?;
     // Unoptimised: it drives the plugins, which are not, and is built in a fraction of the time.
     process::run(workspace.cargo().args([
         "build",

@@ -28,7 +28,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         "the tests make namespaces and control groups, and run container runtimes in them",
     )?;
     setup::ensure(workspace, Need::Runtimes)?;
-    build::executables(workspace)?;
+    build::plugins(workspace)?;
     // Of the whole workspace, so that dependencies are not built once more with other features.
     let target = ["--workspace", "--locked", "--test", TARGET];
     process::run(workspace.cargo().args(["test", "--no-run"]).args(target))?;

@@ -22,7 +22,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         "the test makes network namespaces and loads eBPF programs",
     )?;
     setup::ensure(workspace, Need::Test)?;
-    build::executables(workspace)?;
+    build::plugins(workspace)?;
     // Not by nextest, which ends tests that take minutes and shows nothing until then.
     let mut test = workspace.cargo();
     test.args(["test", "--locked", "--package", "underpass-tests"])
