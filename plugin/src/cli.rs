@@ -229,6 +229,44 @@ enum Failure {
         /// Their types.
         others: String,
     },
+    #[error(
+        "{} names {name}, which would be gone: remove that network first, or say --force",
+        path.display()
+    )]
+    StillNamed {
+        /// The file of another network.
+        path: PathBuf,
+        /// The plugin that it has.
+        name: String,
+    },
+    #[error(
+        "the programs of the network in {} are at {}: name them by --bpf-root",
+        path.display(),
+        pinned.display()
+    )]
+    OtherPins {
+        /// The conflist.
+        path: PathBuf,
+        /// Its `bpfRoot`.
+        pinned: PathBuf,
+    },
+    #[error(
+        "{} is a network, and no list of plugins: move it away if it is not needed",
+        .0.display()
+    )]
+    OtherShape(PathBuf),
+    #[error(
+        "{} has the network {name}, to which containers are attached: their addresses would be given to others; {advice}",
+        path.display()
+    )]
+    Renamed {
+        /// The conflist.
+        path: PathBuf,
+        /// The network's name.
+        name: String,
+        /// What to do.
+        advice: String,
+    },
     #[error(transparent)]
     SelfTest(#[from] crate::selftest::Failure),
     #[error(

@@ -370,3 +370,81 @@ fn leases_are_left_unless_forced(#[values(false, true)] forced: bool) -> Result<
     );
     Ok(())
 }
+
+#[test]
+fn a_network_with_containers_keeps_its_name_and_its_leases() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &["--name", "old"])?;
+    let pod = machine.pod("a")?;
+    let before = machine.read(CONFLIST)?;
+    let error = machine.error("install", &fixture::ranges(&Family::BOTH))?;
+    ensure!(error.contains("say --name old"), "{error}");
+    ensure!(machine.read(CONFLIST)? == before, "the conflist changed");
+    machine.install(&Family::BOTH, &["--name", "old"])?;
+    pod.del()?;
+    machine.install(&Family::BOTH, &[])?;
+    Ok(())
+}
+
+#[test]
+fn a_network_of_another_shape_is_somebodys() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.make_folders()?;
+    let text = br#"{"cniVersion": "1.0.0", "name": "mine", "type": "bridge"}"#;
+    machine.write(CONFLIST, text)?;
+    for (verb, arguments) in [
+        ("install", fixture::ranges(&Family::BOTH)),
+        ("uninstall", vec![]),
+    ] {
+        let error = machine.error(verb, &arguments)?;
+        ensure!(error.contains("move it away"), "{verb}: {error}");
+        ensure!(
+            machine.read(CONFLIST)?.as_deref() == Some(&text[..]),
+            "{verb} changed it"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn uninstall_asks_whether_anybody_needs_the_plugin() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &[])?;
+    let whole = machine.names(BIN)?;
+    let refused = |why: &str| -> Result<()> {
+        let error = machine.error("uninstall", &[])?;
+        ensure!(error.contains(why), "{why}: {error}");
+        ensure!(machine.names(BIN)? == whole, "{why}: a file went");
+        ensure!(machine.conflist()?.is_some(), "{why}: the conflist went");
+        Ok(())
+    };
+    // Another network that needs one of our names.
+    let other = format!("{NET}/20-other.conflist");
+    for plugin in [
+        json!({ "type": "bridge", "ipam": { "type": "underpass-ipam" } }),
+        json!({ "type": "underpass" }),
+        json!({ "type": "portmap" }),
+    ] {
+        let list = json!({ "name": "other", "plugins": [plugin] });
+        machine.write(&other, list.to_string().as_bytes())?;
+        refused("20-other.conflist")?;
+    }
+    machine.write(
+        &other,
+        br#"{"name": "other", "plugins": [{"type": "bridge"}]}"#,
+    )?;
+    // A container that has outlived the pins.
+    let pod = machine.pod("a")?;
+    refused("1 container is attached")?;
+    machine.lab.node.underpass(&["unload", "--force"])?;
+    refused("1 container is attached")?;
+    drop(pod);
+    // Programs that are elsewhere.
+    let mut elsewhere = machine.conflist()?.context("a conflist")?;
+    elsewhere["plugins"][0]["bpfRoot"] = "/sys/fs/bpf/elsewhere".into();
+    machine.write(CONFLIST, elsewhere.to_string().as_bytes())?;
+    refused("--bpf-root")
+}

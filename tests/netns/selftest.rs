@@ -181,3 +181,25 @@ fn a_killed_one_leaves_nothing_for_long() -> Result<()> {
     lab.node.underpass(&["selftest", "--net-dir", NET])?;
     before.expect_same(&lab.node)
 }
+
+#[rstest]
+fn who_answers_in_the_place_of_a_pod_is_found(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    // The firewall of labs counts the reset of the connection that nobody knows.
+    let lab = Lab::open()?;
+    write(&lab.node, &one_family(&lab, family), &[])?;
+    let node = lab.node.netns();
+    node.nft(
+        "add table inet proxy
+         add chain inet proxy c { type nat hook prerouting priority dstnat; }
+         add rule inet proxy c meta l4proto tcp redirect to :9999",
+    )?;
+    let any = std::net::SocketAddr::new(family.any(), 9999);
+    let _proxy = tcp::Server::start(node, any)?;
+    let error = lab.node.underpass_error(&["selftest", "--net-dir", NET])?;
+    ensure!(
+        error.contains("in its place") || error.contains("timed out"),
+        "{error}"
+    );
+    Ok(())
+}

@@ -16,11 +16,13 @@ use underpass_cni::{
     net_dir::{self, NET_DIR, NetworkFile},
 };
 use underpass_dataplane::{Error as Dataplane, Maps, Pins, object};
+use underpass_ipam::data_dir;
 
 use super::{Failure, load, selftest};
 use crate::{
     conf::{MTU_MAX, MTU_MIN},
     error::Error,
+    identity::network_id,
     install::{
         ALLOCATOR, BIN_DIR, PLUGIN,
         conflist::{self, Before},
@@ -93,15 +95,12 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
         return Ok(());
     };
     let net = Folder::hold(&options.net_dir)?;
-    let before = Before::read(net.read(conflist::FILE)?.as_deref());
-    let document = before.with(&network);
-    let file = NetworkFile {
-        path: net.path(conflist::FILE),
-        document,
-    };
+    let (_, file) = compose(root, &net, &network)?;
     if !options.no_self_test {
         test(&file, &bin.path(PLUGIN), &options.bin_dir, out)?;
     }
+    // Others may have written into it during the test.
+    let (before, file) = compose(root, &net, &network)?;
     write(&net, &before, &file, out)?;
     hidden_by(&options.net_dir, out)
 }
@@ -126,6 +125,56 @@ fn able(root: &Path) -> Result<(), Failure> {
     }
     Maps::open_existing(&pins)?;
     Ok(())
+}
+
+/// Reads the conflist, and makes the one that has to be there. Refuses what would cost others theirs.
+fn compose(root: &Path, net: &Folder, network: &Network) -> Result<(Before, NetworkFile), Failure> {
+    let text = net.read(conflist::FILE)?;
+    let before = Before::read(text.as_deref());
+    let path = net.path(conflist::FILE);
+    let file = NetworkFile {
+        document: before.with(network),
+        path: path.clone(),
+    };
+    if let Some(Ok(old)) = text.map(|text| NetworkFile::parse(path.clone(), &text)) {
+        if matches!(before, Before::Unreadable(_)) {
+            return Err(Failure::OtherShape(path));
+        }
+        keeps_leases(root, &old, &file)?;
+    }
+    Ok((before, file))
+}
+
+/// Refuses to forget where the addresses of attached containers are leased.
+fn keeps_leases(root: &Path, old: &NetworkFile, new: &NetworkFile) -> Result<(), Failure> {
+    let ours = |file: &NetworkFile| file.confs(&[PLUGIN]).unwrap_or_default().into_iter().next();
+    let (Some(before), Some(after)) = (ours(old), ours(new)) else {
+        return Ok(());
+    };
+    let folder = |conf| data_dir(conf).ok();
+    let advice = if before.name != after.name {
+        format!("say --name {}, or drain the node first", before.name)
+    } else if folder(&before) != folder(&after) {
+        "it has an \"ipam.dataDir\" that would change: drain the node first".to_owned()
+    } else {
+        return Ok(());
+    };
+    let Some(maps) = Maps::open_existing(&Pins::at(root))? else {
+        return Ok(());
+    };
+    let network = network_id(&before.name);
+    let attached = maps.attachments()?.into_iter();
+    match attached
+        .filter(|(_, record)| record.network == network)
+        .count()
+    {
+        0 => Ok(()),
+        _ => Err(Failure::Renamed {
+            path: old.path.clone(),
+            name: before.name,
+            advice,
+        }),
+    }
 }
 
 /// Puts the running executable, and the allocator that stands beside it, into the folder of plugins.

@@ -9,20 +9,23 @@ use std::{
 };
 
 use clap::Args;
+use serde_json::Value;
 use underpass_cni::{
     Error as CniError, NetConf,
-    net_dir::{NET_DIR, NetworkFile},
+    net_dir::{self, NET_DIR, NetworkFile},
 };
-use underpass_dataplane::Pins;
+use underpass_dataplane::{Maps, Pins};
 use underpass_ipam::{data_dir, store::Store};
 
 use super::{Failure, unload};
 use crate::{
+    conf::Conf,
     install::{
         ALLOCATOR, BIN_DIR, PLUGIN,
         conflist::{self, Before},
         folder::{Change, Folder, apart},
     },
+    left_behind::left_behind,
     selftest,
     step::lease::is_built_in,
 };
@@ -64,7 +67,14 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
         tracing::warn!("what a self-test may have left can't be taken away: {error}");
     }
     if !force {
-        refuse(root, net_dir, &before)?;
+        let links = bin.as_ref().map(|bin| bin.links_to(PLUGIN)).transpose()?;
+        let conflist = Conflist {
+            path: net_dir.join(conflist::FILE),
+            text: text.as_deref(),
+            before: &before,
+        };
+        refuse(root, &conflist)?;
+        needed(net_dir, &links.unwrap_or_default())?;
     }
     if let Some(net) = &net {
         removed(out, net.remove(conflist::FILE)?, &net.path(conflist::FILE))?;
@@ -73,16 +83,14 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
             writeln!(out, "with what others had added: {}", others.join(", "))?;
         }
     }
-    if let Some(bin) = &bin {
-        for name in bin.links_to(PLUGIN)? {
-            removed(out, bin.remove(&name)?, &bin.path(&name))?;
-        }
-    }
     unload::run(root, *force, out)?;
     if let (Some(net), Some(text)) = (&net, text) {
         leases(net.path(conflist::FILE), &text, *force, out)?;
     }
     if let Some(bin) = &bin {
+        for name in bin.links_to(PLUGIN)? {
+            removed(out, bin.remove(&name)?, &bin.path(&name))?;
+        }
         for name in [ALLOCATOR, PLUGIN] {
             removed(out, bin.remove(name)?, &bin.path(name))?;
         }
@@ -90,23 +98,78 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
     Ok(())
 }
 
-/// Asks all that would stop half-way.
-fn refuse(root: &Path, net_dir: &Path, before: &Before) -> Result<(), Failure> {
-    let others = before.others();
+/// The conflist, as it was found.
+struct Conflist<'a> {
+    path: PathBuf,
+    text: Option<&'a [u8]>,
+    before: &'a Before,
+}
+
+/// Asks all that would stop half-way, or leave a container without a plugin for its DEL.
+fn refuse(root: &Path, conflist: &Conflist<'_>) -> Result<(), Failure> {
+    let others = conflist.before.others();
     if !others.is_empty() {
         return Err(Failure::OthersEntries {
-            path: net_dir.join(conflist::FILE),
+            path: conflist.path.clone(),
             others: others.join(", "),
         });
     }
+    let file = conflist
+        .text
+        .map(|text| NetworkFile::parse(conflist.path.clone(), text));
+    if let Some(Ok(file)) = file {
+        if matches!(conflist.before, Before::Unreadable(_)) {
+            return Err(Failure::OtherShape(file.path));
+        }
+        for conf in file.confs(&[PLUGIN]).unwrap_or_default() {
+            let pinned = Conf::bpf_root(&conf)?;
+            if pinned != root {
+                return Err(Failure::OtherPins {
+                    path: file.path,
+                    pinned,
+                });
+            }
+        }
+    }
+    let pins = Pins::at(root);
     let mut attached = 0;
-    for layout in Pins::at(root).layouts()? {
+    for layout in pins.layouts()? {
         attached += layout.attachments()?;
     }
+    // Pins can be wiped while containers live.
+    let maps = Maps::open_existing(&pins).unwrap_or_default();
+    attached += left_behind(root, maps.as_ref(), |_| true)?.iter().count();
     match attached {
         0 => Ok(()),
         attached => Err(Failure::InUse(attached)),
     }
+}
+
+/// Looks for other networks that need what would be removed: the plugin, the allocator, or one of the `links`.
+fn needed(net_dir: &Path, links: &[String]) -> Result<(), Failure> {
+    let files = net_dir::read(net_dir)
+        .map_err(|error| CniError::io(format!("cannot list {}", net_dir.display()), &error))?;
+    let others = files
+        .into_iter()
+        .flatten()
+        .filter(|file| !file.path.ends_with(conflist::FILE));
+    for file in others {
+        let kinds = file.plugins().into_iter().flat_map(|plugin| {
+            let ipam = plugin.get("ipam").and_then(|ipam| ipam.get("type"));
+            [plugin.get("type"), ipam]
+        });
+        let is_ours = |kind: &&str| {
+            [PLUGIN, ALLOCATOR].contains(kind) || links.iter().any(|link| link == kind)
+        };
+        let needed = kinds.flatten().filter_map(Value::as_str).find(is_ours);
+        if let Some(name) = needed.map(str::to_owned) {
+            return Err(Failure::StillNamed {
+                path: file.path,
+                name,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Removes the folders of the network's leases, unless an address is leased: somebody may still need it.

@@ -3,9 +3,11 @@
 use std::{
     io::{self, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsFd as _,
     time::Duration,
 };
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use underpass_netlink::Netns;
 
 /// How long anything may take that should take microseconds.
@@ -24,13 +26,34 @@ pub(super) fn talk(client: (&Netns, IpAddr), server: (&Netns, IpAddr)) -> io::Re
         .0
         .run(|| TcpStream::connect_timeout(&server, PATIENCE))
         .map_err(io::Error::other)??;
-    let (mut server, _) = listener.accept()?;
+    let mut server = accept(&listener, client.local_addr()?)?;
     for end in [&client, &server] {
         end.set_read_timeout(Some(PATIENCE))?;
         end.set_write_timeout(Some(PATIENCE))?;
     }
     hand_over(&mut client, &mut server)?;
     hand_over(&mut server, &mut client)
+}
+
+/// Accepts the connection of this client. Where somebody else answered in the server's place, none comes.
+fn accept(listener: &TcpListener, client: SocketAddr) -> io::Result<TcpStream> {
+    let mut ready = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    let patience = PollTimeout::try_from(PATIENCE).map_err(io::Error::other)?;
+    if poll(&mut ready, patience)? == 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client is connected, and not to the server: something between them answers in its place",
+        ));
+    }
+    let (server, seen) = listener.accept()?;
+    if seen == client {
+        Ok(server)
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the server sees {seen}, and the client is {client}"),
+        ))
+    }
 }
 
 fn hand_over(from: &mut TcpStream, to: &mut TcpStream) -> io::Result<()> {
