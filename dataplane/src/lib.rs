@@ -16,6 +16,7 @@ pub mod kernel;
 pub mod layout;
 pub mod lock;
 pub mod map;
+mod memory;
 pub mod netkit;
 pub mod object;
 pub mod pin;
@@ -123,6 +124,18 @@ pub enum Error {
          repeat the call; if that does not help, raise the memory limit of the cgroup that the runtime is in, or lift the restriction on bpf(2)"
     )]
     Unusual(String),
+    /// The control group of this process has too little memory for it.
+    #[error(
+        "what is loaded counts against the control group of who loads it: this one may use {} MiB of memory, and loading may take {} MiB: \
+         run `underpass load` where there is no such limit, at boot for instance, or raise it",
+        limit >> 20, needed.div_ceil(1 << 20)
+    )]
+    Cramped {
+        /// What the group may use, in bytes.
+        limit: u64,
+        /// What loading may take, in bytes.
+        needed: u64,
+    },
     /// A program.
     #[error("program {name}: {}", Refusal(source.as_ref()))]
     Program {

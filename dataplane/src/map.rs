@@ -216,7 +216,11 @@ impl Maps {
 
     /// Removes all destinations of a network that see the container's own address.
     pub fn clear_no_masquerade(&self, network: u32) -> Result<(), Error> {
-        let nets = self.no_masquerade(network)?;
+        self.remove_no_masquerade(network, &self.no_masquerade(network)?)
+    }
+
+    /// Removes some destinations of a network that see the container's own address.
+    pub fn remove_no_masquerade(&self, network: u32, nets: &[IpNet]) -> Result<(), Error> {
         let mut trie = self.trie()?;
         nets.iter()
             .try_for_each(|net| gone(trie.remove(&key(network, *net)), map::NO_MASQUERADE))

@@ -21,7 +21,9 @@ use underpass_abi::{
     node::{NODE_SYMBOL, Node, State, slots},
 };
 
-use crate::{Error, Loaded, Pins, feature, home, kernel, lock::Lock, pin::Folder, policy::Rules};
+use crate::{
+    Error, Loaded, Pins, feature, home, kernel, lock::Lock, memory, pin::Folder, policy::Rules,
+};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
@@ -147,7 +149,7 @@ pub fn load_missing(
     if missing.is_empty() {
         return Ok(());
     }
-    require_loadable()?;
+    require_loadable(0)?;
     let node = crate::map::node(pins)?;
     if node.build != build() {
         return Err(Error::OtherBuild {
@@ -159,14 +161,15 @@ pub fn load_missing(
     load_programs(&mut parse(&node, &folder)?, &missing, &folder)
 }
 
-/// Fails unless programs can be loaded.
-pub(crate) fn require_loadable() -> Result<(), Error> {
+/// Fails unless programs can be loaded, with new flow tables of so many entries.
+pub(crate) fn require_loadable(flows: u32) -> Result<(), Error> {
     raise_memory_limit();
+    memory::require(flows)?;
     require_usual()
 }
 
 fn load(pins: &Pins, flows: u32) -> Result<(), Error> {
-    require_loadable()?;
+    require_loadable(flows)?;
     let (hz, key, features) = (jiffies_per_second(), random_key()?, feature::present()?);
     let node = Node {
         build: build(),

@@ -77,7 +77,7 @@ pub fn run(root: &Path) -> Result<Outcome, Error> {
     if before.build == build() && fates.iter().all(|(_, fate)| *fate == Fate::Shared) {
         return Ok(Outcome::Same);
     }
-    object::require_loadable()?;
+    object::require_loadable(0)?;
     let programs = programs(&pins)?;
     let node = Node {
         build: build(),
