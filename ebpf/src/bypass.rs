@@ -8,6 +8,7 @@ use underpass_abi::{
     flow::{Half, action, state},
 };
 use underpass_ebpf::{
+    fingerprint::fingerprint,
     ip::Head,
     l4::{Kind, tcp},
     packet::{Covers, Packet},
@@ -20,7 +21,7 @@ use crate::{
     kernel::{
         ETHERNET, container,
         global::{global, number},
-        maps::{count, device, stamp, tcp_forgotten, tick},
+        maps::{constant, count, device, stamp, tcp_forgotten, tick},
         memory::mac_words,
         net::Net,
         skb::Skb,
@@ -128,6 +129,10 @@ global!(
         let is_noted = !changes_state && is_usual_state;
         if trust == Trust::Stamp && (!is_noted || !fits || half.stamp != stamp()) {
             return Ok(Unsent::Stale);
+        }
+        if half.queue & flags::TUNNEL != 0 {
+            // What the stack sends has it: all packets of a flow get one port outside.
+            skb.set_hash(fingerprint(constant!(key), &head.tuple));
         }
         if rewrite(&mut skb, &mut head, half).is_err() {
             return Err(Verdict::dropped(Counter::DropMalformed));

@@ -118,6 +118,9 @@ impl Surroundings<'_> {
         if !link.ethernet {
             flags |= device::LAYER3;
         }
+        if matches!(link.kind, Some(InfoKind::Vxlan | InfoKind::Geneve)) {
+            flags |= device::TUNNEL;
+        }
         if link.in_vrf {
             flags |= device::VRF;
         }

@@ -77,6 +77,9 @@ pub mod device {
     /// received: in the transmit function of the pod's own end, on the CPU and in the context of its
     /// sender. `bpf_redirect_peer` is not to be had there.
     pub const NETKIT: u32 = 1 << 11;
+    /// An uplink that puts packets into datagrams (VXLAN, Geneve), whose source port follows from
+    /// `skb->hash`.
+    pub const TUNNEL: u32 = 1 << 12;
 }
 
 /// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).

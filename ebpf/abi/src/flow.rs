@@ -194,7 +194,7 @@ pub struct Half<A> {
     pub rewrite: u8,
     /// Not zero: packets to a pod must be sent by `out_ifindex`, whose queue shapes them, or because
     /// they come from a place where nothing else is allowed ([`device`](crate::endpoint::device)
-    /// `SHAPED`, `NETKIT`).
+    /// `SHAPED`, `NETKIT`). To an uplink: whether they need their fingerprint there (`TUNNEL`).
     pub queue: u32,
     /// Tick at which the stack last let a packet of this direction through unchanged, and its way
     /// was one that the bypass has; 0 if it never did.

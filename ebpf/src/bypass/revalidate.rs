@@ -188,7 +188,8 @@ global!(
             return Way::Stale;
         };
         let uplink = uplink.get();
-        if device(uplink).is_none_or(|uplink| uplink.flags & (flags::POD | flags::LAYER3) != 0) {
+        let kind = device(uplink).map_or(flags::LAYER3, |uplink| uplink.flags);
+        if kind & (flags::POD | flags::LAYER3) != 0 {
             return Way::Lost;
         }
         if half.out_ifindex != uplink {
@@ -212,6 +213,7 @@ global!(
         };
         let half = half_of(flow, work.place.end);
         half.mtu = work.route.mtu;
+        half.queue = half.queue & flags::NETKIT | kind & flags::TUNNEL;
         memory::copy(&mut half.eth, &work.route.eth);
         // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
         half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };

@@ -160,6 +160,31 @@ fn a_link_without_ethernet_is_marked() {
 }
 
 #[test]
+fn a_tunnel_is_marked() {
+    let kinds = [
+        (None, 0),
+        (Some(InfoKind::Vlan), 0),
+        (Some(InfoKind::Vxlan), device::TUNNEL),
+        (Some(InfoKind::Geneve), device::TUNNEL),
+    ];
+    for (kind, flags) in kinds {
+        let mut tunnel = link(2, "out");
+        tunnel.kind = kind.clone();
+        let surroundings = Surroundings {
+            links: &[tunnel],
+            addresses: &[address(2, "10.244.1.0/32")],
+            routes: &[],
+            rp_filter: 0,
+        };
+        assert_eq!(
+            surroundings.uplinks(None)[0].device.flags,
+            flags,
+            "{kind:?}"
+        );
+    }
+}
+
+#[test]
 fn a_vpn_makes_packets_small_only_where_it_is_the_way_out() {
     let mut vpn = link(2, "tailscale0");
     vpn.ethernet = false;
