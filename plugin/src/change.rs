@@ -2,6 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
+use ipnet::IpNet;
 use underpass_abi::{addr::Addr, endpoint::Device};
 use underpass_netlink::Mac;
 
@@ -29,6 +30,14 @@ pub(crate) enum Change {
     Rules,
     /// Other addresses than before are those of Services.
     ServiceAddresses,
+    /// Other destinations than before see the own addresses of a network's containers.
+    Masquerade {
+        /// The network's name.
+        network: String,
+        nets: Vec<IpNet>,
+        /// Whether they see them now.
+        is_kept: bool,
+    },
 }
 
 impl Change {
@@ -101,6 +110,19 @@ impl fmt::Display for Change {
             ),
             Self::ServiceAddresses => {
                 f.write_str("host ports: not served at the addresses of Services as they are now")
+            }
+            Self::Masquerade {
+                network,
+                nets,
+                is_kept,
+            } => {
+                let nets: Vec<String> = nets.iter().map(IpNet::to_string).collect();
+                let word = if *is_kept {
+                    "not masqueraded"
+                } else {
+                    "masqueraded"
+                };
+                write!(f, "network {network}: {word} to {}", nets.join(", "))
             }
         }
     }

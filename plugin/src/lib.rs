@@ -16,6 +16,7 @@ pub mod install;
 mod left_behind;
 pub mod log;
 pub mod name;
+mod no_masquerade;
 pub mod plan;
 mod reap;
 mod repair;

@@ -337,7 +337,12 @@ fn no_masquerade(conf: &Conf, addresses: &[IpNet], subnets: Vec<IpNet>) -> Vec<I
         return Vec::new();
     }
     let own = addresses.iter().map(IpNet::trunc).chain(subnets);
-    let mut nets = conf.non_masquerade.clone().unwrap_or_else(|| own.collect());
+    let nets = conf.non_masquerade.clone();
+    never_masqueraded(nets.unwrap_or_else(|| own.collect()))
+}
+
+/// Adds multicast and link-local destinations to those that a network says.
+pub(crate) fn never_masqueraded(mut nets: Vec<IpNet>) -> Vec<IpNet> {
     nets.extend([
         IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
         IpNet::V6(Ipv6Net::new_assert(

@@ -5,10 +5,14 @@ use std::{io, path::Path};
 use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::Netlink;
 
-use super::{Failure, networks::Networks};
+use super::{
+    Failure,
+    networks::{Network, Networks},
+};
 use crate::{
     error::Error,
     glob::Glob,
+    no_masquerade,
     repair::{forget_devices, repair},
 };
 
@@ -33,6 +37,17 @@ pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Resu
     let node = Netlink::open()?;
     let mut changes = forget_devices(&mut maps, None, &node)?;
     let outcome = repair(&node, &mut maps, &patterns, &mut changes);
+    let refresh = |network: &Network| {
+        no_masquerade::refresh(&maps, &network.conf.name, &network.decoded, &mut changes)
+    };
+    let refreshed = Error::collect(
+        networks
+            .ours
+            .iter()
+            .map(refresh)
+            .filter_map(Result::err)
+            .collect(),
+    );
     for change in &changes {
         writeln!(out, "{change}")?;
     }
@@ -43,9 +58,9 @@ pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Resu
             net_dir.display()
         )?;
     }
-    if changes.is_empty() && outcome.is_ok() {
+    if changes.is_empty() && outcome.is_ok() && refreshed.is_ok() {
         writeln!(out, "nothing to change")?;
     }
-    let errors = [outcome, networks.finish()].map(Result::err);
+    let errors = [outcome, refreshed, networks.finish()].map(Result::err);
     Ok(Error::collect(errors.into_iter().flatten().collect())?)
 }

@@ -11,6 +11,7 @@ use std::{
 
 use clap::Args;
 use ipnet::IpNet;
+use serde_json::{Map, Value};
 use underpass_cni::{
     Code, Error as CniError, Version, address,
     net_dir::{self, NET_DIR, NetworkFile},
@@ -20,7 +21,7 @@ use underpass_ipam::data_dir;
 
 use super::{Failure, load, selftest};
 use crate::{
-    conf::{MTU_MAX, MTU_MIN},
+    conf::{Conf, MTU_MAX, MTU_MIN},
     error::Error,
     identity::network_id,
     install::{
@@ -30,10 +31,8 @@ use crate::{
         network::{Network, Wish},
     },
     name::Name,
+    no_masquerade,
 };
-
-/// The permissions of a conflist, as benchmarks of Kubernetes' security want them; all who use it are root.
-const CONFLIST_MODE: u32 = 0o600;
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -56,6 +55,9 @@ pub(super) struct Options {
     /// The containers' MTU in bytes; by default the smallest of the uplinks with a default route
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)), requires = "ranges")]
     mtu: Option<u32>,
+    /// Further keys of our entry in the conflist, as an object of JSON such as '{"bypass": "off"}'
+    #[arg(long, value_name = "JSON", value_parser = keys, requires = "ranges")]
+    config: Option<Keys>,
     /// The version that the conflist declares, 1.0.0 or 1.1.0. containerd 1.x fails every ADD of 1.1.0; newer runtimes ask
     /// STATUS with it, and can call GC
     #[arg(long, value_name = "VERSION", default_value = "1.0.0", value_parser = version)]
@@ -68,6 +70,10 @@ pub(super) struct Options {
     no_self_test: bool,
 }
 
+/// Keys of our entry in the conflist.
+#[derive(Clone, Default)]
+struct Keys(Map<String, Value>);
+
 pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Result<(), Failure> {
     let network = if options.ranges.is_empty() {
         None
@@ -79,6 +85,7 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
             cluster: options.cluster_cidrs,
             mtu: options.mtu,
             bpf_root: root.to_owned(),
+            keys: options.config.unwrap_or_default().0,
         })?)
     };
     apart(&options.bin_dir, &options.net_dir)?;
@@ -101,7 +108,11 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
     }
     // Others may have written into it during the test.
     let (before, file) = compose(root, &net, &network)?;
+    let maps = Maps::open_existing(&Pins::at(root))?;
     write(&net, &before, &file, out)?;
+    if let Some(maps) = maps {
+        update(&maps, &file, out)?;
+    }
     hidden_by(&options.net_dir, out)
 }
 
@@ -115,7 +126,7 @@ fn able(root: &Path) -> Result<(), Failure> {
             return Err(CniError::new(
                 Code::Io,
                 format!(
-                    "containers are attached ({attached}) to programs of layout {} at {}, which this executable does not                      know: drain the node and run `underpass unload`, then install; nothing was changed",
+                    "containers are attached ({attached}) to programs of layout {} at {}, which this executable does not know: drain the node and run `underpass unload`, then install; nothing was changed",
                     layout.number(),
                     layout.folder().display()
                 ),
@@ -259,15 +270,24 @@ fn write(
             file.path.display()
         )?;
     }
-    net.put(
-        conflist::FILE,
-        &conflist::text(&file.document),
-        CONFLIST_MODE,
-    )?;
+    let text = conflist::text(&file.document);
+    net.put(conflist::FILE, &text, conflist::MODE)?;
     say(out, Change::Made, &file.path)?;
     let others = before.others();
     if !others.is_empty() {
         writeln!(out, "kept what others added: {}", others.join(", "))?;
+    }
+    Ok(())
+}
+
+/// Has the containers that are there masquerade to what the network says now.
+fn update(maps: &Maps, file: &NetworkFile, out: &mut impl io::Write) -> Result<(), Failure> {
+    let mut changes = Vec::new();
+    for conf in file.confs(&[PLUGIN])? {
+        no_masquerade::refresh(maps, &conf.name, &Conf::of_network(&conf)?, &mut changes)?;
+    }
+    for change in changes {
+        writeln!(out, "{change}")?;
     }
     Ok(())
 }
@@ -311,6 +331,14 @@ fn prefix(text: &str) -> Result<IpNet, String> {
         Ok(prefix)
     } else {
         Err(format!("it has host bits: write {}", prefix.trunc()))
+    }
+}
+
+fn keys(text: &str) -> Result<Keys, String> {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(keys)) => Ok(Keys(keys)),
+        Ok(_) => Err("it must be an object, such as {\"bypass\": \"off\"}".to_owned()),
+        Err(error) => Err(format!("it is no JSON: {error}")),
     }
 }
 

@@ -9,12 +9,12 @@ use std::{
 };
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use underpass_cni::{
     Error as CniError, NetConf,
     net_dir::{self, NET_DIR, NetworkFile},
 };
-use underpass_dataplane::{Maps, Pins};
+use underpass_dataplane::{Maps, Pins, lock};
 use underpass_ipam::{data_dir, store::Store};
 
 use super::{Failure, unload};
@@ -76,14 +76,22 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
         refuse(root, &conflist)?;
         needed(net_dir, &links.unwrap_or_default())?;
     }
+    let mut change = Change::None;
     if let Some(net) = &net {
-        removed(out, net.remove(conflist::FILE)?, &net.path(conflist::FILE))?;
+        change = net.remove(conflist::FILE)?;
+        removed(out, change, &net.path(conflist::FILE))?;
         let others = before.others();
         if !others.is_empty() {
             writeln!(out, "with what others had added: {}", others.join(", "))?;
         }
     }
-    unload::run(root, *force, out)?;
+    if let Err(error) = programs(root, change, *force, out) {
+        if let (Change::Made, Some(net), Some(text)) = (change, &net, &text) {
+            net.put(conflist::FILE, text, conflist::MODE)?;
+            writeln!(out, "put back    {}", net.path(conflist::FILE).display())?;
+        }
+        return Err(error);
+    }
     if let (Some(net), Some(text)) = (&net, text) {
         leases(net.path(conflist::FILE), &text, *force, out)?;
     }
@@ -131,6 +139,11 @@ fn refuse(root: &Path, conflist: &Conflist<'_>) -> Result<(), Failure> {
             }
         }
     }
+    unused(root)
+}
+
+/// Refuses where containers are attached.
+fn unused(root: &Path) -> Result<(), Failure> {
     let pins = Pins::at(root);
     let mut attached = 0;
     for layout in pins.layouts()? {
@@ -145,6 +158,29 @@ fn refuse(root: &Path, conflist: &Conflist<'_>) -> Result<(), Failure> {
     }
 }
 
+/// Removes programs and maps. A runtime that had read the conflist may have an ADD under way: it is awaited, and what it has attached
+/// stays.
+fn programs(
+    root: &Path,
+    conflist: Change,
+    force: bool,
+    out: &mut impl io::Write,
+) -> Result<(), Failure> {
+    if conflist == Change::Made {
+        match lock::await_calls(root) {
+            Err(error) if force => tracing::warn!("a call is under way: {error}"),
+            ended => ended?,
+        }
+    }
+    if force {
+        return unload::run(root, force, out);
+    }
+    unused(root)?;
+    unload::run(root, force, out)?;
+    // One that had just begun loads the programs again.
+    unused(root)
+}
+
 /// Looks for other networks that need what would be removed: the plugin, the allocator, or one of the `links`.
 fn needed(net_dir: &Path, links: &[String]) -> Result<(), Failure> {
     let files = net_dir::read(net_dir)
@@ -154,14 +190,11 @@ fn needed(net_dir: &Path, links: &[String]) -> Result<(), Failure> {
         .flatten()
         .filter(|file| !file.path.ends_with(conflist::FILE));
     for file in others {
-        let kinds = file.plugins().into_iter().flat_map(|plugin| {
-            let ipam = plugin.get("ipam").and_then(|ipam| ipam.get("type"));
-            [plugin.get("type"), ipam]
-        });
+        let kinds = file.plugins().into_iter().flat_map(kinds);
         let is_ours = |kind: &&str| {
             [PLUGIN, ALLOCATOR].contains(kind) || links.iter().any(|link| link == kind)
         };
-        let needed = kinds.flatten().filter_map(Value::as_str).find(is_ours);
+        let needed = kinds.filter_map(Value::as_str).find(is_ours);
         if let Some(name) = needed.map(str::to_owned) {
             return Err(Failure::StillNamed {
                 path: file.path,
@@ -170,6 +203,20 @@ fn needed(net_dir: &Path, links: &[String]) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Lists the plugins that an entry has called: its own, its IPAM plugin, and whom it hands containers over to (`delegate` of
+/// flannel, `delegates` of Multus, which may be lists of plugins themselves).
+fn kinds(plugin: &Map<String, Value>) -> Vec<&Value> {
+    let ipam = plugin.get("ipam").and_then(|ipam| ipam.get("type"));
+    let several = ["delegates", "plugins"]
+        .into_iter()
+        .filter_map(|key| plugin.get(key)?.as_array())
+        .flatten();
+    let below = plugin.get("delegate").into_iter().chain(several);
+    let below = below.filter_map(Value::as_object).flat_map(kinds);
+    let own = [plugin.get("type"), ipam].into_iter().flatten();
+    own.chain(below).collect()
 }
 
 /// Removes the folders of the network's leases, unless an address is leased: somebody may still need it.

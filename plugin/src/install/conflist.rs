@@ -10,6 +10,9 @@ use super::{PLUGIN, network::Network};
 /// The name of the file, which never changes: another one would leave two networks, of which the runtime takes the first.
 pub const FILE: &str = "10-underpass.conflist";
 
+/// Its permissions, as benchmarks of Kubernetes' security want them; all who use it are root.
+pub const MODE: u32 = 0o600;
+
 /// What the file was before.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Before {
@@ -116,6 +119,7 @@ mod tests {
             cluster: Vec::new(),
             mtu: None,
             bpf_root: PathBuf::from(BPF_ROOT),
+            keys: Map::new(),
         })
         .expect("it makes sense")
     }

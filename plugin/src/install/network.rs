@@ -28,7 +28,43 @@ pub struct Wish {
     pub mtu: Option<u32>,
     /// The folder on a bpffs where the node's pins are.
     pub bpf_root: PathBuf,
+    /// Further keys of our entry.
+    pub keys: Map<String, Value>,
 }
+
+/// Keys of our entry that can be asked for.
+const FREE: [&str; 17] = [
+    "antiSpoof",
+    "bypass",
+    "conntrackLiberal",
+    "device",
+    "dns",
+    "egressBurst",
+    "egressRate",
+    "enabledad",
+    "ingressBurst",
+    "ingressRate",
+    "ipMasq",
+    "isDefaultGateway",
+    "macspoofchk",
+    "masqueradeAddress",
+    "maxHalfOpenFlows",
+    "uplinks",
+    "xdp",
+];
+
+/// Keys that are decided here, and by what.
+const DECIDED: [(&str, &str); 9] = [
+    ("bpfRoot", "--bpf-root says it"),
+    ("capabilities", "it says what the plugin can do"),
+    ("cniVersion", "--cni-version says it"),
+    ("ipam", "--range says it"),
+    ("mtu", "--mtu says it"),
+    ("name", "--name says it"),
+    ("nonMasqueradeCIDRs", "--cluster-cidr says it"),
+    ("plugins", "only the entry of underpass is written"),
+    ("type", "it is always underpass"),
+];
 
 /// A network that makes sense.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,6 +97,7 @@ impl Network {
                 "the MTU {mtu} is too small for IPv6: it must be {MTU_MIN_IPV6} or more, or no range may be of IPv6"
             )));
         }
+        free(&wish.keys)?;
         let network = Self { wish };
         // All that an ADD would check: the name, and each key.
         let mut conf = network.entry();
@@ -91,6 +128,7 @@ impl Network {
             cluster,
             mtu,
             bpf_root,
+            keys,
             ..
         } = &self.wish;
         // A container gets one address from each list, so ranges of a family are in one.
@@ -128,8 +166,25 @@ impl Network {
         if bpf_root != Path::new(BPF_ROOT) {
             entry.insert("bpfRoot".to_owned(), json!(bpf_root));
         }
+        entry.extend(keys.clone());
         entry
     }
+}
+
+/// Refuses keys that mean nothing, which are most likely misspelt, and those that are decided here.
+fn free(keys: &Map<String, Value>) -> Result<(), Error> {
+    for key in keys.keys() {
+        if FREE.contains(&key.as_str()) {
+            continue;
+        }
+        let decided = DECIDED.iter().find(|(decided, _)| decided == key);
+        return Err(match decided {
+            Some((_, why)) => Error::config(format!("the key {key:?} can't be given: {why}")),
+            None => Error::config(format!("there is no key {key:?} that could be given"))
+                .with_details(format!("those that can are {}", FREE.join(", "))),
+        });
+    }
+    Ok(())
 }
 
 fn is_ipv6(range: &IpNet) -> bool {
@@ -162,6 +217,7 @@ mod tests {
             cluster: Vec::new(),
             mtu: None,
             bpf_root: PathBuf::from(BPF_ROOT),
+            keys: Map::new(),
         }
     }
 
@@ -231,5 +287,53 @@ mod tests {
             ..wish(&["10.22.0.0/24"])
         };
         assert!(refusal(named).contains("network name"));
+    }
+
+    fn with_keys(keys: Value) -> Result<Map<String, Value>, String> {
+        let Value::Object(keys) = keys else {
+            panic!("{keys} is no object");
+        };
+        let wish = Wish {
+            keys,
+            ..wish(&["10.22.0.0/24", "fd00:22::/64"])
+        };
+        match Network::new(wish) {
+            Ok(network) => Ok(network.entry()),
+            Err(error) => Err(format!("{error}: {}", error.details)),
+        }
+    }
+
+    #[test]
+    fn further_keys_are_in_the_entry() {
+        let entry =
+            with_keys(json!({ "bypass": "off", "ipMasq": false })).expect("they make sense");
+        assert_eq!(entry["bypass"], "off");
+        assert_eq!(entry["ipMasq"], false);
+        assert_eq!(entry["type"], PLUGIN);
+    }
+
+    #[test]
+    fn what_the_plugin_would_refuse_or_ignore_is_refused() {
+        for (keys, said) in [
+            (json!({ "bypass": "sometimes" }), "bypass"),
+            (json!({ "maxHalfOpenFlows": 0 }), "maxHalfOpenFlows"),
+            (json!({ "ingressRate": 1000 }), "ingressBurst"),
+            (
+                json!({ "bypas": "off" }),
+                "those that can are antiSpoof, bypass",
+            ),
+            // The plugin would take it, and the exact one beside it.
+            (json!({ "Bypass": "off" }), "no key \"Bypass\""),
+        ] {
+            let error = with_keys(keys.clone()).expect_err("it makes no sense");
+            assert!(error.contains(said), "{keys}: {error}");
+        }
+        for (key, _) in DECIDED {
+            let error = with_keys(json!({ key: "x" })).expect_err(key);
+            assert!(
+                error.contains(&format!("{key:?} can't be given")),
+                "{error}"
+            );
+        }
     }
 }
