@@ -38,6 +38,8 @@ pub(crate) struct Health {
     pub(crate) changes: AtomicU64,
     /// How long the last one took, in microseconds.
     pub(crate) last_us: AtomicU64,
+    /// How long the longest one took, in microseconds.
+    pub(crate) longest_us: AtomicU64,
 }
 
 impl Health {
@@ -83,16 +85,23 @@ impl Health {
             "_total",
             &load(&self.changes),
         );
+        let seconds = |value: &AtomicU64| {
+            let us = load(value);
+            format!("{}.{:06}", us / 1_000_000, us % 1_000_000)
+        };
         metric(
             "last_sync_seconds",
             "gauge",
             "How long the last comparison took.",
             "",
-            &format_args!(
-                "{}.{:06}",
-                load(&self.last_us) / 1_000_000,
-                load(&self.last_us) % 1_000_000
-            ),
+            &seconds(&self.last_us),
+        );
+        metric(
+            "longest_sync_seconds",
+            "gauge",
+            "How long the longest comparison took: most often the first one, which makes all routes.",
+            "",
+            &seconds(&self.longest_us),
         );
         text
     }

@@ -3,7 +3,8 @@
 //! A route is ours if it has our protocol number, so that neither an agent that starts nor one of another version
 //! needs a memory. The device is ours by its name.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -11,8 +12,10 @@ use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use ipnet::IpNet;
 use rtnetlink::Handle;
-use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
-use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use rtnetlink::packet_route::link::{
+    InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+};
 
 use crate::plan::{Desired, OnLink};
 
@@ -41,13 +44,79 @@ pub(crate) struct TunnelOptions {
     pub(crate) port: u16,
 }
 
+/// What there is of devices and addresses, read once for a comparison.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    links: Vec<Link>,
+    addresses: Vec<Address>,
+    /// Prefixes that are on the link of the device beside, by a route. They are listed only if an address has none of its
+    /// own.
+    routes: BTreeSet<(IpNet, u32)>,
+}
+
 /// A device, as far as it matters here.
+#[derive(Debug)]
 struct Link {
     index: u32,
     name: String,
     mtu: u32,
     is_up: bool,
     is_loopback: bool,
+    mac: Vec<u8>,
+    /// What a VXLAN device was made with.
+    vxlan: Vec<InfoVxlan>,
+}
+
+/// An address of a device.
+#[derive(Debug)]
+struct Address {
+    /// The node's own, with the length of its prefix.
+    own: IpNet,
+    /// The prefix that is on the link: with another address at the other end, that one's.
+    prefix: IpNet,
+    /// Whether the kernel has made no route to the prefix (`noprefixroute`): others may have, or not.
+    is_bare: bool,
+    message: AddressMessage,
+}
+
+/// What became of the changes, a sentence each.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    /// What was changed.
+    pub(crate) changes: Vec<String>,
+    /// What could not be. The next comparison tries again.
+    pub(crate) errors: Vec<anyhow::Error>,
+}
+
+impl Notes {
+    fn note(&mut self, outcome: Result<(), rtnetlink::Error>, change: String) {
+        match outcome {
+            Ok(()) => self.changes.push(change),
+            Err(error) => {
+                let error = anyhow::Error::new(error).context(format!("not done: {change}"));
+                self.errors.push(error);
+            }
+        }
+    }
+}
+
+impl Seen {
+    /// Lists the prefixes that are on the node's links, apart from those of our own device.
+    pub(crate) fn on_link(&self) -> Vec<OnLink> {
+        let on_link = self.addresses.iter().filter_map(|address| {
+            let device = address.message.header.index;
+            let link = self.links.iter().find(|link| link.index == device)?;
+            let is_routed = !address.is_bare || self.routes.contains(&(address.prefix, device));
+            let alone = IpNet::from(address.own.addr());
+            (link.is_up && !link.is_loopback && link.name != DEVICE).then_some(OnLink {
+                net: if is_routed { address.prefix } else { alone },
+                own: address.own.addr(),
+                device,
+                mtu: link.mtu,
+            })
+        });
+        on_link.collect()
+    }
 }
 
 impl Kernel {
@@ -64,117 +133,92 @@ impl Kernel {
         })
     }
 
-    /// Lists the prefixes that are on the node's links, apart from those of our own device.
-    pub(crate) async fn on_link(&self) -> anyhow::Result<Vec<OnLink>> {
-        let links = self.links().await?;
-        let addresses = self.addresses().await?;
-        let on_link = addresses.iter().filter_map(|message| {
-            let link = links
-                .iter()
-                .find(|link| link.index == message.header.index)?;
-            let net = net_of(message)?;
-            (link.is_up && !link.is_loopback && link.name != DEVICE).then_some(OnLink {
-                net: prefix_of(message)?,
-                own: net.addr(),
-                device: link.index,
-                mtu: link.mtu,
-            })
-        });
-        Ok(on_link.collect())
+    /// Looks at devices and addresses.
+    pub(crate) async fn look(&self) -> anyhow::Result<Seen> {
+        let links = self.handle.link().get().execute();
+        let links: Result<Vec<Link>, _> = links.map_ok(read_link).try_collect().await;
+        let addresses = self.handle.address().get().execute();
+        let addresses = addresses.try_filter_map(|message| ready(Ok(read_address(message))));
+        let addresses: Result<Vec<Address>, _> = addresses.try_collect().await;
+        let mut seen = Seen {
+            links: links.context("cannot list the devices")?,
+            addresses: addresses.context("cannot list the addresses")?,
+            routes: BTreeSet::new(),
+        };
+        if seen.addresses.iter().any(|address| address.is_bare) {
+            seen.routes = self.link_routes().await?;
+        }
+        Ok(seen)
     }
 
-    /// Makes the kernel have what is desired. Returns what had to be changed, a sentence each. Goes on past errors.
-    pub(crate) async fn apply(&self, desired: &Desired) -> (Vec<String>, Vec<anyhow::Error>) {
-        let mut changes = Vec::new();
-        let mut errors = Vec::new();
+    /// Makes the kernel have what is desired. Goes on past errors.
+    pub(crate) async fn apply(&self, desired: &Desired, seen: &Seen) -> Notes {
+        let mut notes = Notes::default();
         // The device comes before the routes that need it, and goes after them.
         let device = match &desired.tunnel {
             Some(tunnel) => {
-                let kept = self.keep_tunnel(tunnel, desired, &mut changes, &mut errors);
-                match kept.await {
-                    Ok(device) => Some(device),
-                    Err(error) => {
-                        errors.push(error);
-                        None
-                    }
-                }
+                let kept = self.keep_tunnel(tunnel, desired, seen, &mut notes).await;
+                kept.map_err(|error| notes.errors.push(error)).ok()
             }
             None => None,
         };
-        self.keep_routes(desired, device, &mut changes, &mut errors)
-            .await;
+        self.keep_routes(desired, device, &mut notes).await;
         if desired.tunnel.is_none()
-            && let Err(error) = self.remove_tunnel(&mut changes).await
+            && let Err(error) = self.remove_tunnel(seen, &mut notes).await
         {
-            errors.push(error);
+            notes.errors.push(error);
         }
-        (changes, errors)
+        notes
     }
+}
 
-    async fn links(&self) -> anyhow::Result<Vec<Link>> {
-        let messages: Vec<LinkMessage> = self
-            .handle
-            .link()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .context("cannot list the devices")?;
-        let link = |message: LinkMessage| {
-            let mut link = Link {
-                index: message.header.index,
-                name: String::new(),
-                mtu: 0,
-                is_up: message.header.flags.contains(LinkFlags::Up),
-                is_loopback: message.header.flags.contains(LinkFlags::Loopback),
-            };
-            for attribute in message.attributes {
-                match attribute {
-                    LinkAttribute::IfName(name) => link.name = name,
-                    LinkAttribute::Mtu(mtu) => link.mtu = mtu,
-                    _ => {}
+fn read_link(message: LinkMessage) -> Link {
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        mtu: 0,
+        is_up: message.header.flags.contains(LinkFlags::Up),
+        is_loopback: message.header.flags.contains(LinkFlags::Loopback),
+        mac: Vec::new(),
+        vxlan: Vec::new(),
+    };
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+            LinkAttribute::Address(mac) => link.mac = mac,
+            LinkAttribute::LinkInfo(infos) => {
+                for info in infos {
+                    if let LinkInfo::Data(InfoData::Vxlan(vxlan)) = info {
+                        link.vxlan = vxlan;
+                    }
                 }
             }
-            link
-        };
-        Ok(messages.into_iter().map(link).collect())
+            _ => {}
+        }
     }
-
-    async fn addresses(&self) -> anyhow::Result<Vec<AddressMessage>> {
-        self.handle
-            .address()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .context("cannot list the addresses")
-    }
+    link
 }
 
-/// The prefix that is on the link: with another address at the other end, that one's.
-fn prefix_of(message: &AddressMessage) -> Option<IpNet> {
-    let address = message
-        .attributes
-        .iter()
-        .find_map(|attribute| match attribute {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        });
-    let prefix = IpNet::new(address?, message.header.prefix_len).ok()?;
-    Some(prefix.trunc())
-}
-
-/// The node's own address, with the length of its prefix.
-fn net_of(message: &AddressMessage) -> Option<IpNet> {
-    let find =
-        |which: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(which);
-    let local = find(|attribute| match attribute {
-        AddressAttribute::Local(address) => Some(*address),
-        _ => None,
-    });
-    let address = find(|attribute| match attribute {
-        AddressAttribute::Address(address) => Some(*address),
-        _ => None,
-    });
-    IpNet::new(local.or(address)?, message.header.prefix_len).ok()
+fn read_address(message: AddressMessage) -> Option<Address> {
+    let mut local = None;
+    let mut other = None;
+    let mut is_bare = false;
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(address) => local = Some(*address),
+            AddressAttribute::Address(address) => other = Some(*address),
+            AddressAttribute::Flags(flags) => {
+                is_bare = flags.contains(AddressFlags::Noprefixroute);
+            }
+            _ => {}
+        }
+    }
+    let length = message.header.prefix_len;
+    Some(Address {
+        own: IpNet::new(local.or(other)?, length).ok()?,
+        prefix: IpNet::new(other?, length).ok()?.trunc(),
+        is_bare,
+        message,
+    })
 }

@@ -4,7 +4,6 @@
 //!
 //! Without the agent ADD, DEL and traffic go on: nothing is withdrawn when it stops.
 
-use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,26 +11,28 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use ipnet::IpNet;
 use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::health::Health;
+use crate::install::Routed;
+use crate::kernel::Kernel;
 use crate::kernel::events::{self, Events};
-use crate::kernel::{Kernel, TunnelOptions};
 use crate::nodes::Nodes;
 use crate::options::Options;
 use crate::plan::Inputs;
 use crate::verbs::Verbs;
 
 mod health;
+mod install;
 mod kernel;
 mod nodes;
 mod options;
 mod peer;
 mod plan;
+mod uninstall;
 mod verbs;
 
 /// How long to wait for more of the same before comparing: a device that is made is five events.
@@ -67,6 +68,9 @@ fn main() -> ExitCode {
 
 async fn run(options: Options) -> anyhow::Result<()> {
     let verbs = Verbs::find(&options)?;
+    if options.uninstall {
+        return uninstall::run(&options, &verbs).await;
+    }
     let mut api = Config::infer().await.context(
         "cannot find the API server: neither KUBECONFIG nor a service account says where it is",
     )?;
@@ -74,42 +78,40 @@ async fn run(options: Options) -> anyhow::Result<()> {
     api.read_timeout = Some(SILENCE);
     let client = Client::try_from(api).context("cannot talk to the API server")?;
     let events = events::listen()?;
-    let tunnel = TunnelOptions {
-        id: options.vxlan_id,
-        port: options.vxlan_port,
-    };
-    let kernel = Kernel::open(tunnel, Arc::clone(&events.device))?;
+    let kernel = Kernel::open(options.tunnel(), Arc::clone(&events.device))?;
     let health = Arc::new(Health::default());
     health::serve(options.listen, Arc::clone(&health), verbs.clone()).await?;
     let (tell, nodes) = watch::channel(None);
-    let (routed, is_routed) = watch::channel(false);
+    let (pass, passed) = watch::channel(None);
+    let (routed, is_routed) = watch::channel(None);
 
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    tokio::select! {
-        () = nodes::follow(client, tell) => anyhow::bail!("the Nodes can't be followed any more"),
-        outcome = keep_routes(&options, &kernel, nodes.clone(), &events, &health, routed) => outcome?,
-        () = keep_installed(&options, &verbs, nodes, &health, is_routed) => {}
-        () = keep_uplinks(&verbs, &events) => {}
-        () = keep_collected(&options, &verbs) => {}
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
+    let outcome = tokio::select! {
+        () = nodes::follow(client, tell) => Err(anyhow::anyhow!("the Nodes can't be followed any more")),
+        outcome = keep_routes(&options, &kernel, passed, &events, &health, routed) => outcome,
+        () = install::keep(&options, &verbs, nodes, pass, &health, is_routed) => Ok(()),
+        () = keep_uplinks(&verbs, &events) => Ok(()),
+        () = keep_collected(&options, &verbs) => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Ok(()),
+    };
     // What is half installed would stay so until the next agent.
     verbs.finish().await;
+    outcome?;
     tracing::info!("stopped; routes and network stay");
     Ok(())
 }
 
 /// Compares what the kernel has with what the Nodes say, whenever one of them may have changed. `routed` is told when
-/// everything was right for the first time. An error is the end: who starts us anew has new sockets.
+/// everything was right. An error is the end: who starts us anew has new sockets.
 async fn keep_routes(
     options: &Options,
     kernel: &Kernel,
     mut nodes: watch::Receiver<Nodes>,
     events: &Events,
     health: &Health,
-    routed: watch::Sender<bool>,
+    routed: watch::Sender<Option<Routed>>,
 ) -> anyhow::Result<()> {
     let mut resync = every(options.resync);
     let mut remarks = Vec::new();
@@ -124,9 +126,9 @@ async fn keep_routes(
             continue;
         };
         let begun = Instant::now();
-        let answer = timeout(PATIENCE, kernel.on_link()).await;
-        let links = match answer.context("the kernel does not answer")? {
-            Ok(links) => links,
+        let answer = timeout(PATIENCE, kernel.look()).await;
+        let seen = match answer.context("the kernel does not answer")? {
+            Ok(seen) => seen,
             Err(error) => {
                 health.failures.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!("{error:#}");
@@ -134,110 +136,46 @@ async fn keep_routes(
             }
         };
         let inputs = Inputs {
-            own: &options.node,
+            own: options.node(),
             nodes: &all,
-            links: &links,
+            links: &seen.on_link(),
             routing: options.routing,
             cluster: &options.cluster_cidrs,
         };
         let Some(desired) = plan::plan(&inputs) else {
-            tracing::warn!("the API has no Node {}: nothing is changed", options.node);
+            tracing::warn!("the API has no Node {}: nothing is changed", options.node());
             continue;
         };
-        let answer = timeout(PATIENCE, kernel.apply(&desired)).await;
-        let (changes, errors) = answer.context("the kernel does not answer")?;
-        for change in &changes {
+        let answer = timeout(PATIENCE, kernel.apply(&desired, &seen)).await;
+        let done = answer.context("the kernel does not answer")?;
+        for change in &done.changes {
             tracing::info!("{change}");
         }
-        for error in &errors {
+        for error in &done.errors {
             tracing::warn!("{error:#}");
         }
         if desired.remarks != remarks {
             for remark in &desired.remarks {
                 tracing::warn!("{remark}");
             }
-            remarks = desired.remarks;
+            remarks.clone_from(&desired.remarks);
         }
-        let took = begun.elapsed().as_micros();
+        let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         health.nodes.store(all.len() as u64, Ordering::Relaxed);
         health.syncs.fetch_add(1, Ordering::Relaxed);
         health
             .changes
-            .fetch_add(changes.len() as u64, Ordering::Relaxed);
-        health
-            .last_us
-            .store(u64::try_from(took).unwrap_or(u64::MAX), Ordering::Relaxed);
-        if errors.is_empty() {
-            routed.send_if_modified(|routed| !std::mem::replace(routed, true));
+            .fetch_add(done.changes.len() as u64, Ordering::Relaxed);
+        health.last_us.store(took, Ordering::Relaxed);
+        health.longest_us.fetch_max(took, Ordering::Relaxed);
+        if done.errors.is_empty() {
+            let now = Some(Routed {
+                mtu: desired.mtu(options.routing),
+            });
+            routed.send_if_modified(|routed| std::mem::replace(routed, now) != now);
         } else {
             health.failures.fetch_add(1, Ordering::Relaxed);
         }
-    }
-}
-
-/// Installs plugin and network, once there are routes and the node's ranges are known, and again when these or the
-/// cluster's change. The network comes last: what a runtime sees it uses.
-async fn keep_installed(
-    options: &Options,
-    verbs: &Verbs,
-    mut nodes: watch::Receiver<Nodes>,
-    health: &Health,
-    mut is_routed: watch::Receiver<bool>,
-) {
-    if is_routed.wait_for(|is_routed| *is_routed).await.is_err() {
-        return;
-    }
-    let mut again = every(options.resync);
-    let mut tested = Vec::new();
-    let mut last = Said::default();
-    let mut is_upgraded = false;
-    loop {
-        tokio::select! {
-            changed = nodes.changed() => if changed.is_err() { return },
-            _ = again.tick() => {}
-        }
-        sleep(SETTLE).await;
-        let Some(all) = nodes.borrow_and_update().clone() else {
-            continue;
-        };
-        let Some(own) = all
-            .get(&options.node)
-            .filter(|own| !own.pod_cidrs.is_empty())
-        else {
-            tracing::warn!(
-                "Node {} has no podCIDRs yet: the network is installed when it has",
-                options.node
-            );
-            continue;
-        };
-        let cluster: BTreeSet<IpNet> = if options.cluster_cidrs.is_empty() {
-            let ranges = all.values().flat_map(|peer| peer.pod_cidrs.iter().copied());
-            ranges.collect()
-        } else {
-            options.cluster_cidrs.iter().copied().collect()
-        };
-        match verbs
-            .install(&own.pod_cidrs, &cluster, tested == own.pod_cidrs)
-            .await
-        {
-            Ok(said) => last.tell("install", said),
-            Err(error) => {
-                tracing::warn!("{error:#}");
-                continue;
-            }
-        }
-        tested.clone_from(&own.pod_cidrs);
-        if !is_upgraded {
-            match verbs.upgrade().await {
-                Ok(said) => {
-                    Said::default().tell("upgrade", said);
-                    is_upgraded = true;
-                }
-                // The programs that are there go on, and it is tried again.
-                Err(error) => tracing::warn!("{error:#}"),
-            }
-        }
-        health.is_ready.store(true, Ordering::Relaxed);
     }
 }
 

@@ -18,9 +18,13 @@ use crate::peer::{Node, Peer, peer};
 /// All Nodes by name; nothing before the first whole list.
 pub(crate) type Nodes = Option<Arc<BTreeMap<String, Peer>>>;
 
+/// So many Nodes at most are listed at once: one may have 20 KiB of text, and all of an answer is in memory until it is read.
+const PAGE: u32 = 100;
+
 /// Follows the Nodes for ever.
 pub(crate) async fn follow(client: Client, tell: watch::Sender<Nodes>) {
-    let stream = watcher(Api::<Node>::all(client), watcher::Config::default()).default_backoff();
+    let config = watcher::Config::default().page_size(PAGE);
+    let stream = watcher(Api::<Node>::all(client), config).default_backoff();
     read(stream, tell).await;
 }
 

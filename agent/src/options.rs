@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use ipnet::IpNet;
 
+use crate::kernel::TunnelOptions;
+
 /// How pods of other nodes are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Routing {
@@ -23,16 +25,16 @@ pub(crate) enum Routing {
 #[command(version)]
 pub(crate) struct Options {
     /// The name of this node's Node
-    #[arg(long, env = "NODE_NAME")]
-    pub(crate) node: String,
+    #[arg(long, env = "NODE_NAME", required_unless_present = "uninstall")]
+    pub(crate) node: Option<String>,
     /// How pods of other nodes are reached
     #[arg(long, env = "UNDERPASS_ROUTING", value_enum, default_value = "auto")]
     pub(crate) routing: Routing,
     /// The UDP port of VXLAN, the same on all nodes
-    #[arg(long, default_value_t = 4789)]
+    #[arg(long, env = "UNDERPASS_VXLAN_PORT", default_value_t = 4789)]
     pub(crate) vxlan_port: u16,
     /// The network identifier of VXLAN, the same on all nodes
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..1 << 24))]
+    #[arg(long, env = "UNDERPASS_VXLAN_ID", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     pub(crate) vxlan_id: u32,
     /// A range of the cluster, to which pods' addresses are not masqueraded; by default the ranges of all nodes
     #[arg(
@@ -41,9 +43,12 @@ pub(crate) struct Options {
         value_delimiter = ','
     )]
     pub(crate) cluster_cidrs: Vec<IpNet>,
-    /// The MTU of pods, in bytes; by default the uplinks'
-    #[arg(long)]
+    /// The MTU of pods, in bytes; by default the uplinks', and that of the VXLAN device where it leads to all nodes
+    #[arg(long, env = "UNDERPASS_MTU")]
     pub(crate) mtu: Option<u32>,
+    /// Further keys of our entry in the conflist, as an object of JSON such as '{"bypass": "off"}'
+    #[arg(long, env = "UNDERPASS_CONFIG", value_name = "JSON")]
+    pub(crate) config: Option<String>,
     /// The executable `underpass` of the same version: by default the one beside the agent's
     #[arg(long)]
     pub(crate) underpass: Option<PathBuf>,
@@ -65,6 +70,26 @@ pub(crate) struct Options {
     /// How often leases without a pod are looked for, in seconds
     #[arg(long, default_value = "600", value_parser = seconds)]
     pub(crate) collect: Duration,
+    /// Remove what agents have made of this node, and end: the network and the plugin, as `underpass uninstall` does, then routes and device.
+    /// Refused while containers are attached
+    #[arg(long)]
+    pub(crate) uninstall: bool,
+}
+
+impl Options {
+    /// The name of this node's Node.
+    pub(crate) fn node(&self) -> &str {
+        // Only --uninstall goes without.
+        self.node.as_deref().unwrap_or_default()
+    }
+
+    /// What is said of VXLAN.
+    pub(crate) fn tunnel(&self) -> TunnelOptions {
+        TunnelOptions {
+            id: self.vxlan_id,
+            port: self.vxlan_port,
+        }
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -7,13 +7,15 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Resource;
 use kube::core::{ClusterResourceScope, ObjectMeta};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 /// A Node of the API, as far as it matters here.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Node {
+    #[serde(deserialize_with = "few")]
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Spec,
@@ -41,6 +43,24 @@ struct Status {
 struct Address {
     r#type: String,
     address: String,
+}
+
+/// Decodes what is needed of a Node's metadata: labels, annotations and who wrote what are far larger.
+fn few<'de, D: Deserializer<'de>>(metadata: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Few {
+        name: Option<String>,
+        resource_version: Option<String>,
+        creation_timestamp: Option<Time>,
+    }
+    let few = Few::deserialize(metadata)?;
+    Ok(ObjectMeta {
+        name: few.name,
+        resource_version: few.resource_version,
+        creation_timestamp: few.creation_timestamp,
+        ..ObjectMeta::default()
+    })
 }
 
 /// Which of a Node's addresses the other nodes reach it by.

@@ -69,10 +69,19 @@ pub(crate) struct Desired {
     pub(crate) remarks: Vec<String>,
 }
 
+impl Desired {
+    /// The MTU of pods by which none of their packets is too large for the way to others, in bytes. Where some nodes are
+    /// reached directly it is none: the uplinks' would be too large for a few, and the device's small for all.
+    pub(crate) fn mtu(&self, routing: Routing) -> Option<u32> {
+        let tunnel = self.tunnel.as_ref()?;
+        (routing == Routing::Vxlan).then_some(tunnel.mtu)
+    }
+}
+
 /// A prefix that is on one of the node's links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OnLink {
-    /// The prefix.
+    /// The prefix: the address alone, where the kernel has no route to more.
     pub(crate) net: IpNet,
     /// The node's own address there: in the prefix, unless the link is one to a single other address.
     pub(crate) own: IpAddr,
@@ -125,11 +134,15 @@ pub(crate) fn plan(inputs: &Inputs<'_>) -> Option<Desired> {
         .iter()
         .map(|range| (*range, inputs.own))
         .collect();
-    let nodes: Vec<IpAddr> = inputs
-        .nodes
-        .values()
-        .flat_map(|peer| peer.addresses.iter().copied())
-        .collect();
+    let nodes = inputs.nodes.iter().flat_map(|(name, peer)| {
+        // Ours are older than all others: nobody takes them from us.
+        let since = if name == inputs.own {
+            i64::MIN
+        } else {
+            peer.registered
+        };
+        peer.addresses.iter().map(move |address| (*address, since))
+    });
     let mut peers: Vec<_> = inputs
         .nodes
         .iter()
@@ -137,10 +150,13 @@ pub(crate) fn plan(inputs: &Inputs<'_>) -> Option<Desired> {
         .collect();
     // Of two Nodes with one range the older has it: who comes later takes nothing from anybody.
     peers.sort_by_key(|(name, peer)| (peer.registered, *name));
-    let taken = Taken::new(nodes, inputs);
+    let taken = Taken::new(nodes.collect(), inputs);
     for (name, peer) in peers {
         for range in &peer.pod_cidrs {
-            if let Some(remark) = taken.refuse(*range).or_else(|| rival(&owners, *range)) {
+            if let Some(remark) = taken
+                .refuse(*range, peer)
+                .or_else(|| rival(&owners, *range))
+            {
                 let remark = format!("Node {name} has podCIDR {range}, {remark}: no route is made");
                 desired.remarks.push(remark);
                 continue;
@@ -158,25 +174,31 @@ pub(crate) fn plan(inputs: &Inputs<'_>) -> Option<Desired> {
 
 /// What no range of pods may have in it.
 struct Taken<'a> {
-    /// All nodes' addresses, in order.
-    nodes: Vec<IpAddr>,
+    /// All nodes' addresses, in order, each with the time since which its Node is registered.
+    nodes: Vec<(IpAddr, i64)>,
     inputs: &'a Inputs<'a>,
 }
 
 impl<'a> Taken<'a> {
-    fn new(mut nodes: Vec<IpAddr>, inputs: &'a Inputs<'a>) -> Self {
+    fn new(mut nodes: Vec<(IpAddr, i64)>, inputs: &'a Inputs<'a>) -> Self {
         nodes.sort_unstable();
         Self { nodes, inputs }
     }
 
-    /// Says what is wrong with a range.
-    fn refuse(&self, range: IpNet) -> Option<String> {
+    /// Says what is wrong with a range of a Node.
+    fn refuse(&self, range: IpNet, peer: &Peer) -> Option<String> {
         let cluster = self.inputs.cluster;
         if !cluster.is_empty() && !cluster.iter().any(|cluster| cluster.contains(&range)) {
             return Some("which is outside of the cluster's ranges".to_owned());
         }
-        let first = self.nodes.partition_point(|node| *node < range.network());
-        if let Some(node) = self.nodes.get(first).filter(|node| range.contains(*node)) {
+        let first = self
+            .nodes
+            .partition_point(|(node, _)| *node < range.network());
+        let mut inside = self.nodes[first..]
+            .iter()
+            .take_while(|(node, _)| range.contains(node));
+        // A Node that came later may say any address: it takes nobody's range away.
+        if let Some((node, _)) = inside.find(|(_, since)| *since <= peer.registered) {
             return Some(format!("in which the node's address {node} is"));
         }
         // A small part of a large link is a common place for pods; a whole link is not.
@@ -265,6 +287,16 @@ fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) {
         ));
         return;
     };
+    if let Some(outside) = peer.addresses.first()
+        && outside.is_ipv4() != device.local.is_ipv4()
+    {
+        desired.remarks.push(format!(
+            "Node {name} has its VXLAN device at {outside}, its first InternalIP, and we have ours at {}, of the other family: \
+             no route to {range} is made; give both the same order of addresses",
+            device.local
+        ));
+        return;
+    }
     if device.mac == mac(remote) {
         desired.remarks.push(format!(
             "Node {name} has our own InternalIP {remote}: no route to {range} is made"

@@ -1,17 +1,16 @@
 //! The commands of `underpass` that the agent runs: it opens no map itself, so that what it does can be done by hand.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use ipnet::IpNet;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use crate::install::Network;
 use crate::options::Options;
 
 /// How long a command may take. The first `install` after boot has the kernel verify all programs, and a self-test.
@@ -24,6 +23,8 @@ pub(crate) struct Verbs {
     options: Options,
     /// Held by the command that runs and changes something: one at a time.
     turn: Arc<Mutex<()>>,
+    /// Held by the command that runs and only reads: whoever asks often does not start many.
+    look: Arc<Mutex<()>>,
 }
 
 impl Verbs {
@@ -45,6 +46,7 @@ impl Verbs {
             executable,
             options: options.clone(),
             turn: Arc::default(),
+            look: Arc::default(),
         })
     }
 
@@ -68,25 +70,35 @@ impl Verbs {
     /// network is not tried first by two throwaway pods.
     pub(crate) async fn install(
         &self,
-        ranges: &[IpNet],
-        cluster: &BTreeSet<IpNet>,
+        network: &Network,
         is_tested: bool,
     ) -> anyhow::Result<String> {
         let mut command = self.command("install");
         command.arg("--bin-dir").arg(&self.options.bin_dir);
         command.arg("--net-dir").arg(&self.options.net_dir);
-        for range in ranges {
+        for range in &network.ranges {
             command.arg("--range").arg(range.to_string());
         }
-        for range in cluster {
+        for range in &network.cluster {
             command.arg("--cluster-cidr").arg(range.to_string());
         }
-        if let Some(mtu) = self.options.mtu {
+        if let Some(mtu) = network.mtu {
             command.arg("--mtu").arg(mtu.to_string());
+        }
+        if let Some(config) = &self.options.config {
+            command.arg("--config").arg(config);
         }
         if is_tested {
             command.arg("--no-self-test");
         }
+        self.change(command).await
+    }
+
+    /// Removes network and plugin.
+    pub(crate) async fn uninstall(&self) -> anyhow::Result<String> {
+        let mut command = self.command("uninstall");
+        command.arg("--bin-dir").arg(&self.options.bin_dir);
+        command.arg("--net-dir").arg(&self.options.net_dir);
         self.change(command).await
     }
 
@@ -112,6 +124,7 @@ impl Verbs {
 
     /// Reads what the programs counted, in the format of `OpenMetrics`.
     pub(crate) async fn metrics(&self) -> anyhow::Result<String> {
+        let _look = self.look.lock().await;
         let mut command = self.command("metrics");
         command.arg("--net-dir").arg(&self.options.net_dir);
         run(command).await

@@ -1,7 +1,8 @@
 //! The routes to ranges of pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::pin::pin;
 
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
@@ -12,7 +13,7 @@ use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteType,
 };
 
-use super::Kernel;
+use super::{Kernel, Notes};
 use crate::plan::{Desired, Way};
 
 /// Our routes' `protocol`, a number that neither the kernel's header nor iproute2's `rt_protos` gives to anybody.
@@ -38,8 +39,7 @@ impl Kernel {
         &self,
         desired: &Desired,
         device: Option<u32>,
-        changes: &mut Vec<String>,
-        errors: &mut Vec<anyhow::Error>,
+        notes: &mut Notes,
     ) {
         let mut existing: BTreeMap<IpNet, Vec<(Found, RouteMessage)>> = BTreeMap::new();
         match self.own_routes().await {
@@ -48,7 +48,7 @@ impl Kernel {
                     existing.entry(range).or_default().push((found, message));
                 }
             }
-            Err(error) => return errors.push(error),
+            Err(error) => return notes.errors.push(error),
         }
         for (range, way) in &desired.routes {
             let there = existing.remove(range).unwrap_or_default();
@@ -60,10 +60,10 @@ impl Kernel {
             for (found, message) in there {
                 if found == wanted {
                     is_there = true;
-                } else if found.metric != METRIC
+                } else if (found.metric != METRIC || is_in_the_way(*range, found, wanted))
                     && let Err(error) = self.handle.route().del(message).execute().await
                 {
-                    errors.push(
+                    notes.errors.push(
                         anyhow::Error::new(error)
                             .context(format!("cannot delete an old route to {range}")),
                     );
@@ -74,19 +74,17 @@ impl Kernel {
             }
             // Nobody else has our metric: what is replaced is a route of ours.
             match self.replace(*range, wanted).await {
-                Ok(()) => changes.push(format!("route to {range} {}", say(way))),
-                Err(error) => errors.push(error),
+                Ok(()) => {
+                    let change = format!("route to {range} {}", say(way));
+                    notes.changes.push(change);
+                }
+                Err(error) => notes.errors.push(error),
             }
         }
         for (range, routes) in existing {
             for (_, message) in routes {
-                match self.handle.route().del(message).execute().await {
-                    Ok(()) => changes.push(format!("no route to {range} any more")),
-                    Err(error) => errors.push(
-                        anyhow::Error::new(error)
-                            .context(format!("cannot delete the route to {range}")),
-                    ),
-                }
+                let outcome = self.handle.route().del(message).execute().await;
+                notes.note(outcome, format!("no route to {range} any more"));
             }
         }
     }
@@ -115,6 +113,32 @@ impl Kernel {
             .execute()
             .await
             .with_context(|| format!("cannot make the route to {range}: {wanted:?}"))
+    }
+
+    /// Lists what the main table has on links, each with the device.
+    pub(super) async fn link_routes(&self) -> anyhow::Result<BTreeSet<(IpNet, u32)>> {
+        let mut routes = BTreeSet::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut request = RouteMessage::default();
+            request.header.address_family = family;
+            let mut messages = pin!(self.handle.route().get(request).execute());
+            while let Some(message) = messages
+                .try_next()
+                .await
+                .context("cannot list the routes")?
+            {
+                let header = &message.header;
+                let is_of_a_link =
+                    header.kind == RouteType::Unicast && header.table == RouteHeader::RT_TABLE_MAIN;
+                if is_of_a_link
+                    && let Some((range, found)) = read(&message)
+                    && let (None, Some(device)) = (found.via, found.device)
+                {
+                    routes.insert((range, device));
+                }
+            }
+        }
+        Ok(routes)
     }
 
     /// Lists the routes of the main table that have our protocol number.
@@ -172,6 +196,12 @@ fn found(way: &Way, device: Option<u32>) -> Option<Found> {
             ..route
         },
     })
+}
+
+/// Tells whether IPv6 would refuse to replace a route: the gateway of the new one is in the range, and no route may lead
+/// to it by another device, not even the one that goes.
+fn is_in_the_way(range: IpNet, found: Found, wanted: Found) -> bool {
+    range.addr().is_ipv6() && wanted.on_link && found.device != wanted.device
 }
 
 fn say(way: &Way) -> String {

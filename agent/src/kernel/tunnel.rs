@@ -1,74 +1,63 @@
 //! The VXLAN device, and what it knows of those of other nodes.
 
 use std::collections::BTreeSet;
+use std::future::ready;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use ipnet::IpNet;
 use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::link::{
-    InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
-};
+use rtnetlink::packet_route::link::InfoVxlan;
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVxlan};
 
-use super::{DEVICE, Kernel, net_of};
+use super::{DEVICE, Kernel, Link, Notes, Seen, read_link};
 use crate::plan::{Desired, Mac, Neighbour, Tunnel};
-
-/// The device as the kernel describes it.
-struct Existing {
-    index: u32,
-    mtu: u32,
-    is_up: bool,
-    mac: Vec<u8>,
-    vxlan: Vec<InfoVxlan>,
-}
 
 impl Kernel {
     /// Makes the device, its addresses and what it knows as they are desired. Returns its number, if there is one at
-    /// the end; what could not be done with it is in `errors`.
+    /// the end; what could not be done with it is in `notes`.
     pub(super) async fn keep_tunnel(
         &self,
         tunnel: &Tunnel,
         desired: &Desired,
-        changes: &mut Vec<String>,
-        errors: &mut Vec<anyhow::Error>,
+        seen: &Seen,
+        notes: &mut Notes,
     ) -> anyhow::Result<u32> {
-        let mut existing = self.existing().await?;
-        if let Some(device) = &existing
-            && !self.is_same(device, tunnel)
-        {
-            self.delete(device.index).await?;
-            existing = None;
-        }
-        if existing.is_none() {
-            self.create(tunnel).await?;
-            changes.push(format!("device {DEVICE}, outside {}", tunnel.local));
-            existing = self.existing().await?;
-        }
-        let device = existing.with_context(|| format!("{DEVICE} was deleted while it was made"))?;
+        let made;
+        let device = match existing(seen) {
+            Some(device) if self.is_same(device, tunnel) => device,
+            other => {
+                if let Some(device) = other {
+                    self.delete(device.index).await?;
+                }
+                made = self.create(tunnel, notes).await?;
+                &made
+            }
+        };
         self.device.store(device.index, Ordering::Relaxed);
-        if let Err(error) = self.keep_up(&device, tunnel, changes).await {
-            errors.push(error);
+        if let Err(error) = self.keep_up(device, tunnel, notes).await {
+            notes.errors.push(error);
         }
-        self.keep_addresses(device.index, &tunnel.addresses, changes, errors)
+        self.keep_addresses(device.index, &tunnel.addresses, seen, notes)
             .await;
-        self.keep_neighbours(device.index, &desired.neighbours, changes, errors)
+        self.keep_neighbours(device.index, &desired.neighbours, notes)
             .await;
-        self.keep_forwarding(device.index, &desired.forwarding, changes, errors)
+        self.keep_forwarding(device.index, &desired.forwarding, notes)
             .await;
         Ok(device.index)
     }
 
     async fn keep_up(
         &self,
-        device: &Existing,
+        device: &Link,
         tunnel: &Tunnel,
-        changes: &mut Vec<String>,
+        notes: &mut Notes,
     ) -> anyhow::Result<()> {
         if device.mtu == tunnel.mtu && device.is_up {
             return Ok(());
@@ -82,7 +71,7 @@ impl Kernel {
             .execute()
             .await
             .with_context(|| format!("cannot set {DEVICE} up with an MTU of {}", tunnel.mtu))?;
-        changes.push(format!(
+        notes.changes.push(format!(
             "device {DEVICE} is up with an MTU of {}",
             tunnel.mtu
         ));
@@ -90,58 +79,16 @@ impl Kernel {
     }
 
     /// Deletes the device, if there is one.
-    pub(super) async fn remove_tunnel(&self, changes: &mut Vec<String>) -> anyhow::Result<()> {
-        if let Some(device) = self.existing().await? {
+    pub(super) async fn remove_tunnel(&self, seen: &Seen, notes: &mut Notes) -> anyhow::Result<()> {
+        if let Some(device) = existing(seen) {
             self.delete(device.index).await?;
-            changes.push(format!("no device {DEVICE} any more"));
+            notes.changes.push(format!("no device {DEVICE} any more"));
         }
         Ok(())
     }
 
-    async fn existing(&self) -> anyhow::Result<Option<Existing>> {
-        let messages: Vec<LinkMessage> = self
-            .handle
-            .link()
-            .get()
-            .execute()
-            .try_collect()
-            .await
-            .context("cannot list the devices")?;
-        let ours = |message: &LinkMessage| {
-            message
-                .attributes
-                .iter()
-                .any(|attribute| matches!(attribute, LinkAttribute::IfName(name) if name == DEVICE))
-        };
-        let Some(message) = messages.into_iter().find(ours) else {
-            return Ok(None);
-        };
-        let mut device = Existing {
-            index: message.header.index,
-            mtu: 0,
-            is_up: message.header.flags.contains(LinkFlags::Up),
-            mac: Vec::new(),
-            vxlan: Vec::new(),
-        };
-        for attribute in message.attributes {
-            match attribute {
-                LinkAttribute::Mtu(mtu) => device.mtu = mtu,
-                LinkAttribute::Address(mac) => device.mac = mac,
-                LinkAttribute::LinkInfo(infos) => {
-                    for info in infos {
-                        if let LinkInfo::Data(InfoData::Vxlan(vxlan)) = info {
-                            device.vxlan = vxlan;
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
-        Ok(Some(device))
-    }
-
     /// What can't be changed on a device that is there.
-    fn is_same(&self, device: &Existing, tunnel: &Tunnel) -> bool {
+    fn is_same(&self, device: &Link, tunnel: &Tunnel) -> bool {
         let local = match tunnel.local {
             IpAddr::V4(address) => InfoVxlan::Local(address),
             IpAddr::V6(address) => InfoVxlan::Local6(address),
@@ -155,7 +102,7 @@ impl Kernel {
         device.mac == tunnel.mac && wanted.iter().all(|wanted| device.vxlan.contains(wanted))
     }
 
-    async fn create(&self, tunnel: &Tunnel) -> anyhow::Result<()> {
+    async fn create(&self, tunnel: &Tunnel, notes: &mut Notes) -> anyhow::Result<Link> {
         let device = LinkMessageBuilder::<LinkVxlan>::new(DEVICE)
             .id(self.tunnel.id)
             .port(self.tunnel.port)
@@ -176,7 +123,16 @@ impl Kernel {
                  identifier and port",
                 self.tunnel.id, self.tunnel.port, tunnel.local
             )
-        })
+        })?;
+        let change = format!("device {DEVICE}, outside {}", tunnel.local);
+        notes.changes.push(change);
+        let request = self.handle.link().get().match_name(DEVICE);
+        let mut made = pin!(request.execute());
+        let message = made.try_next().await;
+        message
+            .with_context(|| format!("cannot find {DEVICE}, which was just made"))?
+            .map(read_link)
+            .with_context(|| format!("{DEVICE} was deleted while it was made"))
     }
 
     async fn delete(&self, index: u32) -> anyhow::Result<()> {
@@ -191,110 +147,79 @@ impl Kernel {
         &self,
         index: u32,
         wanted: &BTreeSet<IpNet>,
-        changes: &mut Vec<String>,
-        errors: &mut Vec<anyhow::Error>,
+        seen: &Seen,
+        notes: &mut Notes,
     ) {
-        let mut missing = wanted.clone();
-        let addresses = match self.addresses().await {
-            Ok(addresses) => addresses,
-            Err(error) => return errors.push(error),
+        let is_link_local = |net: IpNet| matches!(net.addr(), IpAddr::V6(address) if address.is_unicast_link_local());
+        let there = seen.addresses.iter().filter(|address| {
+            // The kernel gives a device link-local ones of its own.
+            address.message.header.index == index && !is_link_local(address.own)
+        });
+        let handle = self.handle.address();
+        let level = Level {
+            say: |net: &IpNet| format!("address {net} on {DEVICE}"),
+            remove: async |message| handle.del(message).execute().await,
+            add: async |net: &IpNet| {
+                let request = handle.add(index, net.addr(), net.prefix_len());
+                request.execute().await
+            },
         };
-        for message in addresses {
-            if message.header.index != index {
-                continue;
-            }
-            let Some(net) = net_of(&message) else {
-                continue;
-            };
-            let is_link_local =
-                matches!(net.addr(), IpAddr::V6(address) if address.is_unicast_link_local());
-            if !missing.remove(&net) && !is_link_local {
-                let outcome = self.handle.address().del(message).execute().await;
-                let what = format!("no address {net} on {DEVICE} any more");
-                note(outcome, what, changes, errors);
-            }
-        }
-        for net in missing {
-            let request = self
-                .handle
-                .address()
-                .add(index, net.addr(), net.prefix_len());
-            let what = format!("address {net} on {DEVICE}");
-            note(request.execute().await, what, changes, errors);
-        }
+        let there = there.map(|address| (address.own, address.message.clone()));
+        level.make(there, wanted, notes).await;
     }
 
-    async fn keep_neighbours(
-        &self,
-        index: u32,
-        wanted: &BTreeSet<Neighbour>,
-        changes: &mut Vec<String>,
-        errors: &mut Vec<anyhow::Error>,
-    ) {
-        let mut missing = wanted.clone();
+    async fn keep_neighbours(&self, index: u32, wanted: &BTreeSet<Neighbour>, notes: &mut Notes) {
+        let mut there = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let entries = match self.permanent(index, family).await {
-                Ok(entries) => entries,
-                Err(error) => return errors.push(error),
-            };
-            for message in entries {
-                let Some(neighbour) = neighbour(&message) else {
-                    continue;
-                };
-                if !missing.remove(&neighbour) {
-                    let outcome = self.handle.neighbours().del(message).execute().await;
-                    let what = format!("no neighbour {} any more", neighbour.address);
-                    note(outcome, what, changes, errors);
-                }
+            match self.permanent(index, family).await {
+                Ok(entries) => there.extend(entries),
+                Err(error) => return notes.errors.push(error),
             }
         }
-        for neighbour in missing {
-            let request = self
-                .handle
-                .neighbours()
-                .add(index, neighbour.address)
-                .link_layer_address(&neighbour.mac)
-                .state(NeighbourState::Permanent)
-                .replace();
-            let what = format!("neighbour {} on {DEVICE}", neighbour.address);
-            note(request.execute().await, what, changes, errors);
-        }
+        let handle = self.handle.neighbours();
+        let level = Level {
+            say: |neighbour: &Neighbour| format!("neighbour {} on {DEVICE}", neighbour.address),
+            remove: async |message| handle.del(message).execute().await,
+            add: async |neighbour: &Neighbour| {
+                let request = handle
+                    .add(index, neighbour.address)
+                    .link_layer_address(&neighbour.mac)
+                    .state(NeighbourState::Permanent)
+                    .replace();
+                request.execute().await
+            },
+        };
+        level.make(there, wanted, notes).await;
     }
 
     async fn keep_forwarding(
         &self,
         index: u32,
         wanted: &BTreeSet<(Mac, IpAddr)>,
-        changes: &mut Vec<String>,
-        errors: &mut Vec<anyhow::Error>,
+        notes: &mut Notes,
     ) {
-        let mut missing = wanted.clone();
-        let entries = match self.permanent(index, AddressFamily::Bridge).await {
+        let there = match self.permanent(index, AddressFamily::Bridge).await {
             Ok(entries) => entries,
-            Err(error) => return errors.push(error),
+            Err(error) => return notes.errors.push(error),
         };
-        for message in entries {
-            let Some(entry) = neighbour(&message) else {
-                continue;
-            };
-            if !missing.remove(&(entry.mac, entry.address)) {
-                let outcome = self.handle.neighbours().del(message).execute().await;
-                let what = format!("no node at {} behind {DEVICE} any more", entry.address);
-                note(outcome, what, changes, errors);
-            }
-        }
-        for (mac, outside) in missing {
-            let request = self
-                .handle
-                .neighbours()
-                .add_bridge(index, &mac)
-                .destination(outside)
-                .flags(NeighbourFlags::Own)
-                .state(NeighbourState::Permanent)
-                .replace();
-            let what = format!("node at {outside} behind {DEVICE}");
-            note(request.execute().await, what, changes, errors);
-        }
+        let handle = self.handle.neighbours();
+        let level = Level {
+            say: |(_, outside): &(Mac, IpAddr)| format!("node at {outside} behind {DEVICE}"),
+            remove: async |message| handle.del(message).execute().await,
+            add: async |(mac, outside): &(Mac, IpAddr)| {
+                let request = handle
+                    .add_bridge(index, mac)
+                    .destination(*outside)
+                    .flags(NeighbourFlags::Own)
+                    .state(NeighbourState::Permanent)
+                    .replace();
+                request.execute().await
+            },
+        };
+        let there = there
+            .into_iter()
+            .map(|(known, message)| ((known.mac, known.address), message));
+        level.make(there, wanted, notes).await;
     }
 
     /// Lists the permanent entries of the device: those that somebody made.
@@ -302,31 +227,57 @@ impl Kernel {
         &self,
         index: u32,
         family: AddressFamily,
-    ) -> anyhow::Result<Vec<NeighbourMessage>> {
+    ) -> anyhow::Result<Vec<(Neighbour, NeighbourMessage)>> {
         let request = self.handle.neighbours().get().set_address_family(family);
-        let mut messages: Vec<NeighbourMessage> = request
-            .execute()
+        let entries = request.execute().try_filter_map(|message| {
+            let is_ours = message.header.ifindex == index
+                && message.header.state == NeighbourState::Permanent;
+            let known = neighbour(&message).filter(|_| is_ours);
+            ready(Ok(known.map(|known| (known, message))))
+        });
+        entries
             .try_collect()
             .await
-            .context("cannot list the neighbours")?;
-        messages.retain(|message| {
-            message.header.ifindex == index && message.header.state == NeighbourState::Permanent
-        });
-        Ok(messages)
+            .context("cannot list the neighbours")
     }
 }
 
-/// Notes what became of one change. The next comparison tries again.
-fn note(
-    outcome: Result<(), rtnetlink::Error>,
-    what: String,
-    changes: &mut Vec<String>,
-    errors: &mut Vec<anyhow::Error>,
-) {
-    match outcome {
-        Ok(()) => changes.push(what),
-        Err(error) => errors.push(anyhow::Error::new(error).context(format!("not done: {what}"))),
+/// How one kind of things is made what it should be.
+struct Level<S, R, A> {
+    /// Names one of them.
+    say: S,
+    remove: R,
+    add: A,
+}
+
+impl<S, R, A> Level<S, R, A> {
+    /// Removes what is not wanted, then adds what is missing.
+    async fn make<T, M>(
+        &self,
+        there: impl IntoIterator<Item = (T, M)>,
+        wanted: &BTreeSet<T>,
+        notes: &mut Notes,
+    ) where
+        T: Ord + Clone,
+        S: Fn(&T) -> String,
+        R: AsyncFn(M) -> Result<(), rtnetlink::Error>,
+        A: AsyncFn(&T) -> Result<(), rtnetlink::Error>,
+    {
+        let mut missing = wanted.clone();
+        for (thing, message) in there {
+            if !missing.remove(&thing) {
+                let change = format!("no {} any more", (self.say)(&thing));
+                notes.note((self.remove)(message).await, change);
+            }
+        }
+        for thing in missing {
+            notes.note((self.add)(&thing).await, (self.say)(&thing));
+        }
     }
+}
+
+fn existing(seen: &Seen) -> Option<&Link> {
+    seen.links.iter().find(|link| link.name == DEVICE)
 }
 
 fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {

@@ -228,6 +228,56 @@ fn a_range_in_which_nodes_are_is_not_believed() {
 }
 
 #[test]
+fn an_address_takes_no_range_of_an_older_node() {
+    let range = net("10.3.0.0/24");
+    let registered = |peer: Peer, registered| Peer { registered, ..peer };
+    let plan_with = |since: i64| {
+        let nodes = nodes(&[
+            ("a", registered(myself(), 9)),
+            ("b", registered(node(&["192.0.2.3"], &["10.3.0.0/24"]), 5)),
+            (
+                "c",
+                registered(node(&["192.0.2.4", "10.3.0.7"], &["10.4.0.0/24"]), since),
+            ),
+        ]);
+        planned(&nodes, Routing::Auto).expect("a plan")
+    };
+    let younger = plan_with(6);
+    assert!(younger.routes.contains_key(&range), "{:?}", younger.remarks);
+    for since in [4, 5] {
+        let older = plan_with(since);
+        assert!(!older.routes.contains_key(&range), "{since}");
+        assert!(older.remarks[0].contains("10.3.0.7"), "{:?}", older.remarks);
+    }
+}
+
+#[test]
+fn our_own_addresses_are_in_nobodys_range() {
+    let mut old = node(&["198.51.100.9"], &["192.0.2.0/30"]);
+    old.registered = -1;
+    let nodes = nodes(&[("a", myself()), ("b", old)]);
+    let desired = planned(&nodes, Routing::Auto).expect("a plan");
+    assert!(!desired.routes.contains_key(&net("192.0.2.0/30")));
+}
+
+#[test]
+fn an_outside_of_the_other_family_is_no_way() {
+    let ranges = ["10.2.0.0/24", "fd00:2::/64"];
+    let peer = node(&["2001:db8:5::2", "198.51.100.2"], &ranges);
+    let nodes = nodes(&[("a", myself()), ("b", peer)]);
+    let desired = planned(&nodes, Routing::Auto).expect("a plan");
+    for range in ranges {
+        assert!(!desired.routes.contains_key(&net(range)), "{range}");
+    }
+    assert_eq!(desired.remarks.len(), 2);
+    assert!(
+        desired.remarks[0].contains("order of addresses"),
+        "{:?}",
+        desired.remarks
+    );
+}
+
+#[test]
 fn a_range_outside_of_the_clusters_is_not_believed() {
     let nodes = nodes(&[
         ("a", myself()),
@@ -276,4 +326,15 @@ fn a_link_too_small_for_vxlan_has_direct_routes_alone() {
     assert!(desired.routes.contains_key(&net("10.2.0.0/24")));
     assert!(desired.tunnel.is_none() && !desired.routes.contains_key(&net("10.3.0.0/24")));
     assert_eq!(desired.remarks.len(), 1, "{:?}", desired.remarks);
+}
+
+#[test]
+fn pods_have_the_tunnels_mtu_where_it_leads_to_all() {
+    for (outside, mtu) in [("192.0.2.1", 1450), ("2001:db8::1", 1430)] {
+        let myself = node(&[outside], &["10.1.0.0/24", "fd00:1::/64"]);
+        let nodes = nodes(&[("a", myself)]);
+        let of = |routing| planned(&nodes, routing).expect("a plan").mtu(routing);
+        assert_eq!(of(Routing::Vxlan), Some(mtu));
+        assert_eq!((of(Routing::Auto), of(Routing::Cloud)), (None, None));
+    }
 }

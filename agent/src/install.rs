@@ -1,0 +1,152 @@
+//! The installation: plugin and network are there once there are routes, and say what the Nodes say.
+//!
+//! On a node without a network routes come first: what a runtime sees it uses. Where there is one, it learns of a new
+//! node before the routes do, as what pods send to that node's must not be masqueraded.
+
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::health::Health;
+use crate::nodes::Nodes;
+use crate::options::Options;
+use crate::verbs::Verbs;
+use crate::{SETTLE, Said, every};
+
+/// How long routes wait for the network to know what is new.
+const HEAD_START: Duration = Duration::from_secs(5);
+
+/// What became of the routes, for who installs the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Routed {
+    /// The MTU of all ways to other nodes' pods, in bytes, where they are one.
+    pub(crate) mtu: Option<u32>,
+}
+
+/// The network of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Network {
+    /// The node's ranges.
+    pub(crate) ranges: Vec<IpNet>,
+    /// Those of the cluster.
+    pub(crate) cluster: BTreeSet<IpNet>,
+    /// The MTU of pods in bytes, where it is not the uplinks'.
+    pub(crate) mtu: Option<u32>,
+}
+
+impl Network {
+    /// Finds the network, if the node has ranges.
+    fn new(options: &Options, nodes: &Nodes, routed: Routed) -> Option<Self> {
+        let nodes = nodes.as_ref()?;
+        let own = nodes.get(options.node())?;
+        let cluster = if options.cluster_cidrs.is_empty() {
+            let ranges = nodes.values().flat_map(|peer| peer.pod_cidrs.iter());
+            ranges.copied().collect()
+        } else {
+            options.cluster_cidrs.iter().copied().collect()
+        };
+        (!own.pod_cidrs.is_empty()).then(|| Self {
+            ranges: own.pod_cidrs.clone(),
+            cluster,
+            mtu: options.mtu.or(routed.mtu),
+        })
+    }
+}
+
+/// Installs plugin and network when the Nodes have become others, and puts back what somebody removed. Routes go by
+/// the Nodes that `pass` gets.
+pub(crate) async fn keep(
+    options: &Options,
+    verbs: &Verbs,
+    mut nodes: watch::Receiver<Nodes>,
+    pass: watch::Sender<Nodes>,
+    health: &Health,
+    mut routed: watch::Receiver<Option<Routed>>,
+) {
+    let mut again = every(options.resync);
+    let mut installed: Option<Network> = None;
+    let mut last = Said::default();
+    let mut is_upgraded = false;
+    loop {
+        tokio::select! {
+            changed = nodes.changed() => if changed.is_err() { return },
+            changed = routed.changed() => if changed.is_err() { return },
+            _ = again.tick() => {}
+        }
+        let Some(routed) = *routed.borrow_and_update() else {
+            give(&pass, &nodes.borrow_and_update());
+            continue;
+        };
+        sleep(SETTLE).await;
+        let all = nodes.borrow_and_update().clone();
+        let Some(network) = Network::new(options, &all, routed) else {
+            give(&pass, &all);
+            tracing::warn!(
+                "Node {} has no podCIDRs: the network is installed when it has",
+                options.node()
+            );
+            continue;
+        };
+        if installed.as_ref() == Some(&network) {
+            give(&pass, &all);
+        }
+        let tested = installed.as_ref().map(|installed| &installed.ranges);
+        let is_tested = tested == Some(&network.ranges);
+        let outcome = install(verbs, &network, is_tested, || give(&pass, &all)).await;
+        give(&pass, &all);
+        match outcome {
+            Ok(said) => last.tell("install", said),
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                continue;
+            }
+        }
+        installed = Some(network);
+        if !is_upgraded {
+            match verbs.upgrade().await {
+                Ok(said) => {
+                    Said::default().tell("upgrade", said);
+                    is_upgraded = true;
+                }
+                // The programs that are there go on, and it is tried again.
+                Err(error) => tracing::warn!("{error:#}"),
+            }
+        }
+        health.is_ready.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs the command. `late` is called if routes can't wait for it.
+async fn install(
+    verbs: &Verbs,
+    network: &Network,
+    is_tested: bool,
+    late: impl FnOnce(),
+) -> anyhow::Result<String> {
+    let mut install = pin!(verbs.install(network, is_tested));
+    if let Ok(outcome) = timeout(HEAD_START, &mut install).await {
+        return outcome;
+    }
+    late();
+    install.await
+}
+
+/// Has routes go by these Nodes.
+fn give(pass: &watch::Sender<Nodes>, nodes: &Nodes) {
+    pass.send_if_modified(|last| {
+        let is_same = match (&*last, nodes) {
+            (Some(last), Some(nodes)) => Arc::ptr_eq(last, nodes),
+            (last, nodes) => last.is_none() && nodes.is_none(),
+        };
+        if !is_same {
+            last.clone_from(nodes);
+        }
+        !is_same
+    });
+}

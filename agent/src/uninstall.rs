@@ -1,0 +1,39 @@
+//! The way back: what the agent has made of a node goes, and nothing else.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use tokio::net::TcpListener;
+
+use crate::kernel::Kernel;
+use crate::options::Options;
+use crate::plan::Desired;
+use crate::verbs::Verbs;
+
+/// Removes network and plugin, then routes and device. Changes nothing while containers are attached, or another agent
+/// runs on this node.
+pub(crate) async fn run(options: &Options, verbs: &Verbs) -> anyhow::Result<()> {
+    // An agent that runs would make it all again.
+    let _alone = TcpListener::bind(options.listen).await.with_context(|| {
+        format!(
+            "{} is in use, so an agent may run on this node: end it first, or say what it was started with by --listen",
+            options.listen
+        )
+    })?;
+    for line in verbs.uninstall().await?.lines() {
+        tracing::info!("uninstall: {line}");
+    }
+    let kernel = Kernel::open(options.tunnel(), Arc::default())?;
+    let seen = kernel.look().await?;
+    let notes = kernel.apply(&Desired::default(), &seen).await;
+    for change in &notes.changes {
+        tracing::info!("{change}");
+    }
+    for error in &notes.errors {
+        tracing::warn!("{error:#}");
+    }
+    if !notes.errors.is_empty() {
+        bail!("routes or the device are left: repeat the command");
+    }
+    Ok(())
+}
