@@ -23,7 +23,7 @@ fn refused(lab: &Lab, conf: &Conf) -> Result<CniError> {
 #[test]
 fn it_changes_nothing() -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = Lab::unloaded()?;
     let files = || {
         lab.node.netns().run(|| {
             let mut listed = Vec::new();

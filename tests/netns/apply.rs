@@ -79,6 +79,46 @@ fn an_uplink_that_comes_masquerades(#[values(V4, V6)] family: Family) -> Result<
     pod.call_with_result("CHECK").run(&lab.node)?.silence()
 }
 
+/// A cluster's conflist gets the ranges of a node that joins, and loses those of one that leaves.
+#[rstest]
+fn destinations_of_now_see_a_pod_of_before(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = |destinations: &[String]| lab.conf().with("nonMasqueradeCIDRs", destinations);
+    let put =
+        |destinations: &[String]| net_dir::put(&lab.node, "10-lab.conflist", &conf(destinations));
+    let own = Family::BOTH.map(|family| family.pods().to_owned());
+    put(&own)?;
+    let pod = lab.pod_with("a", &conf(&own))?;
+    let said = lab.node.underpass(&APPLY)?;
+    ensure!(said == NOTHING, "after an ADD: {said:?}");
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    ensure!(tcp::visit(pod.netns(), remote)? == family.node());
+
+    let joined = format!("{}/{}", remote.ip(), family.host_bits());
+    put(&[&own[..], std::slice::from_ref(&joined)].concat())?;
+    apply_once(
+        &lab,
+        &[&format!("network lab: not masqueraded to {joined}")],
+    )?;
+    let seen = tcp::visit(pod.netns(), remote)?;
+    ensure!(seen == pod.ip(family), "seen {seen}");
+
+    put(&own)?;
+    apply_once(&lab, &[&format!("network lab: masqueraded to {joined}")])?;
+    let seen = tcp::visit(pod.netns(), remote)?;
+    ensure!(seen == family.node(), "seen {seen}");
+
+    // Without a container there is nothing to bring up to date.
+    pod.del()?;
+    put(&[joined])?;
+    let said = lab.node.underpass(&APPLY)?;
+    ensure!(said == NOTHING, "without a pod: {said:?}");
+    Ok(())
+}
+
 #[rstest]
 fn another_address_and_mtu_count(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();

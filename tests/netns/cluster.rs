@@ -6,8 +6,21 @@ use underpass_tests::prelude::*;
 
 use self::fixture::{Cluster, eventually};
 
+mod agent;
 mod api;
+mod firewall;
 mod fixture;
+mod image;
+mod leaving;
+mod life;
+mod member;
+mod outer_port;
+mod outside;
+mod rolling;
+mod scale;
+mod services;
+mod tunnel;
+mod ways;
 
 #[test]
 fn pods_reach_pods_of_neighbours() -> Result<()> {
@@ -28,21 +41,29 @@ fn pods_reach_pods_of_neighbours() -> Result<()> {
 #[test]
 fn pods_reach_pods_beyond_a_router() -> Result<()> {
     needs_root!();
-    let cluster = Cluster::new(&[0, 1, 0])?;
-    cluster.settle()?;
-    let pods = cluster.pods()?;
-    Cluster::all_reach_all(&pods)?;
-    // All that the second node sends leaves by VXLAN.
-    cluster.all_bypass()
+    // The node that joins last sends by VXLAN alone.
+    for links in [&[0, 1, 0, 1][..], &[0, 1]] {
+        let cluster = Cluster::new(links)?;
+        cluster.settle()?;
+        let pods = cluster.pods()?;
+        Cluster::all_reach_all(&pods)?;
+        cluster.all_bypass()?;
+    }
+    Ok(())
 }
 
 #[test]
 fn an_address_that_no_pod_has_is_unreachable_at_once() -> Result<()> {
     needs_root!();
-    let cluster = Cluster::new(&[0, 0])?;
+    let cluster = Cluster::new(&[0, 0, 1])?;
     cluster.settle()?;
     let pods = cluster.pods()?;
-    for (family, nobody) in [(V4, "10.244.2.200"), (V6, "fd00:244:2::200")] {
+    for (family, nobody) in [
+        (V4, "10.244.2.200"),
+        (V6, "fd00:244:2::200"),
+        (V4, "10.244.3.200"),
+        (V6, "fd00:244:3::200"),
+    ] {
         let error = tcp::Client::try_connect(
             pods[0].netns(),
             std::net::SocketAddr::new(nobody.parse()?, 80),
@@ -51,7 +72,7 @@ fn an_address_that_no_pod_has_is_unreachable_at_once() -> Result<()> {
         let said = format!("{:?}", error.err().context("nobody answered")?);
         ensure!(
             said.contains("unreachable") || said.contains("No route to host"),
-            "{family:?}: {said}"
+            "{family:?} {nobody}: {said}"
         );
     }
     Ok(())

@@ -106,14 +106,18 @@ fn conflist(lab: &Lab) -> String {
     json!({ "cniVersion": "1.0.0", "name": "lab", "plugins": [plugin] }).to_string()
 }
 
-/// A node whose folder of networks has the one that its containers are in.
+/// A node whose folder of networks has the one that its containers are in, and whose programs were loaded beside the firewall.
 fn lab() -> Result<Lab> {
-    with_network(Lab::new()?)
+    let lab = with_network(Lab::new()?)?;
+    lab.node.underpass(&["load"])?;
+    Ok(lab)
 }
 
 /// The same without a firewall, for those who bring their own.
 fn open_lab() -> Result<Lab> {
-    with_network(Lab::open()?)
+    let lab = with_network(Lab::open()?)?;
+    lab.node.underpass(&["load"])?;
+    Ok(lab)
 }
 
 fn with_network(lab: Lab) -> Result<Lab> {

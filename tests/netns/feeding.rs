@@ -333,7 +333,7 @@ fn a_rule_that_comes_later_ends_a_ping(#[values(V4, V6)] family: Family) -> Resu
 }
 
 /// Fails unless it is silent soon, and silent from then on.
-fn expect_end(mut is_silent: impl FnMut() -> bool) -> Result<()> {
+pub(crate) fn expect_end(mut is_silent: impl FnMut() -> bool) -> Result<()> {
     let start = Instant::now();
     while !is_silent() {
         ensure!(

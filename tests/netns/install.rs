@@ -1,10 +1,12 @@
 //! `underpass install` and `uninstall`: whatever happens in between, a runtime finds a network that works or none.
 
 mod fixture;
+mod keys;
 mod killed;
+mod meanwhile;
 mod struck;
 
-use std::{collections::BTreeSet, fs, thread};
+use std::{collections::BTreeSet, fs};
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -330,26 +332,6 @@ fn uninstall_leaves_nothing_of_ours_and_all_of_others() -> Result<()> {
     let said = machine.run("uninstall", &[])?;
     ensure!(!said.contains("removed"), "{said}");
     Ok(())
-}
-
-#[test]
-fn two_at_once_wait_for_each_other() -> Result<()> {
-    needs_root!();
-    let machine = Machine::new()?;
-    machine.lab.node.underpass(&["load"])?;
-    let mtus = ["1300", "1310", "1320", "1330"];
-    thread::scope(|scope| {
-        let machine = &machine;
-        let started =
-            mtus.map(|mtu| scope.spawn(move || machine.install(&Family::BOTH, &["--mtu", mtu])));
-        started.into_iter().try_for_each(|one| {
-            let said = one.join().ok().context("it panicked")??;
-            ensure!(said.contains("ok  DEL of both"), "{said}");
-            Ok(())
-        })
-    })?;
-    ensure!(machine.leftovers()?.is_empty());
-    machine.pod("a")?.del()
 }
 
 #[rstest]

@@ -28,7 +28,7 @@ pub(crate) const BY_WORLD: u16 = 81;
 const BY_NOBODY: u16 = 82;
 
 /// How much higher the port of the node is.
-const NODE_PORT: u16 = 30_000;
+pub(crate) const NODE_PORT: u16 = 30_000;
 
 /// A pod that asks, a pod and a server in the world that answer, and Services in front of these and of nobody.
 pub(crate) struct Scene {

@@ -2,7 +2,7 @@
 //! an upgrade that is killed is ended by the next call.
 
 mod strike;
-mod traffic;
+pub(crate) mod traffic;
 
 use std::{
     collections::BTreeMap,
@@ -40,7 +40,7 @@ const NUMBERED: u16 = 8090;
 const REMOTE: u16 = 443;
 
 /// The kernel's numbers of the programs that are pinned.
-fn programs(node: &Node) -> Result<BTreeMap<String, u32>> {
+pub(crate) fn programs(node: &Node) -> Result<BTreeMap<String, u32>> {
     let folder = pins(node).join("programs");
     node.netns().run(|| {
         let entries = fs::read_dir(&folder).context("list the pinned programs")?;
@@ -55,7 +55,11 @@ fn programs(node: &Node) -> Result<BTreeMap<String, u32>> {
 }
 
 /// Fails unless all programs are others than before, and sit on the devices of these containers.
-fn expect_exchanged(node: &Node, before: &BTreeMap<String, u32>, pods: &[&Pod]) -> Result<()> {
+pub(crate) fn expect_exchanged(
+    node: &Node,
+    before: &BTreeMap<String, u32>,
+    pods: &[&Pod],
+) -> Result<()> {
     let now = programs(node)?;
     ensure!(now.keys().eq(before.keys()), "{before:?}, and then {now:?}");
     let same: Vec<_> = now

@@ -2,4 +2,5 @@
 
 mod contract;
 mod demo;
+mod deploy;
 mod docs;

@@ -75,6 +75,15 @@ impl Family {
         self.choose([10, 244, 1, number], [0xfd00, 0x244, 1, 0, 0, 0, 0, last])
     }
 
+    /// The range that the nodes of a cluster get their pods' ranges from, [`Self::pod_elsewhere`] included.
+    #[must_use]
+    pub const fn cluster_pods(self) -> &'static str {
+        match self {
+            Self::V4 => "10.244.0.0/16",
+            Self::V6 => "fd00:244::/32",
+        }
+    }
+
     /// An address of the pods' range that no pod of a test gets.
     #[must_use]
     pub const fn unused_pod(self) -> IpAddr {

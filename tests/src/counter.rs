@@ -57,6 +57,15 @@ impl Counters {
         Ok(Self(sums))
     }
 
+    /// Fails unless a node of this name has put packets past its stack onto an uplink, and into a container.
+    pub fn expect_bypass(node: &Node, name: &str) -> Result<()> {
+        let counted = Self::read(node)?;
+        for counter in [Counter::BypassWire, Counter::BypassPeer] {
+            ensure!(counted.get(counter) > 0, "{name}: no {}", counter.name());
+        }
+        Ok(())
+    }
+
     /// One of them.
     #[must_use]
     pub fn get(&self, counter: Counter) -> u64 {

@@ -1,14 +1,18 @@
-//! Maps and programs that were loaded before the test, for machines where the verifier takes most of a test's time.
+//! Maps and programs that were loaded before the test: the verifier takes a second and a half for those of a node, in an emulated machine
+//! more than the rest of the test does.
 //!
-//! `cargo xtask test vm` loads a few sets of them in a guest and names one to each test. A [`Node`](crate::Node) gets that set, emptied, as
-//! its own pins. Sets go round, so the devices of the test before, which the kernel may still be taking away, have another.
+//! `cargo xtask test` names a folder for sets of them. The first test that finds a place there empty leaves what its node has loaded. A later
+//! [`Node`] gets such a set, emptied, as its own pins, and holds it while it lives. What was used longest ago comes first, as
+//! the kernel may still be taking away the devices of the last test that had it.
 
 use std::{
     collections::BTreeSet,
-    env, fs,
+    env,
+    fs::{self, File},
+    io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    time::SystemTime,
 };
 
 use anyhow::{Context as _, Result};
@@ -16,38 +20,105 @@ use aya::{
     maps::{Array, Map, MapData, MapInfo, MapType, PerCpuArray, PerCpuValues, RingBuf},
     programs::ProgramInfo,
 };
+use nix::fcntl::{Flock, FlockArg};
 use underpass_abi::{ABI, counter::Counter, map, node::State};
 use underpass_dataplane::{Pins, bpf};
 
-use crate::netns::Netns;
+use crate::{netns::Netns, node::Node};
 
-/// `bpfRoot` of a set that no other test uses at the same time.
+/// The folder of the sets, on a bpffs.
 const VARIABLE: &str = "UNDERPASS_TEST_LOADED";
 
-/// Gives the set to a node whose `bpfRoot` is `root`. Does nothing if there is none, or this process has given it away before.
-pub(crate) fn lend(netns: &Netns, root: &Path) -> Result<()> {
-    static LENT: AtomicBool = AtomicBool::new(false);
-    let Some(set) = env::var_os(VARIABLE) else {
-        return Ok(());
+/// How many sets there are at most. A node that finds all of them held loads its own.
+const SETS: usize = 8;
+
+/// A set that nobody else uses while this is held.
+#[derive(Debug)]
+pub(crate) struct Set {
+    folder: PathBuf,
+    _lock: Flock<File>,
+}
+
+/// Gives a set to a node, if there are any.
+pub(crate) fn lend(node: &Node) -> Result<Option<Set>> {
+    let Some(folder) = env::var_os(VARIABLE) else {
+        return Ok(None);
     };
-    if LENT.swap(true, Ordering::Relaxed) {
-        return Ok(());
-    }
+    let Some(set) = Set::hold(Path::new(&folder))? else {
+        return Ok(None);
+    };
     let version = format!("v{ABI}");
-    let pins = Path::new(&set).join(&version);
+    let pins = set.folder.join(&version);
+    let root = node.bpf_root();
+    if pins.exists() {
+        give(&pins, node.netns(), root)?;
+        return Ok(Some(set));
+    }
+    node.underpass(&["load"])?;
+    let objects = node.netns().run(|| objects(&root.join(version)))?;
+    // Whoever is killed leaves no set that is not whole.
+    let unfinished = set.folder.join("unfinished");
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished)?;
+    }
+    pin_all(&unfinished, &objects)?;
+    fs::rename(&unfinished, pins)?;
+    Ok(Some(set))
+}
+
+impl Set {
+    /// Takes a set that nobody holds.
+    fn hold(folder: &Path) -> Result<Option<Self>> {
+        let mut sets = (0..SETS)
+            .map(|number| {
+                let set = folder.join(number.to_string());
+                match fs::create_dir(&set) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                    _ => Ok((fs::metadata(&set)?.modified()?, set)),
+                }
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .with_context(|| format!("list the sets in {}", folder.display()))?;
+        sets.sort();
+        for (_, set) in sets {
+            if let Ok(lock) = Flock::lock(File::open(&set)?, FlockArg::LockExclusiveNonblock) {
+                let held = Self {
+                    folder: set,
+                    _lock: lock,
+                };
+                held.used()?;
+                return Ok(Some(held));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notes the time, for who chooses.
+    fn used(&self) -> io::Result<()> {
+        File::open(&self.folder)?.set_modified(SystemTime::now())
+    }
+}
+
+impl Drop for Set {
+    fn drop(&mut self) {
+        // The order of sets is all that this is for.
+        let _ = self.used();
+    }
+}
+
+/// Has a node use what is pinned, emptied.
+fn give(pins: &Path, netns: &Netns, root: &Path) -> Result<()> {
     // The node has a bpffs of its own, from which this one is not seen.
-    let mut objects = Vec::new();
+    let objects = objects(pins)?;
     let mut maps = BTreeSet::new();
     for map in map::MAPS {
-        let name = Path::new("maps").join(map.to_string());
-        objects.push((name.clone(), open(&pins.join(&name))?));
-        maps.insert(MapInfo::from_pin(pins.join(name))?.id());
+        let pin = pins.join("maps").join(map.to_string());
+        maps.insert(MapInfo::from_pin(pin)?.id());
     }
     for name in map::PROGRAMS {
-        let name = Path::new("programs").join(name);
-        objects.push((name.clone(), open(&pins.join(&name))?));
         // Some maps are known to programs alone.
-        let known = ProgramInfo::from_pin(pins.join(name))?.map_ids()?;
+        let program = ProgramInfo::from_pin(pins.join("programs").join(name))?;
+        let known = program.map_ids()?;
         maps.extend(known.context("the kernel does not tell the maps of a program")?);
     }
     for id in maps {
@@ -56,9 +127,22 @@ pub(crate) fn lend(netns: &Netns, root: &Path) -> Result<()> {
         empty(map, &name).with_context(|| format!("empty {name}"))?;
     }
     netns.run(|| -> Result<()> {
-        pin_all(&root.join(version), &objects)?;
+        pin_all(&root.join(format!("v{ABI}")), &objects)?;
         Ok(Pins::at(root).settle()?)
     })
+}
+
+/// Opens all that is pinned in a folder, by its path below that.
+fn objects(pins: &Path) -> Result<Vec<(PathBuf, OwnedFd)>> {
+    let maps = map::MAPS
+        .iter()
+        .map(|map| Path::new("maps").join(map.to_string()));
+    let programs = map::PROGRAMS
+        .iter()
+        .map(|name| Path::new("programs").join(name));
+    maps.chain(programs)
+        .map(|name| Ok((name.clone(), open(&pins.join(name))?)))
+        .collect()
 }
 
 fn open(pin: &Path) -> Result<OwnedFd> {

@@ -6,7 +6,7 @@ mod timers;
 
 use std::{
     env,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     process::Command,
     sync::{
         Arc, LazyLock,
@@ -219,6 +219,11 @@ impl Netfilter {
         kube_proxy::prepare(self.node.netns(), mode)?;
         let rules = [kube_proxy::removal(), kube_proxy::rules(mode, services)];
         self.load(&rules.concat())
+    }
+
+    /// Has kube-proxy in its nftables mode take this for the node's primary address: it serves node ports there, too.
+    pub fn serve_node_ports_at(&self, address: IpAddr) -> Result<()> {
+        self.load(&kube_proxy::primary_address(address))
     }
 
     /// What connection tracking knows, a line for each entry: of a family, and with all these words in it.

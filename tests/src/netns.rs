@@ -120,6 +120,24 @@ impl Netns {
         Ok(Self { folder, ..netns })
     }
 
+    /// The same network namespace with mounts of its own: a copy of the node's, to which `arrange` does something. What the node
+    /// mounts later is mounted there, too, as for a container that asks for it.
+    pub fn with_mounts(&self, arrange: impl FnOnce() -> Result<()> + Send) -> Result<Self> {
+        let mounts = self.run(|| {
+            let none: Option<&str> = None;
+            let propagate = |how| mount(none, "/", none, MsFlags::MS_REC | how, none);
+            propagate(MsFlags::MS_SHARED).context("share mounts")?;
+            unshare(CloneFlags::CLONE_NEWNS).context("make a mount namespace")?;
+            propagate(MsFlags::MS_SLAVE).context("keep mounts from the node")?;
+            arrange()?;
+            own("mnt")
+        })?;
+        Ok(Self {
+            mounts: Arc::new(mounts),
+            ..self.clone()
+        })
+    }
+
     /// A network namespace that somebody else has made, seen from the same node. It has no file.
     #[must_use]
     pub fn adopt(&self, name: &str, net: OwnedFd) -> Self {

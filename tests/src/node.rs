@@ -11,7 +11,11 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::{loaded, netns::Netns};
+use crate::{
+    loaded::{self, Set},
+    netns::Netns,
+    privilege,
+};
 
 /// Where the reference plugins are, for delegation and for comparison.
 const REFERENCE: &str = "/usr/lib/cni";
@@ -22,6 +26,8 @@ pub struct Node {
     netns: Netns,
     bpf_root: PathBuf,
     data_dir: PathBuf,
+    /// What its pins were loaded as. It is free when the node goes.
+    set: Option<Set>,
 }
 
 impl Node {
@@ -30,8 +36,8 @@ impl Node {
 
     /// A node with nothing but loopback. What its first ADD would load may be there already, where that saves much time.
     pub fn new() -> Result<Self> {
-        let node = Self::unloaded()?;
-        loaded::lend(&node.netns, &node.bpf_root).context("use what is loaded")?;
+        let mut node = Self::unloaded()?;
+        node.set = loaded::lend(&node).context("use what is loaded")?;
         Ok(node)
     }
 
@@ -56,6 +62,7 @@ impl Node {
             netns,
             bpf_root: PathBuf::from(bpf_root),
             data_dir,
+            set: None,
         })
     }
 
@@ -138,8 +145,28 @@ pub fn plugin() -> &'static Path {
     find_plugin().unwrap_or_else(|sentence| panic!("{sentence}"))
 }
 
+/// The plugin `flannel`: `UNDERPASS_FLANNEL`, else the one that set-up keeps. `None` if it is missing; that is said, and under
+/// `CI=true` it is a failure.
+#[must_use]
+pub fn flannel() -> Option<PathBuf> {
+    let default = || workspace().join(".toolchain/flannel/flannel");
+    let path = env::var_os("UNDERPASS_FLANNEL").map_or_else(default, PathBuf::from);
+    if !path.is_file() {
+        privilege::skip(&format!(
+            "there is no plugin flannel at {}: run `cargo xtask setup`, which unpacks one, or name one in UNDERPASS_FLANNEL",
+            path.display()
+        ));
+        return None;
+    }
+    Some(path)
+}
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
 fn default_plugin() -> PathBuf {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let workspace = workspace();
     let target =
         env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
     target.join("release/underpass")

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -12,6 +13,7 @@ use crate::{
     Family, Node,
     frame::{self, Ends},
     netns::Netns,
+    node::plugin,
     runtime::{Call, Conf},
 };
 
@@ -22,6 +24,7 @@ pub struct Pod {
     netns: Arc<Netns>,
     ifname: String,
     conf: Conf,
+    program: PathBuf,
     result: Value,
     attached: bool,
 }
@@ -37,20 +40,33 @@ impl Pod {
 
     /// ADDs a network namespace to a network.
     pub fn add_to(node: &Arc<Node>, netns: Netns, conf: &Conf) -> Result<Self> {
-        Self::attach(node, Arc::new(netns), Self::IFNAME, conf)
+        Self::attach(node, Arc::new(netns), Self::IFNAME, conf, plugin())
+    }
+
+    /// Makes a network namespace on a node and has another plugin ADD it, which calls ours.
+    pub fn add_by(node: &Arc<Node>, name: &str, conf: &Conf, program: &Path) -> Result<Self> {
+        let netns = Arc::new(node.netns().sibling(name)?);
+        Self::attach(node, netns, Self::IFNAME, conf, program)
     }
 
     /// ADDs the same pod to another network, by an interface of that name: another attachment.
     pub fn also(&self, ifname: &str, conf: &Conf) -> Result<Self> {
-        Self::attach(&self.node, Arc::clone(&self.netns), ifname, conf)
+        Self::attach(&self.node, Arc::clone(&self.netns), ifname, conf, plugin())
     }
 
-    fn attach(node: &Arc<Node>, netns: Arc<Netns>, ifname: &str, conf: &Conf) -> Result<Self> {
+    fn attach(
+        node: &Arc<Node>,
+        netns: Arc<Netns>,
+        ifname: &str,
+        conf: &Conf,
+        program: &Path,
+    ) -> Result<Self> {
         let mut pod = Self {
             node: Arc::clone(node),
             netns,
             ifname: ifname.to_owned(),
             conf: conf.clone(),
+            program: program.to_owned(),
             result: Value::Null,
             attached: true,
         };
@@ -84,6 +100,7 @@ impl Pod {
     #[must_use]
     pub fn call(&self, verb: &str) -> Call {
         Call::new(verb)
+            .by(&self.program)
             .attachment(
                 self.name(),
                 &self.netns.path().display().to_string(),

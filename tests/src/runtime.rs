@@ -51,6 +51,12 @@ impl Conf {
             .fold(conf, |conf, (key, value)| conf.with(key, value))
     }
 
+    /// A network of somebody else, or one that is written as a whole.
+    #[must_use]
+    pub const fn of(json: Value) -> Self {
+        Self(json)
+    }
+
     /// The same network with a key set to another value.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {

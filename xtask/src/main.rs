@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod archive;
 mod bench;
 mod build;
 mod demo;
@@ -11,6 +12,7 @@ mod dist;
 mod elf;
 mod emulator;
 mod fuzz;
+mod image;
 mod lint;
 mod process;
 mod report;
@@ -45,6 +47,8 @@ enum Command {
     Lint,
     /// Pack the plugins into target/dist, ready to unpack on a node.
     Dist,
+    /// Pack the agent's image into target/dist, for container engines and registries.
+    Image,
     /// Show two containers talking through the eBPF programs, as root.
     Demo(demo::Arguments),
     /// What a guest of `test vm` runs.
@@ -72,6 +76,7 @@ fn run(command: Command, workspace: &Workspace) -> anyhow::Result<()> {
         Command::Bench(arguments) => bench::run(workspace, &arguments),
         Command::Lint => lint::run(workspace),
         Command::Dist => dist::run(workspace),
+        Command::Image => image::run(workspace),
         Command::Demo(arguments) => demo::run(workspace, &arguments),
         Command::VmGuest(arguments) => vm::inside::run(&arguments),
     }

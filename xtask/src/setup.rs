@@ -13,10 +13,12 @@ mod busybox;
 mod crates;
 mod ebpf;
 mod emulator;
+mod flannel;
+mod kubernetes;
 mod packages;
 
-/// How much of the machine a command needs. Each of the first three includes the ones before it; the others include those three, not each
-/// other.
+/// How much of the machine a command needs. Each of the first three includes the ones before it; the others include those three, and not
+/// each other if they don't say so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(crate) enum Need {
     /// Compilers and linkers.
@@ -29,12 +31,16 @@ pub(crate) enum Need {
     Vm,
     /// The container runtimes that the tests have call the plugins.
     Runtimes,
+    /// A Kubernetes, built from Debian's source. It includes the runtimes.
+    Kubernetes,
 }
 
 impl Need {
     /// Whether what `other` needs is needed as well.
     pub(crate) fn includes(self, other: Self) -> bool {
-        self == other || (other < self && other <= Self::Test)
+        self == other
+            || (other < self && other <= Self::Test)
+            || (self == Self::Kubernetes && other == Self::Runtimes)
     }
 }
 
@@ -66,11 +72,20 @@ pub(crate) fn ensure(workspace: &Workspace, need: Need) -> anyhow::Result<()> {
     if need.includes(Need::Demo) {
         bpffs::ensure()?;
     }
+    if need.includes(Need::Test) {
+        // The tests that want it say so where it is missing, and the others need not wait for it.
+        if let Err(error) = flannel::ensure(&workspace.tools()) {
+            report::warn(&format!("{error:#}"));
+        }
+    }
     if need.includes(Need::Vm) {
         emulator::ensure(&workspace.tools())?;
     }
     if need.includes(Need::Runtimes) {
         busybox::ensure(&workspace.tools())?;
+    }
+    if need.includes(Need::Kubernetes) {
+        kubernetes::ensure(&workspace.tools())?;
     }
     Ok(())
 }
@@ -78,6 +93,17 @@ pub(crate) fn ensure(workspace: &Workspace, need: Need) -> anyhow::Result<()> {
 /// The static busybox that containers of the tests run, once [`Need::Runtimes`] is met.
 pub(crate) fn busybox(workspace: &Workspace) -> Option<PathBuf> {
     busybox::find(&busybox::folder(&workspace.tools()))
+}
+
+/// The folder of Kubernetes' executables, once [`Need::Kubernetes`] is met.
+pub(crate) fn kubernetes(workspace: &Workspace) -> Option<PathBuf> {
+    kubernetes::find(&kubernetes::folder(&workspace.tools()))
+}
+
+/// The plugin `flannel` that tests have call ours, where it could be had.
+pub(crate) fn flannel(workspace: &Workspace) -> Option<PathBuf> {
+    let file = flannel::file(&workspace.tools());
+    file.is_file().then_some(file)
 }
 
 /// Installs what the lint looks at dependencies with, where it is missing.
@@ -115,5 +141,11 @@ mod tests {
         assert!(Need::Runtimes.includes(Need::Test) && Need::Runtimes.includes(Need::Runtimes));
         assert!(!Need::Runtimes.includes(Need::Vm) && !Need::Vm.includes(Need::Runtimes));
         assert!(!Need::Test.includes(Need::Runtimes));
+    }
+
+    #[test]
+    fn kubernetes_needs_a_runtime_and_no_emulator() {
+        assert!(Need::Kubernetes.includes(Need::Runtimes) && Need::Kubernetes.includes(Need::Test));
+        assert!(!Need::Kubernetes.includes(Need::Vm) && !Need::Runtimes.includes(Need::Kubernetes));
     }
 }

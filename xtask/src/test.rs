@@ -6,11 +6,16 @@ use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{build, process, report, vm};
 
+mod kubernetes;
+mod loaded;
 mod runtimes;
 mod soak;
 
 /// The crate of the tests that a command of their own runs; nextest knows it by its `default-filter`.
 const RUNTIMES: &str = "underpass-runtimes";
+
+/// What names the plugin `flannel`, where there is one.
+pub(crate) const FLANNEL: &str = "UNDERPASS_FLANNEL";
 
 /// What the fixtures look at, for whoever runs tests.
 const VARIABLES: &str = "\
@@ -33,6 +38,8 @@ pub(crate) struct Arguments {
 /// Tests that are run in another way.
 #[derive(clap::Subcommand)]
 enum Place {
+    /// Those with a Kubernetes of Debian's source, whose pod network is ours.
+    Kubernetes(kubernetes::Arguments),
     /// Those with containerd and podman, whose pods have a network by the plugins.
     Runtimes(runtimes::Arguments),
     /// Minutes of traffic on every path while containers come and go.
@@ -43,6 +50,7 @@ enum Place {
 
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.place {
+        Some(Place::Kubernetes(arguments)) => return kubernetes::run(workspace, arguments),
         Some(Place::Runtimes(arguments)) => return runtimes::run(workspace, arguments),
         Some(Place::Soak(arguments)) => return soak::run(workspace, arguments),
         Some(Place::Vm(arguments)) => return vm::run(workspace, arguments),
@@ -78,6 +86,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         tests.env("RUST_TEST_THREADS", "2");
     }
     name_programs(&mut tests, workspace);
+    tests.env(loaded::VARIABLE, loaded::folder(workspace)?);
     process::run(&mut tests)?;
 
     if arguments.filter.is_empty() {
@@ -98,5 +107,6 @@ pub(crate) fn name_programs(command: &mut Command, workspace: &Workspace) {
     command
         .env("UNDERPASS_BIN", workspace.released("underpass"))
         .env("UNDERPASS_IPAM_BIN", workspace.released("underpass-ipam"))
+        .envs(setup::flannel(workspace).map(|path| (FLANNEL, path)))
         .env("PATH", process::path());
 }

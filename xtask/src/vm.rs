@@ -19,7 +19,6 @@ use crate::report;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 
-mod archive;
 mod executables;
 mod frames;
 mod guest;

@@ -61,7 +61,7 @@ fn without_ports_nothing_is_done_and_the_result_passes(
     #[values(json!({}), json!({ "portMappings": [] }), Value::Null)] runtime: Value,
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    let lab = Lab::unloaded()?;
     let netns = lab.node.netns().sibling("a")?;
     let mut conf = conf(&lab, version);
     conf["runtimeConfig"] = runtime;

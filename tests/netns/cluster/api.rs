@@ -98,18 +98,24 @@ impl Api {
 
     /// Makes a Node, or changes it.
     pub(super) fn set(&self, name: &str, addresses: &[String], ranges: &[String]) {
-        let mut state = self.lock();
-        state.version += 1;
         let addresses: Vec<Value> = addresses
             .iter()
             .map(|address| json!({"type": "InternalIP", "address": address}))
             .collect();
         let node = json!({
             "apiVersion": "v1", "kind": "Node",
-            "metadata": {"name": name, "uid": name, "resourceVersion": state.version.to_string()},
+            "metadata": {"name": name, "uid": name},
             "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges},
             "status": {"addresses": addresses, "images": [{"names": ["registry.example/pause"], "sizeBytes": 1}]},
         });
+        self.put(name, node);
+    }
+
+    /// Makes a Node, or changes it: all of it.
+    pub(super) fn put(&self, name: &str, mut node: Value) {
+        let mut state = self.lock();
+        state.version += 1;
+        node["metadata"]["resourceVersion"] = state.version.to_string().into();
         let kind = match state.nodes.insert(name.to_owned(), node.clone()) {
             Some(_) => "MODIFIED",
             None => "ADDED",
@@ -203,13 +209,9 @@ impl Api {
                 }
                 state.connections.push(stream.try_clone()?);
             }
-            let is_watch = query
-                .split('&')
-                .any(|pair| pair == "watch=true" || pair == "watch=1");
-            let since = query
-                .split('&')
-                .find_map(|pair| pair.strip_prefix("resourceVersion="))
-                .and_then(|version| version.parse().ok());
+            let is_watch = matches!(parameter(query, "watch"), Some("true" | "1"));
+            let since =
+                parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
             let kind = match (method, path, is_watch) {
                 ("GET", "/api/v1/nodes", true) => "watch",
                 ("GET", "/api/v1/nodes", false) => "list",
@@ -223,19 +225,30 @@ impl Api {
             self.lock().requests.push(said);
             match kind {
                 "watch" => return self.watch(stream, since.unwrap_or(0), stop),
-                "list" => answer(stream, "200 OK", &self.list())?,
+                "list" => answer(stream, "200 OK", &self.list(query))?,
                 _ => answer(stream, "403 Forbidden", &status(403, "Forbidden"))?,
             }
         }
     }
 
-    /// Lists the Nodes, the last ones first: an order that nobody promised.
-    fn list(&self) -> Value {
+    /// Lists the Nodes, the last ones first: an order that nobody promised. As many as are asked for, from where the page before
+    /// ended, with the version of the first page.
+    fn list(&self, query: &str) -> Value {
         let state = self.lock();
-        let nodes: Vec<&Value> = state.nodes.values().rev().collect();
+        let limit = parameter(query, "limit").and_then(|limit| limit.parse().ok());
+        let from = parameter(query, "continue").and_then(|from| from.split_once('.'));
+        let version = from.map_or(state.version.to_string(), |(version, _)| version.to_owned());
+        let rest = state.nodes.iter().rev();
+        let mut rest = rest.filter(|(name, _)| from.is_none_or(|(_, last)| name.as_str() < last));
+        let page: Vec<_> = rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect();
+        let more = match (rest.next(), page.last()) {
+            (Some(_), Some((last, _))) => format!("{version}.{last}"),
+            _ => String::new(),
+        };
+        let nodes: Vec<&Value> = page.into_iter().map(|(_, node)| node).collect();
         json!({
             "apiVersion": "v1", "kind": "NodeList",
-            "metadata": {"resourceVersion": state.version.to_string()},
+            "metadata": {"resourceVersion": version, "continue": more},
             "items": if state.is_empty { Vec::new() } else { nodes },
         })
     }
@@ -272,6 +285,12 @@ impl Api {
         }
         Ok(())
     }
+}
+
+/// A parameter of a query, as it is written there.
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find_map(|(key, value)| (key == name).then_some(value))
 }
 
 fn status(code: u16, reason: &str) -> Value {

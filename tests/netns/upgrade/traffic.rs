@@ -17,25 +17,25 @@ const LIMIT: Duration = Duration::from_secs(3);
 const WINDOW: usize = 32;
 
 /// A path through the node, and where its server listens.
-pub(super) struct Path<'a> {
-    pub(super) name: &'static str,
-    pub(super) client: &'a Netns,
-    pub(super) server: &'a Netns,
-    pub(super) listens: SocketAddr,
-    pub(super) asked: SocketAddr,
+pub(crate) struct Path<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) client: &'a Netns,
+    pub(crate) server: &'a Netns,
+    pub(crate) listens: SocketAddr,
+    pub(crate) asked: SocketAddr,
 }
 
 /// What came through.
 #[derive(Default)]
-pub(super) struct Tally {
-    pub(super) datagrams: AtomicU64,
-    pub(super) bytes: AtomicU64,
-    pub(super) connections: AtomicU64,
+pub(crate) struct Tally {
+    pub(crate) datagrams: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) connections: AtomicU64,
 }
 
 impl Path<'_> {
     /// Sends numbered datagrams until `stop`, as fast as they are answered. Each must be answered, and once.
-    pub(super) fn number(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
+    pub(crate) fn number(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
         let server = self.server.run(|| UdpSocket::bind(self.listens))?;
         let any = Family::of(self.asked.ip()).port(0);
         let client = self.client.run(|| UdpSocket::bind(any))?;
@@ -81,7 +81,7 @@ impl Path<'_> {
     }
 
     /// Transfers checked bytes by one connection until `stop`.
-    pub(super) fn transfer(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
+    pub(crate) fn transfer(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
         const EACH: u64 = 1_000_000;
         let mut client = tcp::Client::connect(self.client, self.asked)?;
         while !stop.load(Ordering::Relaxed) {
@@ -94,7 +94,7 @@ impl Path<'_> {
     }
 
     /// Opens connections until `stop`, one after the other, of which each says something.
-    pub(super) fn connect(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
+    pub(crate) fn connect(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             tcp::visit(self.client, self.asked)
                 .with_context(|| format!("a new connection, {}", self.name))?;

@@ -28,11 +28,12 @@ use underpass_tests::{Node, netns::Netns, node, patience};
 use crate::{plugins, wait_until};
 
 /// Where runtimes have what must not be seen by others, nor outlast them: config, plugins, images, states, locks.
-const OWN: [&str; 6] = [
+const OWN: [&str; 7] = [
     "/etc/cni",
     "/etc/containers",
     "/opt",
     "/var/lib",
+    "/var/log",
     "/var/tmp",
     "/dev/shm",
 ];
@@ -78,6 +79,13 @@ pub struct Cage {
 impl Cage {
     /// A cage with no runtime in it, but with the plugins where runtimes look for them.
     pub fn on(node: &Arc<Node>) -> Result<Self> {
+        let cage = Self::empty_on(node)?;
+        cage.furnish()?;
+        Ok(cage)
+    }
+
+    /// A cage with nothing in it.
+    pub fn empty_on(node: &Arc<Node>) -> Result<Self> {
         static CAGES: AtomicUsize = AtomicUsize::new(0);
         for folder in OWN {
             ensure!(
@@ -96,14 +104,12 @@ impl Cage {
         if let Some(pipe) = &mut keeper.stdin {
             writeln!(pipe, "{}", init.id()).context("tell the keeper")?;
         }
-        let cage = Self {
+        Ok(Self {
             node: Arc::clone(node),
             init,
             keeper,
             cgroup,
-        };
-        cage.furnish()?;
-        Ok(cage)
+        })
     }
 
     fn furnish(&self) -> Result<()> {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{Cage, Cri, image, plugins, wait_until};
 
-pub use ctr::Task;
+pub use ctr::{Task, addresses};
 pub use pod::{Pod, port};
 
 /// What it is started with, in the cage.
@@ -27,7 +27,7 @@ const PROCESS: &str = "containerd";
 /// What it calls the part of its images and containers that the CRI sees.
 const NAMESPACE: &str = "k8s.io";
 /// A snapshotter that needs nothing of the file system below.
-const SNAPSHOTTER: &str = "native";
+pub const SNAPSHOTTER: &str = "native";
 
 /// A daemon that runs.
 #[derive(Debug)]

@@ -4,7 +4,11 @@ mod iptables;
 pub mod ipvs;
 mod nftables;
 
-use std::{env, net::SocketAddr, sync::LazyLock};
+use std::{
+    env,
+    net::{IpAddr, SocketAddr},
+    sync::LazyLock,
+};
 
 use anyhow::Result;
 
@@ -76,8 +80,14 @@ impl Service {
     /// What comes to its cluster IP from outside the cluster. Another node may have the endpoint, and the answer must come back here.
     fn outside_cluster(&self) -> String {
         let ip = self.family().nft();
-        let (pods, cluster) = (self.family().pods(), self.cluster.ip());
+        let (pods, cluster) = (self.pods(), self.cluster.ip());
         format!("{ip} daddr {cluster} {ip} saddr != {pods}")
+    }
+
+    /// All that pods' addresses are from, on whatever node: a set of `nft`.
+    fn pods(&self) -> String {
+        let family = self.family();
+        format!("{{ {}, {} }}", family.pods(), family.cluster_pods())
     }
 
     /// A number for each endpoint, and where it is.
@@ -153,6 +163,15 @@ pub(super) fn prepare(netns: &Netns, mode: Mode) -> Result<()> {
         Mode::Nftables => "0",
     };
     netns.set_sysctl("net/ipv4/conf/all/route_localnet", route)
+}
+
+/// What has the nftables mode serve node ports at one address more.
+pub(super) fn primary_address(address: IpAddr) -> String {
+    let ip = Family::of(address).nft();
+    format!(
+        "add element {ip} {} nodeport-ips {{ {address} }}\n",
+        nftables::TABLE
+    )
 }
 
 /// What removes the rules of any mode, where there are some.

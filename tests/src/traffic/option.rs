@@ -44,6 +44,24 @@ impl Setting {
         Self::new(libc::SOL_SOCKET, libc::SO_LINGER, &value)
     }
 
+    /// Packets that nobody may cut: what is too long is refused, as soon as somebody has said so.
+    #[must_use]
+    pub fn in_one_piece(family: Family) -> Self {
+        let (level, name, value) = match family {
+            Family::V4 => (
+                libc::IPPROTO_IP,
+                libc::IP_MTU_DISCOVER,
+                libc::IP_PMTUDISC_DO,
+            ),
+            Family::V6 => (
+                libc::IPPROTO_IPV6,
+                libc::IPV6_MTU_DISCOVER,
+                libc::IPV6_PMTUDISC_DO,
+            ),
+        };
+        Self::new(level, name, &value.to_ne_bytes())
+    }
+
     /// UDP with a checksum of zero, sent and received.
     #[must_use]
     pub fn no_checksum(family: Family) -> Vec<Self> {

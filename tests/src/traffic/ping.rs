@@ -9,7 +9,11 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
-use super::{SILENCE, patience};
+use super::{
+    SILENCE,
+    option::{self, Setting},
+    patience,
+};
 use crate::netns::Netns;
 
 /// Bytes of an echo message before its payload.
@@ -71,6 +75,11 @@ impl Ping {
             Err(_) => Ok(()),
             Ok(_) => bail!("a ping of {} must not be answered, but it was", self.to),
         }
+    }
+
+    /// Sets options of its socket.
+    pub fn set(&self, options: &[Setting]) -> Result<()> {
+        option::set(&self.socket, options)
     }
 
     /// Limits how many routers the requests may pass.

@@ -28,7 +28,7 @@ struct Package {
     evidence: Evidence,
 }
 
-const PACKAGES: [Package; 17] = [
+const PACKAGES: [Package; 19] = [
     Package {
         name: "gcc",
         why: "links the executables",
@@ -130,6 +130,18 @@ const PACKAGES: [Package; 17] = [
         why: "watches the containers of podman",
         need: Need::Runtimes,
         evidence: Evidence::Program("conmon"),
+    },
+    Package {
+        name: "dpkg-dev",
+        why: "unpacks the source of Kubernetes",
+        need: Need::Kubernetes,
+        evidence: Evidence::Program("dpkg-source"),
+    },
+    Package {
+        name: "openssl",
+        why: "makes the key of a cluster's service accounts",
+        need: Need::Kubernetes,
+        evidence: Evidence::Program("openssl"),
     },
 ];
 

@@ -11,7 +11,7 @@ use crate::{build, process, report};
 /// The name of their target.
 const TARGET: &str = "runtimes";
 /// What names the executable that containers run.
-const BUSYBOX: &str = "UNDERPASS_TEST_BUSYBOX";
+pub(super) const BUSYBOX: &str = "UNDERPASS_TEST_BUSYBOX";
 /// How long all of them may take, once built. Each has a limit of its own, so this ends only what nothing else would.
 const LIMIT: Duration = Duration::from_mins(10);
 

@@ -9,10 +9,14 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 
 use crate::build::EXECUTABLES;
+use crate::setup;
 use crate::workspace::Workspace;
 
 /// The files of tests that need a kernel, the quicker one first.
 pub(super) const TESTS: [&str; 2] = ["bpf", "netns"];
+
+/// The plugin of others that tests run, where set-up has one.
+pub(super) const FLANNEL: &str = "flannel";
 
 /// Executables by the names they have in a guest.
 pub(super) struct Executables(Vec<(String, PathBuf)>);
@@ -26,6 +30,9 @@ impl Executables {
         )];
         for name in EXECUTABLES {
             found.push((name.to_owned(), workspace.released(name)));
+        }
+        if let Some(flannel) = setup::flannel(workspace) {
+            found.push((FLANNEL.to_owned(), flannel));
         }
         let mut cargo = workspace.cargo();
         // With the whole workspace, dependencies have the features that they have for `cargo xtask test`:

@@ -81,7 +81,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } else {
         1
     };
-    run_all(&plugin, &bench, &tests, places, &mut results)?;
+    fs::create_dir_all(test::LOADED.1)
+        .with_context(|| format!("cannot create {}", test::LOADED.1))?;
+    run_all(&bench, &tests, places, &mut results)?;
     for record in complaints()? {
         results.write(&record)?;
     }
@@ -90,7 +92,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Runs tests, some at once, each as soon as there is a place for it; writes what becomes of them in the order in which they end.
 fn run_all(
-    plugin: &Path,
     bench: &test::Bench<'_>,
     tests: &[test::Test],
     places: usize,
@@ -98,22 +99,18 @@ fn run_all(
 ) -> anyhow::Result<()> {
     let waiting = Mutex::new(tests.iter());
     let results = Mutex::new(results);
-    let work = |place: usize| -> anyhow::Result<()> {
-        let mut sets = load::Sets::of(plugin, place);
+    let work = || -> anyhow::Result<()> {
         loop {
             // Nothing that holds one of these locks panics.
             let Some(test) = waiting.lock().expect("a lock").next() else {
                 return Ok(());
             };
-            let record = test.run(bench, &sets.next()?)?;
+            let record = test.run(bench)?;
             results.lock().expect("a lock").write(&record)?;
         }
     };
     thread::scope(|scope| {
-        let work = &work;
-        let workers: Vec<_> = (0..places)
-            .map(|place| scope.spawn(move || work(place)))
-            .collect();
+        let workers: Vec<_> = (0..places).map(|_| scope.spawn(work)).collect();
         workers.into_iter().try_for_each(|worker| {
             worker
                 .join()

@@ -6,11 +6,32 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 
-use super::archive::Archive;
+use crate::archive::{Archive, Suites};
 use crate::{process, report};
 
 /// The package that depends on a suite's kernel. Not its `cloud` flavour, which has no 9p.
 const PACKAGE: &str = "linux-image-amd64";
+/// The suites that have one.
+const SUITES: &Suites = &[
+    (
+        "Debian",
+        &[
+            "bullseye",
+            "bookworm",
+            "bookworm-backports",
+            "trixie",
+            "trixie-backports",
+            "sid",
+            "experimental",
+        ],
+    ),
+    (
+        "Debian-Security",
+        &["bullseye-security", "bookworm-security", "trixie-security"],
+    ),
+];
+/// Guests are such machines.
+const ARCHITECTURE: &str = "amd64";
 /// The name of whatever kernel is the newest.
 pub(super) const NEWEST: &str = "newest";
 
@@ -104,7 +125,8 @@ impl Kernels {
     pub(super) fn fetch(&mut self, name: &str) -> anyhow::Result<Kernel> {
         if self.archive.is_none() {
             report::step("reading", "the archive's index of kernels");
-            self.archive = Some(Archive::open(&self.folder.join("archive"))?);
+            let folder = self.folder.join("archive");
+            self.archive = Some(Archive::open(&folder, SUITES, ARCHITECTURE)?);
         }
         let archive = self.archive.as_ref().context("the archive was opened")?;
         let versions = archive.versions(PACKAGE)?;

@@ -97,7 +97,7 @@ fn log_of(name: &str) -> String {
 }
 
 /// The addresses by which others reach a namespace.
-fn addresses(netns: &Netns) -> Result<Vec<IpAddr>> {
+pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>> {
     let links = netns.ip_json(&["address", "show", "scope", "global"])?;
     let links = links.as_array().into_iter().flatten();
     let entries = links.filter_map(|link| link["addr_info"].as_array());

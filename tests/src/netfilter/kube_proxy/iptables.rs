@@ -101,11 +101,7 @@ fn choice(service: &Service) -> Vec<String> {
 }
 
 fn external(service: &Service) -> Vec<String> {
-    let (ip, pods, key) = (
-        service.family().nft(),
-        service.family().pods(),
-        service.key(),
-    );
+    let (ip, pods, key) = (service.family().nft(), service.pods(), service.key());
     match service.policy {
         Policy::Cluster => vec![
             "jump KUBE-MARK-MASQ".to_owned(),

@@ -164,11 +164,7 @@ fn choice(service: &Service) -> String {
 }
 
 fn external(service: &Service) -> Vec<String> {
-    let (ip, pods, key) = (
-        service.family().nft(),
-        service.family().pods(),
-        service.key(),
-    );
+    let (ip, pods, key) = (service.family().nft(), service.pods(), service.key());
     match service.policy {
         Policy::Cluster => vec![
             "jump mark-for-masquerade".to_owned(),

@@ -1,7 +1,7 @@
 //! All programs of the plugin, loaded under the eyes of a tracer; and what the plugin says of the kernel.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
@@ -10,9 +10,6 @@ use serde_json::Value;
 use crate::process;
 use crate::vm::record::Record;
 use crate::vm::verifier;
-
-/// Where a guest has its bpffs.
-const BPFFS: &str = "/sys/fs/bpf";
 
 /// Where the plugin says why it does not load them.
 const COMPLAINT: &str = "/run/load.stderr";
@@ -58,42 +55,4 @@ fn features(plugin: &Path) -> anyhow::Result<Vec<Record>> {
             purpose: text(feature, "purpose"),
         })
         .collect())
-}
-
-/// Maps and programs for tests, loaded once: the verifier would take most of the time of nearly every test.
-///
-/// They are of one place where tests run one after the other, and go round, as the kernel may still be taking away the devices of one test
-/// when the next begins.
-pub(super) struct Sets<'a> {
-    plugin: &'a Path,
-    place: usize,
-    next: usize,
-}
-
-impl<'a> Sets<'a> {
-    const COUNT: usize = 2;
-
-    /// None is loaded before it is asked for.
-    pub(super) const fn of(plugin: &'a Path, place: usize) -> Self {
-        Self {
-            plugin,
-            place,
-            next: 0,
-        }
-    }
-
-    /// The `bpfRoot` of the set for the next test.
-    pub(super) fn next(&mut self) -> anyhow::Result<PathBuf> {
-        let set = self.next;
-        self.next = (set + 1) % Self::COUNT;
-        let root = Path::new(BPFFS).join(format!("underpass-{}-{set}", self.place));
-        if !root.exists() {
-            process::run(
-                Command::new(self.plugin)
-                    .args(["load", "--bpf-root"])
-                    .arg(&root),
-            )?;
-        }
-        Ok(root)
-    }
 }

@@ -11,6 +11,8 @@ use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use crate::test::FLANNEL;
+use crate::vm::executables;
 use crate::vm::record::{Outcome, Record};
 
 /// How long one test may take. Emulation makes everything about ten times slower, and others run beside it.
@@ -25,8 +27,8 @@ const DEVICE: &str = "UNDERPASS_TEST_DEVICE";
 /// Which rules of kube-proxy nodes have beside their firewall.
 const PROXY: &str = "UNDERPASS_TEST_PROXY";
 
-/// What was loaded before the test, see [`Sets`](super::load::Sets).
-const LOADED: &str = "UNDERPASS_TEST_LOADED";
+/// What was loaded before the test, in a folder of the guest's bpffs.
+pub(super) const LOADED: (&str, &str) = ("UNDERPASS_TEST_LOADED", "/sys/fs/bpf/loaded");
 
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
 const NOT_HERE: &str = "not on this kernel: ";
@@ -79,15 +81,14 @@ impl Test {
         format!("{}::{}", self.file, self.name)
     }
 
-    /// Runs it with the maps and programs of a `bpfRoot` that no other test uses meanwhile.
-    pub(super) fn run(&self, bench: &Bench<'_>, loaded: &Path) -> anyhow::Result<Record> {
+    pub(super) fn run(&self, bench: &Bench<'_>) -> anyhow::Result<Record> {
         let start = Instant::now();
         let name = self.full_name();
         let outcome = if bench.stop.exists() {
             Outcome::NotRun
         } else {
             let log = bench.logs.join(format!("{}.log", name.replace("::", ".")));
-            let status = self.execute(&log, bench, loaded)?;
+            let status = self.execute(&log, bench)?;
             let printed =
                 fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
             let outcome = judge(status, &String::from_utf8_lossy(&printed));
@@ -106,21 +107,17 @@ impl Test {
     }
 
     /// `None` if it was ended because of its time.
-    fn execute(
-        &self,
-        log: &Path,
-        bench: &Bench<'_>,
-        loaded: &Path,
-    ) -> anyhow::Result<Option<ExitStatus>> {
+    fn execute(&self, log: &Path, bench: &Bench<'_>) -> anyhow::Result<Option<ExitStatus>> {
         let output =
             File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let mut child = Command::new(self.bin.join(&self.file))
             .args(["--exact", &self.name, "--nocapture"])
             .env("UNDERPASS_BIN", self.bin.join("underpass"))
             .env("UNDERPASS_IPAM_BIN", self.bin.join("underpass-ipam"))
+            .env(FLANNEL, self.bin.join(executables::FLANNEL))
             .env("CI", "true")
             .env(PATIENCE.0, PATIENCE.1)
-            .env(LOADED, loaded)
+            .env(LOADED.0, LOADED.1)
             .envs(bench.device.map(|device| (DEVICE, device)))
             .envs(bench.proxy.map(|proxy| (PROXY, proxy)))
             .stdin(Stdio::null())

@@ -1,60 +1,65 @@
-//! Debian's archive, all suites of it, read by an apt with a configuration of its own: the machine's sources and
+//! Debian's archive, whichever suites of it, read by an apt with a configuration of its own: the machine's sources and
 //! package lists stay as they are, and nothing is ever installed from here.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
 
 use crate::process;
 
-/// Suites with a kernel, by the label of the repository that has them.
-const SUITES: [(&str, &[&str]); 2] = [
-    (
-        "Debian",
-        &[
-            "bullseye",
-            "bookworm",
-            "bookworm-backports",
-            "trixie",
-            "trixie-backports",
-            "sid",
-            "experimental",
-        ],
-    ),
-    (
-        "Debian-Security",
-        &["bullseye-security", "bookworm-security", "trixie-security"],
-    ),
-];
+/// Suites by the label of the repository that has them.
+pub(crate) type Suites = [(&'static str, &'static [&'static str])];
 
 /// The archive as it was when opened.
-pub(super) struct Archive {
+pub(crate) struct Archive {
     folder: PathBuf,
+    architecture: String,
 }
 
 impl Archive {
-    /// Reads the index of every suite. The archive's address is the one that this machine's own apt uses.
-    pub(super) fn open(folder: &Path) -> anyhow::Result<Self> {
+    /// Reads the index of these suites, for machines of that kind. The archive's address is the one that this machine's own apt
+    /// uses.
+    pub(crate) fn open(folder: &Path, suites: &Suites, architecture: &str) -> anyhow::Result<Self> {
+        Self::read(folder, suites, architecture, &["deb"])
+    }
+
+    /// As [`Self::open`], with what the packages were built from.
+    pub(crate) fn with_sources(
+        folder: &Path,
+        suites: &Suites,
+        architecture: &str,
+    ) -> anyhow::Result<Self> {
+        Self::read(folder, suites, architecture, &["deb", "deb-src"])
+    }
+
+    fn read(
+        folder: &Path,
+        suites: &Suites,
+        architecture: &str,
+        kinds: &[&str],
+    ) -> anyhow::Result<Self> {
         let archive = Self {
             folder: folder.to_path_buf(),
+            architecture: architecture.to_owned(),
         };
         for part in ["state/lists/partial", "cache/archives/partial", "parts"] {
             fs::create_dir_all(folder.join(part))
                 .with_context(|| format!("cannot create {}/{part}", folder.display()))?;
         }
-        let sources = sources(&repositories()?)?;
+        let sources = sources(&repositories()?, suites, architecture, kinds)?;
         fs::write(folder.join("sources.list"), sources)
             .with_context(|| format!("cannot write {}/sources.list", folder.display()))?;
         process::run(archive.apt("apt-get").args(["-qq", "update"]))
-            .context("the archive's index of kernels cannot be read")?;
+            .context("the archive's index cannot be read")?;
         Ok(archive)
     }
 
     /// The versions of a package, newest first.
-    pub(super) fn versions(&self, package: &str) -> anyhow::Result<Vec<String>> {
+    pub(crate) fn versions(&self, package: &str) -> anyhow::Result<Vec<String>> {
         let table = output(self.apt("apt-cache").args(["madison", package]))?;
         let mut versions: Vec<String> = table
             .lines()
@@ -65,7 +70,7 @@ impl Archive {
     }
 
     /// The names that a package depends on; of alternatives the first.
-    pub(super) fn depends(&self, package: &str, version: &str) -> anyhow::Result<Vec<String>> {
+    pub(crate) fn depends(&self, package: &str, version: &str) -> anyhow::Result<Vec<String>> {
         let fields = output(
             self.apt("apt-cache")
                 .args(["show", &format!("{package}={version}")]),
@@ -81,7 +86,7 @@ impl Archive {
     }
 
     /// Fetches a package and unpacks it into a folder.
-    pub(super) fn unpack(&self, package: &str, version: &str, into: &Path) -> anyhow::Result<()> {
+    pub(crate) fn unpack(&self, package: &str, version: &str, into: &Path) -> anyhow::Result<()> {
         let fetched = into.join("fetched");
         fs::create_dir_all(&fetched)
             .with_context(|| format!("cannot create {}", fetched.display()))?;
@@ -104,6 +109,24 @@ impl Archive {
         fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))
     }
 
+    /// Fetches the newest source of a package and unpacks it into a folder, with Debian's patches: where it is.
+    pub(crate) fn source(&self, package: &str, into: &Path) -> anyhow::Result<PathBuf> {
+        fs::create_dir_all(into).with_context(|| format!("cannot create {}", into.display()))?;
+        process::run(
+            self.apt("apt-get")
+                .current_dir(into)
+                .args(["-qq", "source", package])
+                // What dpkg-source tells of its patches.
+                .stdout(Stdio::null()),
+        )?;
+        let entries =
+            fs::read_dir(into).with_context(|| format!("cannot list {}", into.display()))?;
+        let mut folders = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        folders
+            .find(|path| path.is_dir())
+            .with_context(|| format!("apt-get left no source of {package} in {}", into.display()))
+    }
+
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         let own = |key: &str, path: &str| format!("{key}={}", self.folder.join(path).display());
@@ -115,7 +138,7 @@ impl Archive {
             "Acquire::Languages=none".to_owned(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
             "Acquire::Retries=2".to_owned(),
-            "APT::Architecture=amd64".to_owned(),
+            format!("APT::Architecture={}", self.architecture),
             "APT::Sandbox::User=root".to_owned(),
         ] {
             command.args(["--option", &option]);
@@ -139,19 +162,26 @@ fn repositories() -> anyhow::Result<BTreeMap<String, String>> {
         .collect())
 }
 
-fn sources(repositories: &BTreeMap<String, String>) -> anyhow::Result<String> {
+fn sources(
+    repositories: &BTreeMap<String, String>,
+    suites: &Suites,
+    architecture: &str,
+    kinds: &[&str],
+) -> anyhow::Result<String> {
     let mut text = String::new();
-    for (label, suites) in SUITES {
-        let Some(address) = repositories.get(label) else {
+    for (label, suites) in suites {
+        let Some(address) = repositories.get(*label) else {
             continue;
         };
-        for suite in suites {
-            text.extend(["deb [arch=amd64] ", address, " ", suite, " main\n"]);
+        for suite in *suites {
+            for kind in kinds {
+                let _ = writeln!(text, "{kind} [arch={architecture}] {address} {suite} main");
+            }
         }
     }
     if text.is_empty() {
         bail!(
-            "this machine's apt knows no archive of Debian, where the kernels come from: \
+            "this machine's apt knows no archive of Debian, where packages of other suites come from: \
              run it on Debian, after `sudo apt-get update`"
         );
     }
@@ -177,9 +207,15 @@ fn output(command: &mut Command) -> anyhow::Result<String> {
 mod tests {
     use super::*;
 
+    const SUITES: &Suites = &[
+        ("Debian", &["bullseye", "sid"]),
+        ("Debian-Security", &["bullseye-security"]),
+    ];
+
     #[test]
     fn a_machine_without_debian_is_told_so() {
-        let error = sources(&BTreeMap::new()).expect_err("no repository, no source");
+        let error = sources(&BTreeMap::new(), SUITES, "amd64", &["deb"])
+            .expect_err("no repository, no source");
         assert!(error.to_string().contains("apt-get update"), "{error}");
     }
 
@@ -189,9 +225,11 @@ mod tests {
             ("Debian".to_owned(), "http://main.test/debian/".to_owned()),
             ("Other".to_owned(), "http://other.test/".to_owned()),
         ]);
-        let text = sources(&repositories).expect("Debian is among them");
-        assert_eq!(text.lines().count(), SUITES[0].1.len());
-        assert!(text.contains("deb [arch=amd64] http://main.test/debian/ bullseye main\n"));
+        let text = sources(&repositories, SUITES, "arm64", &["deb", "deb-src"])
+            .expect("Debian is among them");
+        assert_eq!(text.lines().count(), 2 * SUITES[0].1.len());
+        assert!(text.contains("deb [arch=arm64] http://main.test/debian/ bullseye main\n"));
+        assert!(text.contains("deb-src [arch=arm64] http://main.test/debian/ sid main\n"));
         assert!(!text.contains("other"));
     }
 }

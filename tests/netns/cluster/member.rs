@@ -1,0 +1,310 @@
+//! A node of a cluster: where it is, the agent on it, and what that made of it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::Command,
+    sync::Arc,
+};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use underpass_tests::{node::plugin, prelude::*, runtime::Conf};
+
+use super::{
+    agent::Agent,
+    api::{AT, Door},
+    fixture::eventually,
+};
+
+/// The folder of networks, in each node's own `/run`.
+pub(super) const NET: &str = "/run/opt/net.d";
+/// The folder of plugins.
+pub(super) const BIN: &str = "/run/opt/bin";
+/// Where the agent serves health and metrics.
+pub(super) const HEALTH: &str = "127.0.0.1:9810";
+/// What the agent says.
+pub(super) const LOG: &str = "/run/agent.log";
+/// The agent's VXLAN device.
+pub(super) const TUNNEL: &str = "underpass-vxlan";
+/// The number by which the agent knows its routes.
+const PROTOCOL: &str = "117";
+
+/// A node, its agent and its pods' ranges.
+pub(super) struct Member {
+    pub(super) name: String,
+    pub(super) node: Arc<Node>,
+    pub(super) agent: Option<Agent>,
+    /// The executable that the agent installs, if it is another than the one beside it.
+    pub(super) build: Option<PathBuf>,
+    /// Of its addresses the API names that of this family first.
+    pub(super) outside: Family,
+    pub(super) link: u8,
+    pub(super) number: u8,
+    pub(super) _door: Door,
+}
+
+impl Member {
+    /// Starts the agent.
+    pub(super) fn start_agent(&mut self) -> Result<()> {
+        self.start_agent_with(&["--resync", "2"])
+    }
+
+    /// Starts the agent with these options.
+    pub(super) fn start_agent_with(&mut self, options: &[&str]) -> Result<()> {
+        let log = self.node.netns().run(|| fs::File::create(LOG))?;
+        let mut command = self.command(options)?;
+        command.stderr(log);
+        self.agent = Some(Agent::start(command, self.node.netns())?);
+        Ok(())
+    }
+
+    /// The agent's command with these options.
+    pub(super) fn command(&self, options: &[&str]) -> Result<Command> {
+        let kubeconfig = PathBuf::from("/run/kubeconfig");
+        let text = format!(
+            "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster:\n    server: http://{AT}\n\
+             contexts:\n- name: c\n  context:\n    cluster: c\n    user: u\ncurrent-context: c\nusers:\n- name: u\n  user: {{}}\n"
+        );
+        self.node.netns().run(|| fs::write(&kubeconfig, text))?;
+        let mut command = Command::new(plugin().with_file_name("underpass-agent"));
+        command
+            .env_clear()
+            .env("KUBECONFIG", kubeconfig)
+            .args(["--node", &self.name, "--bin-dir", BIN, "--net-dir", NET])
+            .args(["--listen", HEALTH])
+            .args(options);
+        if let Some(build) = &self.build {
+            command.arg("--underpass").arg(build);
+        }
+        Ok(command)
+    }
+
+    /// The agent, which runs.
+    pub(super) fn running(&self) -> Result<&Agent> {
+        self.agent.as_ref().context("no agent runs")
+    }
+
+    /// Ends the agent by a signal.
+    pub(super) fn stop_agent(&mut self, signal: Signal) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.end(signal);
+        }
+    }
+
+    /// Waits until the agent says that it is ready.
+    pub(super) fn is_ready(&self) -> Result<()> {
+        eventually(&format!("{} is ready", self.name), || {
+            let said = self.get("/readyz")?;
+            ensure!(said.starts_with("HTTP/1.1 200"), "{said}");
+            Ok(())
+        })
+    }
+
+    /// Asks the agent by HTTP.
+    pub(super) fn get(&self, path: &str) -> Result<String> {
+        let at: SocketAddr = HEALTH.parse()?;
+        self.node.netns().run(|| {
+            use std::io::{Read as _, Write as _};
+            let mut stream = std::net::TcpStream::connect(at)?;
+            write!(stream, "GET {path} HTTP/1.1\r\nhost: agent\r\n\r\n")?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            Ok(text)
+        })
+    }
+
+    /// A pod of the network that the agent installed.
+    pub(super) fn pod(&self, name: &str) -> Result<Pod> {
+        Pod::add(&self.node, name, &self.conf()?)
+    }
+
+    /// The network that the agent installed.
+    pub(super) fn conf(&self) -> Result<Conf> {
+        self.is_ready()?;
+        let list = self.conflist()?.context("there is no conflist")?;
+        let conf = list["plugins"][0].as_object().context("a plugin")?.iter();
+        let conf = conf.fold(Conf::new(&self.node), |conf, (key, value)| {
+            conf.with(key, value.clone())
+        });
+        Ok(conf
+            .with("name", list["name"].clone())
+            .with("cniVersion", list["cniVersion"].clone()))
+    }
+
+    /// The conflist, which must be one if there is any.
+    pub(super) fn conflist(&self) -> Result<Option<Value>> {
+        self.read(&format!("{NET}/10-underpass.conflist"))?
+            .map(|text| serde_json::from_slice(&text).context("the conflist is no JSON"))
+            .transpose()
+    }
+
+    /// Reads a file of the node, if it is there.
+    pub(super) fn read(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        self.node.netns().run(|| match fs::read(path) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("read {path}")),
+        })
+    }
+
+    /// Names the files of a folder of the node; none, where it is not there.
+    pub(super) fn names(&self, folder: &str) -> Result<BTreeSet<String>> {
+        self.node.netns().run(|| {
+            let entries = fs::read_dir(folder).into_iter().flatten();
+            entries
+                .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+                .collect()
+        })
+    }
+
+    pub(super) fn address(&self, family: Family) -> IpAddr {
+        outside(family, self.link, self.number)
+    }
+
+    /// What gives the uplink its addresses and default routes again.
+    pub(super) fn readdress(&self) -> Vec<String> {
+        let mut lines = vec![format!("address flush dev {} scope global", Node::UPLINK)];
+        for family in Family::BOTH {
+            lines.push(format!(
+                "address add {} dev {} {}",
+                cidr(family, self.link, self.number),
+                Node::UPLINK,
+                nodad(family)
+            ));
+            let gateway = self.gateway(family);
+            lines.push(format!(
+                "route replace {} via {gateway}",
+                family.everywhere()
+            ));
+        }
+        lines
+    }
+
+    /// Waits until the VXLAN device knows so many addresses behind it.
+    pub(super) fn knows_neighbours(&self, count: usize) -> Result<()> {
+        eventually("the neighbours behind VXLAN", || {
+            let list = self.node.netns().ip_json(&[
+                "neighbour",
+                "show",
+                "dev",
+                TUNNEL,
+                "nud",
+                "permanent",
+            ])?;
+            let known = list.as_array().context("a list")?.len();
+            ensure!(known == count, "{list}");
+            Ok(())
+        })
+    }
+
+    pub(super) fn addresses(&self) -> Vec<String> {
+        let mut families = Family::BOTH;
+        families.sort_by_key(|family| *family != self.outside);
+        families
+            .map(|family| self.address(family).to_string())
+            .to_vec()
+    }
+
+    /// The world's address on its link.
+    pub(super) fn gateway(&self, family: Family) -> IpAddr {
+        outside(family, self.link, 254)
+    }
+
+    /// The address of its VXLAN device.
+    pub(super) fn tunnel_address(&self, family: Family) -> Result<IpAddr> {
+        let range = self.range(family);
+        let (address, _) = range.split_once('/').context("a range")?;
+        Ok(address.parse()?)
+    }
+
+    pub(super) fn range(&self, family: Family) -> String {
+        match family {
+            V4 => format!("10.244.{}.0/24", self.number),
+            V6 => format!("fd00:244:{}::/64", self.number),
+        }
+    }
+
+    pub(super) fn ranges(&self) -> Vec<String> {
+        Family::BOTH.map(|family| self.range(family)).to_vec()
+    }
+
+    /// How this member's pods are reached from another one's, as [`Self::routes`] says it.
+    pub(super) fn route(&self, family: Family, from: &Self) -> String {
+        let range = self.range(family);
+        if self.number == from.number {
+            format!("{range} unreachable")
+        } else if self.link == from.link {
+            format!("{range} via {} dev {}", self.address(family), Node::UPLINK)
+        } else {
+            let gateway = range.split('/').next().unwrap_or("");
+            format!("{range} via {gateway} dev {TUNNEL}")
+        }
+    }
+
+    /// Removes the routes of a family that have the agent's number.
+    pub(super) fn flush(&self, family: Family) -> Result<()> {
+        let family = if family == V4 { "-4" } else { "-6" };
+        self.node.netns().expect(
+            Command::new("ip").args([family, "route", "flush", "proto", PROTOCOL]),
+            &[],
+        )?;
+        Ok(())
+    }
+
+    /// The routes that have the agent's number, by what the kernel says.
+    pub(super) fn routes(&self) -> Result<BTreeSet<String>> {
+        let mut routes = BTreeSet::new();
+        for family in ["-4", "-6"] {
+            let list = self
+                .node
+                .netns()
+                .ip_json(&[family, "-d", "route", "show", "proto", PROTOCOL])?;
+            for route in list.as_array().context("a list")? {
+                let text = |key: &str| route[key].as_str().unwrap_or("?");
+                routes.insert(if text("type") == "unreachable" {
+                    format!("{} unreachable", text("dst"))
+                } else {
+                    format!(
+                        "{} via {} dev {}",
+                        text("dst"),
+                        text("gateway"),
+                        text("dev")
+                    )
+                });
+            }
+        }
+        Ok(routes)
+    }
+}
+
+/// A node's address on a link.
+pub(super) fn outside(family: Family, link: u8, number: u8) -> IpAddr {
+    match family {
+        V4 => IpAddr::from([198, 18, 10 + link, number]),
+        V6 => IpAddr::from([
+            0x2001,
+            0xdb8,
+            10 + u16::from(link),
+            0,
+            0,
+            0,
+            0,
+            u16::from(number),
+        ]),
+    }
+}
+
+pub(super) fn cidr(family: Family, link: u8, number: u8) -> String {
+    format!(
+        "{}/{}",
+        outside(family, link, number),
+        if family == V4 { 24 } else { 64 }
+    )
+}
+
+pub(super) fn nodad(family: Family) -> &'static str {
+    if family == V4 { "" } else { "nodad" }
+}

@@ -1,0 +1,85 @@
+//! What pods say to nodes and to the world, and what these say to pods: host ports, and whose address is seen.
+
+use std::net::SocketAddr;
+
+use underpass_tests::{prelude::*, traffic::serve};
+
+use super::fixture::Cluster;
+
+const PORT: u16 = 80;
+/// The port of the node that leads to a pod.
+const HOST: u16 = 8_080;
+const INSIDE: u16 = 81;
+
+#[test]
+fn pods_talk_with_nodes_and_the_world() -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 0, 1])?;
+    cluster.settle()?;
+    let _firewalls = cluster.fortify()?;
+    let pods = cluster.pods()?;
+    nodes_and_the_world_see_the_node(&cluster, &pods)?;
+    host_ports_are_reached_from_other_nodes(&cluster, &pods)
+}
+
+/// A pod's node masquerades what leaves the cluster, and what goes to other nodes' own addresses; its own address sees the pod's.
+fn nodes_and_the_world_see_the_node(cluster: &Cluster, pods: &[Pod]) -> Result<()> {
+    for family in Family::BOTH {
+        let own = cluster.members[0].address(family);
+        let remote = family.remote_at(PORT);
+        let mut answering = vec![(&cluster.fabric, remote, own)];
+        for (member, seen) in cluster.members.iter().zip([pods[0].ip(family), own, own]) {
+            let at = SocketAddr::new(member.address(family), PORT);
+            answering.push((member.node.netns(), at, seen));
+        }
+        for (netns, at, expected) in answering {
+            let _server = serve(netns, at)?;
+            let seen = tcp::visit(pods[0].netns(), at)?;
+            ensure!(seen == expected, "{at} saw {seen} by TCP");
+            let seen = udp::Client::open(pods[0].netns(), family)?
+                .chat(at, 5)?
+                .seen
+                .ip();
+            ensure!(seen == expected, "{at} saw {seen} by UDP");
+            ping::ping(pods[0].netns(), at.ip())?;
+        }
+    }
+    Ok(())
+}
+
+/// By the node's address on its link, and by that of its VXLAN device, which is one of the pods' range.
+fn host_ports_are_reached_from_other_nodes(cluster: &Cluster, pods: &[Pod]) -> Result<()> {
+    let asked = &cluster.members[0];
+    let conf = asked.conf()?.with_host_port(HOST, INSIDE);
+    let server = Pod::add(&asked.node, "server", &conf)?;
+    for family in Family::BOTH {
+        let _servers = serve(server.netns(), server.at(family, INSIDE))?;
+        let (link, tunnel) = (asked.address(family), asked.tunnel_address(family)?);
+        let mut ways = vec![(&cluster.fabric, link, asked.gateway(family), None)];
+        for (pod, member) in pods.iter().zip(&cluster.members).skip(1) {
+            // What goes to the link's address is masqueraded.
+            ways.push((pod.netns(), link, member.address(family), Some(member)));
+            ways.push((pod.netns(), tunnel, pod.ip(family), Some(member)));
+        }
+        for (from, to, expected, member) in ways {
+            let at = SocketAddr::new(to, HOST);
+            let mut meters = vec![Meter::start(&asked.node)?];
+            if let Some(member) = member {
+                meters.push(Meter::start(&member.node)?);
+            }
+            let mut client = tcp::Client::connect(from, at)?;
+            let seen = client.exchange(2_000_000, 2_000_000)?.seen.ip();
+            ensure!(seen == expected, "{} by {at} is {seen} by TCP", from.name());
+            let seen = udp::Client::open(from, family)?.chat(at, 40)?.seen.ip();
+            ensure!(seen == expected, "{} by {at} is {seen} by UDP", from.name());
+            for meter in meters {
+                for counter in [Counter::BypassWire, Counter::BypassPeer] {
+                    meter
+                        .expect(counter, 60)
+                        .with_context(|| format!("{} by {at}", from.name()))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! Agents end, start again, and bring another build, node by node, while pods of all nodes talk.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use nix::sys::signal::Signal;
+use underpass_tests::{another_build, prelude::*};
+
+use super::fixture::{Cluster, eventually};
+use crate::upgrade::{
+    expect_exchanged, programs,
+    traffic::{Path, Tally},
+};
+
+/// Where numbered datagrams go, and connections.
+const NUMBERED: u16 = 8_090;
+const CONNECTED: u16 = 80;
+
+/// Has every agent end and start again, with the build that is meant for its node.
+fn roll(cluster: &mut Cluster, is_other: bool) -> Result<()> {
+    for member in &mut cluster.members {
+        let before = programs(&member.node)?;
+        let was_other = member.build.is_some();
+        member.stop_agent(Signal::SIGTERM);
+        member.build = if is_other {
+            Some(another_build::make(&member.node)?)
+        } else {
+            None
+        };
+        member.start_agent()?;
+        member.is_ready()?;
+        if was_other == is_other {
+            continue;
+        }
+        eventually("the agent's build has taken over", || {
+            expect_exchanged(&member.node, &before, &[])
+        })?;
+    }
+    cluster.settle()
+}
+
+#[test]
+fn pods_do_not_notice() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::new(&[0, 0, 1])?;
+    cluster.settle()?;
+    let pods = cluster.pods()?;
+    let mut servers = Vec::new();
+    let mut paths = Vec::new();
+    for family in Family::BOTH {
+        for (name, from, to) in [("direct", 0, 1), ("by VXLAN", 2, 0)] {
+            let [numbered, connected] = [NUMBERED, CONNECTED].map(|port| {
+                let at: SocketAddr = pods[to].at(family, port);
+                Path {
+                    name,
+                    client: pods[from].netns(),
+                    server: pods[to].netns(),
+                    listens: at,
+                    asked: at,
+                }
+            });
+            servers.push(tcp::Server::start(connected.server, connected.listens)?);
+            paths.push((numbered, connected));
+        }
+    }
+    let (tally, stop) = (Tally::default(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let mut talking = Vec::new();
+        for (numbered, connected) in &paths {
+            let (tally, stop) = (&tally, &stop);
+            talking.push(scope.spawn(move || numbered.number(tally, stop)));
+            talking.push(scope.spawn(move || connected.transfer(tally, stop)));
+            talking.push(scope.spawn(move || connected.connect(tally, stop)));
+        }
+        // Again with the same build, up, and down.
+        let rolled = [false, true, false]
+            .into_iter()
+            .try_for_each(|is_other| roll(&mut cluster, is_other));
+        stop.store(true, Ordering::Relaxed);
+        let ends: Vec<_> = talking
+            .into_iter()
+            .map(|thread| thread.join().expect("it does not panic"))
+            .collect();
+        ends.into_iter().try_for_each(|end| end).and(rolled)
+    })?;
+    let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
+    ensure!(count(&tally.datagrams) > 1_000 && count(&tally.connections) > 50);
+    cluster.all_bypass()
+}

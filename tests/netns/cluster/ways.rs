@@ -1,0 +1,127 @@
+//! The ways between nodes, and what pods that are there learn of them: a node that joins, a link without a route, a tunnel to everybody.
+
+use std::{net::IpAddr, time::Duration};
+
+use rstest::rstest;
+use underpass_tests::{prelude::*, traffic::serve};
+
+use super::{
+    fixture::{Cluster, eventually},
+    member::{Member, cidr, nodad, outside},
+};
+
+/// How long a connection may take that is tried again.
+const TRY: Duration = Duration::from_millis(500);
+
+/// Nobody has said what the cluster's ranges are: a pod's config was made before this node was heard of.
+#[rstest]
+fn a_pod_of_before_keeps_its_address_to_a_node_that_joins(
+    #[values(0, 1)] link: u8,
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::new(&[0, 0])?;
+    cluster.settle()?;
+    let old = cluster.members[0].pod("old")?;
+    cluster.grow(link)?;
+    let new = cluster.members.last().context("a member")?.pod("new")?;
+    let _server = serve(new.netns(), new.at(family, 80))?;
+    let mut seen: Option<IpAddr> = None;
+    eventually("a connection to the new node's pod", || {
+        let mut client = tcp::Client::try_connect(old.netns(), new.at(family, 80), TRY)?;
+        seen = Some(client.exchange(10, 10)?.seen.ip());
+        Ok(())
+    })?;
+    ensure!(seen == Some(old.ip(family)), "the new pod saw {seen:?}");
+    Ok(())
+}
+
+/// A route to the prefix is what makes it a link: addresses that a network manager gives have none by themselves.
+#[test]
+fn an_address_without_a_route_is_on_no_link() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    let member = &cluster.members[0];
+    let mut lines = vec![format!("address flush dev {} scope global", Node::UPLINK)];
+    for family in Family::BOTH {
+        let net = cidr(family, member.link, member.number);
+        let gateway = outside(family, member.link, 254);
+        let (nodad, everywhere) = (nodad(family), family.everywhere());
+        let uplink = Node::UPLINK;
+        lines.push(format!(
+            "address add {net} dev {uplink} noprefixroute {nodad}"
+        ));
+        lines.push(format!("route add {gateway} dev {uplink}"));
+        lines.push(format!("route replace {everywhere} via {gateway}"));
+    }
+    member.node.netns().ip(&lines)?;
+    for member in &mut cluster.members {
+        member.start_agent()?;
+    }
+    let member = &cluster.members[0];
+    let tunnelled = |range: &str| {
+        let first = range.split('/').next().unwrap_or("");
+        format!("{range} via {first} dev underpass-vxlan")
+    };
+    eventually("routes through VXLAN", || {
+        let routes = member.routes()?;
+        for range in cluster.members[1].ranges() {
+            ensure!(routes.contains(&tunnelled(&range)), "{range}: {routes:?}");
+        }
+        Ok(())
+    })?;
+    // The other one has the whole prefix, and a route back.
+    cluster.settle_one(&cluster.members[1])?;
+    let routes = Family::BOTH.map(|family| {
+        let net: ipnet::IpNet = cidr(family, member.link, 0).parse().context("a prefix")?;
+        Ok(format!("route add {} dev {}", net.trunc(), Node::UPLINK))
+    });
+    let routes = routes.into_iter().collect::<Result<Vec<_>>>()?;
+    member.node.netns().ip(&routes)?;
+    cluster.settle_one(member)
+}
+
+#[rstest]
+#[case::over_ipv4(V4, 1500 - 50)]
+#[case::over_ipv6(V6, 1500 - 70)]
+fn where_all_is_tunnelled_pods_have_the_tunnels_mtu(
+    #[case] outer: Family,
+    #[case] mtu: u64,
+) -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    for member in &mut cluster.members {
+        let mut addresses = member.addresses();
+        addresses.sort_by_key(|address| address.contains(':') != (outer == V6));
+        cluster.api.set(&member.name, &addresses, &member.ranges());
+        member.start_agent_with(&["--resync", "2", "--routing", "vxlan"])?;
+    }
+    let pods = cluster.pods()?;
+    for pod in &pods {
+        let link = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
+        ensure!(link[0]["mtu"] == mtu, "{link}");
+    }
+    let knows_the_way = |member: &Member, other: &Member| {
+        eventually("routes through VXLAN", || {
+            let routes = member.routes()?;
+            let is_there = |range: String| routes.iter().any(|route| route.starts_with(&range));
+            ensure!(other.ranges().into_iter().all(is_there), "{routes:?}");
+            Ok(())
+        })
+    };
+    knows_the_way(&cluster.members[0], &cluster.members[1])?;
+    knows_the_way(&cluster.members[1], &cluster.members[0])?;
+    Cluster::all_reach_all(&pods)?;
+
+    // Whoever says an MTU has it.
+    let member = &mut cluster.members[0];
+    member.stop_agent(nix::sys::signal::Signal::SIGTERM);
+    let asked = ["--mtu", "1300", "--config", r#"{"bypass": "off"}"#];
+    member.start_agent_with(&[&["--resync", "2", "--routing", "vxlan"], &asked[..]].concat())?;
+    eventually("the MTU that was asked for", || {
+        let conflist = cluster.members[0].conflist()?.context("a conflist")?;
+        let ours = &conflist["plugins"][0];
+        ensure!(ours["mtu"] == 1300 && ours["bypass"] == "off", "{ours}");
+        Ok(())
+    })
+}

@@ -1,0 +1,170 @@
+//! What others do while a command is in the middle: another install, a mesh that appends itself to the conflist, a runtime with an ADD under way.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::MetadataExt as _,
+    thread::{scope, sleep},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rstest::rstest;
+use serde_json::json;
+use underpass_tests::{patience, prelude::*};
+
+use super::fixture::{CONFLIST, Files, Machine};
+
+/// What each ADD takes for its lease.
+const LEASES: &str = "/var/lib/cni/networks/pods/lock";
+
+/// Holds the lock of the leases, at which each ADD stops in the middle.
+fn hold(machine: &Machine) -> Result<File> {
+    let lock = machine.lab.node.netns().run(|| File::open(LEASES))?;
+    lock.lock()?;
+    Ok(lock)
+}
+
+/// Waits until a process waits for the lock of this file, and returns its id.
+fn await_waiter(what: &str, held: &File) -> Result<Pid> {
+    let file = held.metadata()?;
+    let device = file.dev();
+    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
+    let id = format!("{major:02x}:{minor:02x}:{}", file.ino());
+    let end = Instant::now() + patience::here(Duration::from_mins(1));
+    loop {
+        let locks = fs::read_to_string("/proc/locks")?;
+        let waits = |line: &&str| line.contains("-> ") && line.contains(&id);
+        if let Some(line) = locks.lines().find(waits) {
+            let process = line.split_whitespace().nth(5).context("a process")?;
+            return Ok(Pid::from_raw(process.parse()?));
+        }
+        ensure!(Instant::now() < end, "{what} does not wait: {locks}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn two_at_once_wait_for_each_other() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.lab.node.underpass(&["load"])?;
+    let mtus = ["1300", "1310", "1320", "1330"];
+    scope(|scope| {
+        let machine = &machine;
+        let started =
+            mtus.map(|mtu| scope.spawn(move || machine.install(&Family::BOTH, &["--mtu", mtu])));
+        started.into_iter().try_for_each(|one| {
+            let said = one.join().ok().context("it panicked")??;
+            ensure!(said.contains("ok  DEL of both"), "{said}");
+            Ok(())
+        })
+    })?;
+    ensure!(machine.leftovers()?.is_empty());
+    machine.pod("a")?.del()
+}
+
+#[test]
+fn what_others_append_during_the_self_test_is_kept() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&[V4], &[])?;
+    let mesh = json!({ "type": "istio-cni", "log_level": "debug" });
+    let lock = hold(&machine)?;
+    scope(|scope| {
+        let install = scope.spawn(|| machine.install(&Family::BOTH, &[]));
+        await_waiter("the self-test", &lock)?;
+        let mut document = machine.conflist()?.context("a conflist")?;
+        let plugins = document["plugins"].as_array_mut().context("a list")?;
+        plugins.push(mesh.clone());
+        machine.write(CONFLIST, document.to_string().as_bytes())?;
+        drop(lock);
+        let said = install.join().ok().context("it panicked")??;
+        ensure!(said.contains("kept what others added: istio-cni"), "{said}");
+        Ok(())
+    })?;
+    let after = machine.conflist()?.context("a conflist")?;
+    ensure!(after["plugins"][1] == mesh, "{after}");
+    let ranges = after["plugins"][0]["ipam"]["ranges"].as_array();
+    ensure!(ranges.map(Vec::len) == Some(2), "{after}");
+    Ok(())
+}
+
+/// A runtime has read the conflist, and its ADD is in the middle when the conflist goes: the container gets its network, and the node keeps
+/// its own.
+#[test]
+fn an_add_under_way_is_awaited() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &[])?;
+    let before = machine.files()?;
+    let lock = hold(&machine)?;
+    let pod = scope(|scope| {
+        let pod = scope.spawn(|| machine.pod("late"));
+        let add = stop(lock)?;
+        let uninstall = scope.spawn(|| machine.error("uninstall", &[]));
+        await_gone(&machine)?;
+        kill(add, Signal::SIGCONT)?;
+        let error = uninstall.join().ok().context("it panicked")??;
+        ensure!(error.contains("1 container is attached"), "{error}");
+        pod.join().ok().context("it panicked")?
+    })?;
+    let names = |files: &Files| files.keys().cloned().collect::<Vec<_>>();
+    ensure!(names(&machine.files()?) == names(&before), "a file is gone");
+    let other = machine.pod("other")?;
+    for family in Family::BOTH {
+        ping::ping(pod.netns(), other.ip(family))?;
+    }
+    pod.del()?;
+    other.del()?;
+    machine.run("uninstall", &[])?;
+    ensure!(machine.files()?.is_empty(), "{:?}", machine.files()?);
+    Ok(())
+}
+
+/// An ADD that its runtime gives up keeps nobody from leaving.
+#[rstest]
+fn an_add_that_is_killed_is_awaited_no_more(#[values(false, true)] force: bool) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &[])?;
+    let lock = hold(&machine)?;
+    let force: &[&str] = if force { &["--force"] } else { &[] };
+    scope(|scope| {
+        let pod = scope.spawn(|| machine.pod("given-up").map(drop));
+        let add = stop(lock)?;
+        let uninstall = scope.spawn(|| machine.run("uninstall", force));
+        await_gone(&machine)?;
+        kill(add, Signal::SIGKILL)?;
+        let outcome = pod.join().ok().context("it panicked")?;
+        ensure!(outcome.is_err(), "a killed ADD succeeded");
+        uninstall.join().ok().context("it panicked")?
+    })?;
+    ensure!(machine.files()?.is_empty(), "{:?}", machine.files()?);
+    Ok(())
+}
+
+/// Stops the ADD that waits for the lock: it has all of the node's maps open, and no lock that anybody waits for.
+fn stop(lock: File) -> Result<Pid> {
+    let add = await_waiter("the ADD", &lock)?;
+    kill(add, Signal::SIGSTOP)?;
+    // Until it has stopped it could still take the lock.
+    let end = Instant::now() + patience::here(Duration::from_mins(1));
+    while !fs::read_to_string(format!("/proc/{add}/stat"))?.contains(") T ") {
+        ensure!(Instant::now() < end, "the ADD does not stop");
+        sleep(Duration::from_millis(5));
+    }
+    drop(lock);
+    Ok(add)
+}
+
+fn await_gone(machine: &Machine) -> Result<()> {
+    let end = Instant::now() + patience::here(Duration::from_mins(1));
+    while machine.read(CONFLIST)?.is_some() {
+        ensure!(Instant::now() < end, "the conflist does not go");
+        sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
