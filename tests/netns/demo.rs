@@ -2,11 +2,11 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs::{self, File},
     io::{BufRead as _, BufReader},
-    os::unix::process::ExitStatusExt as _,
-    path::Path,
-    process::{Child, Command, Stdio},
+    os::{fd::AsRawFd as _, unix::process::ExitStatusExt as _},
+    path::{Path, PathBuf},
+    process::{self, Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -47,41 +47,70 @@ fn nothing_stays_when_it_is_interrupted(
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
-    let namespaces = interrupt(&mut child, signal, step);
+    let held = interrupt(&mut child, signal, step);
     let _ = child.kill();
     let status = child.wait()?;
-    let namespaces = namespaces?;
+    let held = held?;
     ensure!(status.signal() == Some(signal as i32), "{status}");
     let end = Instant::now() + patience::here(Duration::from_secs(5));
     loop {
-        let held = holders(&namespaces)?;
-        if held.is_empty() {
+        let holders = holders(&held.names)?;
+        if holders.is_empty() {
             return Ok(());
         }
         ensure!(
             Instant::now() < end,
-            "namespaces are still held by {held:?}"
+            "namespaces are still held by {holders:?}"
         );
         thread::sleep(Duration::from_millis(20));
     }
 }
 
+/// Namespaces of the demo.
+struct Held {
+    names: BTreeSet<String>,
+    /// The kernel gives the number of a namespace that is gone to the next one, most likely to one of a test beside this one:
+    /// as long as they are open, their names are theirs.
+    _open: Vec<File>,
+}
+
 /// Waits for a step, and sends the signal a moment later: the namespaces that the demo held.
-fn interrupt(child: &mut Child, signal: Signal, step: &str) -> Result<BTreeSet<String>> {
+fn interrupt(child: &mut Child, signal: Signal, step: &str) -> Result<Held> {
     let output = child.stdout.take().context("a pipe")?;
     let mut lines = BufReader::new(output).lines();
     let begun = lines.any(|line| line.is_ok_and(|line| line.starts_with(step)));
     ensure!(begun, "the demo ended before step {step}");
     thread::sleep(Duration::from_millis(30));
     let own = links(Path::new("/proc/self/ns"))?;
-    let mut namespaces = links(&Path::new("/proc").join(child.id().to_string()).join("fd"))?;
-    namespaces.retain(|name| is_namespace(name) && !own.contains(name));
+    let folder = Path::new("/proc").join(child.id().to_string()).join("fd");
+    let mut held = Held {
+        names: BTreeSet::new(),
+        _open: Vec::new(),
+    };
+    for entry in fs::read_dir(&folder)?.flatten() {
+        // What it closed meanwhile is nothing that it holds.
+        let Some(name) = link(&entry.path()) else {
+            continue;
+        };
+        if !is_namespace(&name) || own.contains(&name) {
+            continue;
+        }
+        let Ok(file) = File::open(entry.path()) else {
+            continue;
+        };
+        held.names.extend(link(&opened(&file)));
+        held._open.push(file);
+    }
     ensure!(
-        step == "1." || !namespaces.is_empty(),
+        step == "1." || !held.names.is_empty(),
         "the demo holds namespaces"
     );
     kill(Pid::from_raw(child.id().cast_signed()), signal)?;
-    Ok(namespaces)
+    Ok(held)
+}
+
+fn opened(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 fn is_namespace(name: &str) -> bool {
@@ -93,15 +122,23 @@ fn links(folder: &Path) -> Result<BTreeSet<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
     Ok(entries
         .flatten()
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .map(|target| target.display().to_string())
+        .filter_map(|entry| link(&entry.path()))
         .collect())
 }
 
-/// Threads that are in one of the namespaces, or hold it by a file.
+/// Where a link leads, if it can be read.
+fn link(path: &Path) -> Option<String> {
+    Some(fs::read_link(path).ok()?.display().to_string())
+}
+
+/// Threads of other processes that are in one of the namespaces, or hold it by a file.
 fn holders(namespaces: &BTreeSet<String>) -> Result<Vec<String>> {
     let mut holders = Vec::new();
+    let own = process::id().to_string();
     for process in fs::read_dir("/proc")?.flatten() {
+        if process.file_name() == own.as_str() {
+            continue;
+        }
         let Ok(threads) = fs::read_dir(process.path().join("task")) else {
             continue;
         };
