@@ -134,9 +134,10 @@ fn link(path: &Path) -> Option<String> {
 /// Threads of other processes that are in one of the namespaces, or hold it by a file.
 fn holders(namespaces: &BTreeSet<String>) -> Result<Vec<String>> {
     let mut holders = Vec::new();
-    let own = process::id().to_string();
     for process in fs::read_dir("/proc")?.flatten() {
-        if process.file_name() == own.as_str() {
+        // Some entries are none, and one of these is a link to ourselves.
+        let id = process.file_name().to_str().and_then(|id| id.parse().ok());
+        if id.is_none_or(|id: u32| id == process::id()) {
             continue;
         }
         let Ok(threads) = fs::read_dir(process.path().join("task")) else {
