@@ -2,3 +2,4 @@
 
 pub mod anti_spoofing;
 pub mod quota;
+pub mod tunnel;

@@ -11,7 +11,8 @@ const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
 
 /// The fingerprint of a tuple under the node's secret key.
 ///
-/// Two tuples agree by chance once in 2^32. A sender who does not know the key can't aim for it, and never sees the value.
+/// Two tuples agree by chance once in 2^32. A sender who does not know the key can't aim for it, and sees at
+/// most the 16 bits that a tunnel's outer source port shows.
 #[inline(always)]
 #[must_use]
 pub fn fingerprint<A: Family>(key: [u64; 2], tuple: &Tuple<A>) -> u32 {

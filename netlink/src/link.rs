@@ -6,9 +6,9 @@ pub use netlink_packet_route::link::InfoKind;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     link::{
-        AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoNetkit, InfoPortKind,
-        InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
-        NetkitMode, State,
+        AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoGeneve, InfoNetkit,
+        InfoPortKind, InfoVeth, InfoVxlan, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo,
+        LinkLayerType, LinkMessage, NetkitMode, State,
     },
     stats::{StatsFilterMask, StatsMessage},
 };
@@ -62,6 +62,8 @@ pub struct Link {
     pub peer_netns: Option<i32>,
     /// Its own `net.ipv4.conf.<name>.rp_filter`.
     pub rp_filter: i32,
+    /// Of a VXLAN or Geneve device: the UDP port at which it is the end of a tunnel, host order.
+    pub port: Option<u16>,
     /// XDP programs that it has.
     pub xdp: Vec<Attached>,
 }
@@ -98,6 +100,7 @@ impl Link {
                         match info {
                             LinkInfo::Kind(kind) => link.kind = Some(kind),
                             LinkInfo::PortKind(kind) => link.in_vrf = kind == InfoPortKind::Vrf,
+                            LinkInfo::Data(data) => link.port = port(&data),
                             _ => {}
                         }
                     }
@@ -124,6 +127,20 @@ impl Link {
     #[must_use]
     pub fn is_paired(&self) -> bool {
         self.is_veth() || self.is_netkit()
+    }
+}
+
+fn port(data: &InfoData) -> Option<u16> {
+    match data {
+        InfoData::Vxlan(data) => data.iter().find_map(|item| match item {
+            InfoVxlan::Port(port) => Some(*port),
+            _ => None,
+        }),
+        InfoData::Geneve(data) => data.iter().find_map(|item| match item {
+            InfoGeneve::Port(port) => Some(*port),
+            _ => None,
+        }),
+        _ => None,
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) enum Change {
     Rules,
     /// Other addresses than before are those of Services.
     ServiceAddresses,
+    /// The node is an end of other tunnels than before.
+    Tunnels,
     /// Other destinations than before see the own addresses of a network's containers.
     Masquerade {
         /// The network's name.
@@ -110,6 +112,9 @@ impl fmt::Display for Change {
             ),
             Self::ServiceAddresses => {
                 f.write_str("host ports: not served at the addresses of Services as they are now")
+            }
+            Self::Tunnels => {
+                f.write_str("tunnels: containers are kept out of those that there are now")
             }
             Self::Masquerade {
                 network,

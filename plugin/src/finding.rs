@@ -208,6 +208,11 @@ pub enum Finding {
         "the map DEVICES has other addresses, MTU, MAC or reverse path filter than the uplink {0}: the next ADD or GC corrects it"
     )]
     OtherUplink(String),
+    /// The programs keep containers out of other tunnels.
+    #[error(
+        "the map STATE has other tunnels than the node is an end of: the next ADD or GC corrects it"
+    )]
+    OtherTunnels,
     /// The programs send an address elsewhere.
     #[error("the map ENDPOINTS does not send {address} to {host}")]
     OtherEndpoint {

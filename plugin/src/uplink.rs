@@ -18,6 +18,7 @@ use crate::{glob::Glob, identity::Alias};
 
 mod look;
 pub(crate) mod reconcile;
+mod tunnel;
 
 pub(crate) use look::Uplinks;
 
@@ -118,7 +119,7 @@ impl Surroundings<'_> {
         if !link.ethernet {
             flags |= device::LAYER3;
         }
-        if matches!(link.kind, Some(InfoKind::Vxlan | InfoKind::Geneve)) {
+        if tunnel::is_tunnel(link) {
             flags |= device::TUNNEL;
         }
         if link.in_vrf {

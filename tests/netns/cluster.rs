@@ -10,6 +10,7 @@ mod agent;
 mod api;
 mod firewall;
 mod fixture;
+mod forging;
 mod image;
 mod leaving;
 mod life;

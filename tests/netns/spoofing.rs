@@ -1,12 +1,18 @@
 //! What a pod must not send: the packet dies at the pod's own device and is counted.
 
+use std::net::SocketAddr;
+
 use rstest::rstest;
+use underpass_abi::node::Tunnels;
+use underpass_dataplane::{Maps, Pins, lock::Lock, tunnel};
 use underpass_tests::{
     capture::Capture,
     frame::Ends,
     prelude::*,
-    traffic::{SILENCE, raw::RawLink},
+    traffic::{SILENCE, raw::RawLink, serve},
 };
+
+use crate::net_dir::{self, NET_DIR};
 
 const FOREIGN_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
 
@@ -158,6 +164,82 @@ fn an_answer_of_a_dhcp_server_that_was_asked(#[values(V4, V6)] family: Family) -
         ends.udp(server, client, &[2; 240]),
     ];
     scene.expect_dropped(&frames, Counter::DropDhcpServer, &ends)
+}
+
+/// From the moment that somebody looked at the node's devices, and as long as the tunnel is there: to the world and to the node, but
+/// not to other pods.
+#[rstest]
+fn a_datagram_of_a_tunnel(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    const PORT: u16 = 8_472;
+    let Scene {
+        lab,
+        pod,
+        neighbour,
+        ..
+    } = &Scene::set()?;
+    let look = |lines: &[&str]| -> Result<()> {
+        let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+        lab.node.netns().ip(&lines)?;
+        let said = lab.node.underpass(&["apply", "--net-dir", NET_DIR])?;
+        ensure!(said.contains("tunnels: "), "{said:?}");
+        Ok(())
+    };
+    let (world, other) = (family.remote_at(PORT), neighbour.at(family, PORT));
+    let _servers = [
+        serve(lab.world.netns(), world)?,
+        serve(neighbour.netns(), other)?,
+    ];
+    let chat = |to| udp::Client::open(pod.netns(), family)?.chat(to, 5);
+    chat(world)?;
+    net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
+    let add = format!("link add tunnel9 type vxlan id 9 dstport {PORT}");
+    look(&[&add, "link set tunnel9 up"])?;
+    for to in [world, SocketAddr::new(family.node(), PORT)] {
+        let meter = Meter::start(&lab.node)?;
+        udp::Client::open(pod.netns(), family)?.hears_nothing(to)?;
+        meter.expect(Counter::DropTunnel, 1)?;
+    }
+    let meter = Meter::start(&lab.node)?;
+    chat(other)?;
+    meter.expect_none(Counter::DropTunnel)?;
+    look(&["link delete tunnel9"])?;
+    chat(world)?;
+    Ok(())
+}
+
+/// GRE and IP in IP have no ports; what has the same number as their protocol, or as none, is something else.
+#[rstest]
+fn a_packet_of_a_tunnel_without_ports(
+    #[values(V4, V6)] family: Family,
+    #[values(4, 41, 47)] protocol: u8,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set()?;
+    let Lab { node, .. } = &scene.lab;
+    let mut tunnels = Tunnels::default();
+    tunnels.packets[0] = Tunnels::packet(protocol, 0);
+    node.netns().run(|| {
+        let maps = Maps::open_existing(&Pins::at(node.bpf_root()))?.context("the maps")?;
+        tunnel::set(&Lock::acquire(node.bpf_root())?, &maps, tunnels)?;
+        anyhow::Ok(())
+    })?;
+    let ends = scene.pod.ends(family.node())?;
+    let meter = Meter::start(node)?;
+    let others = [
+        ends.udp(protocol.into(), protocol.into(), b"of no tunnel"),
+        ends.udp(0, 0, b"of no tunnel"),
+        ends.syn(protocol.into(), protocol.into()),
+        ends.protocol(48, b"of no tunnel"),
+    ];
+    others.iter().try_for_each(|frame| scene.link.send(frame))?;
+    ping::ping(scene.pod.netns(), family.node())?;
+    meter.expect_none(Counter::DropTunnel)?;
+    scene.expect_dropped(
+        &[ends.protocol(protocol, b"from anybody")],
+        Counter::DropTunnel,
+        &ends,
+    )
 }
 
 #[test]

@@ -71,8 +71,29 @@ pub struct State {
     /// Ticks of silence after which connection tracking may have forgotten a TCP connection that it
     /// could follow: the shortest of its timers that applies.
     pub tcp_forgotten: u32,
+    /// What comes to the node in tunnels that it is an end of.
+    pub tunnels: Tunnels,
     /// Zero: room for what later builds have to say.
-    pub reserved: [u32; 8],
+    pub reserved: [u32; 2],
+}
+
+/// The packets that an end of a tunnel on this node takes others out of.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tunnels {
+    /// The first of them, as [`Tunnels::packet`] says them; after the last one there are zeros.
+    pub packets: [u32; Self::MAX],
+}
+
+impl Tunnels {
+    /// So many kinds there may be: VXLAN, Geneve and the protocols of IP in IP and GRE are five.
+    pub const MAX: usize = 6;
+
+    /// One kind of packet: a protocol of IP and, where that is UDP, the destination port in network order.
+    #[must_use]
+    pub const fn packet(protocol: u8, port: u16) -> u32 {
+        (protocol as u32) << 16 | port as u32
+    }
 }
 
 /// After how many ticks a packet of a bypassed flow's direction goes through the stack again, so
@@ -115,7 +136,7 @@ pub mod policy {
     pub const XFRM: u32 = 1 << 1;
 }
 
-plain!(Node, Timeouts, State, Feed);
+plain!(Node, Timeouts, State, Feed, Tunnels);
 
 const _: () = assert!(size_of::<Node>() == 16 + 8 + 32 + 8 + 8);
 const _: () = assert!(size_of::<State>() == 12 + 16 + 4 + 32);

@@ -9,7 +9,7 @@ use underpass_ebpf::{l4::Kind, packet::Load as _};
 
 use crate::{
     bypass::{self, Side},
-    filter::anti_spoofing,
+    filter::{anti_spoofing, tunnel},
     flow::{signed, tracking::look_up},
     fragment::{
         self,
@@ -141,7 +141,11 @@ global!(
             signed::sign(&mut skb, &work.head);
             return Err(Verdict::STACK);
         }
-        anti_spoofing::check(&skb, &work.head, pod)
+        anti_spoofing::check(&skb, &work.head, pod)?;
+        if pod.flags & flags::ANTI_SPOOF == 0 {
+            return Ok(());
+        }
+        tunnel::check(work, ctx)
     }
 );
 

@@ -144,6 +144,24 @@ pub fn tcp_forgotten() -> u32 {
     STATE.get(0).map_or(0, |state| state.tcp_forgotten)
 }
 
+/// Whether an end of a tunnel on this node takes packets out of such ones, see
+/// [`Tunnels::packet`](underpass_abi::node::Tunnels::packet).
+#[inline(always)]
+pub fn is_tunnel(packet: u32) -> bool {
+    let Some(state) = STATE.get(0) else {
+        return false;
+    };
+    for known in state.tunnels.packets {
+        if known == 0 {
+            return false;
+        }
+        if known == packet {
+            return true;
+        }
+    }
+    false
+}
+
 /// The level that somebody traces at; 0 if nobody does.
 #[inline(always)]
 pub fn trace_level() -> u32 {

@@ -36,7 +36,7 @@ impl<M: Mode> Step<M> for UplinkPrograms {
     fn verify(&self, inspection: &Inspection<'_, M>, findings: &mut Findings) -> Result<(), Error> {
         match &inspection.loaded {
             Some(loaded) => {
-                let uplinks = &loaded.uplinks.list;
+                let uplinks = &loaded.uplinks;
                 reconcile::verify(inspection.node, &loaded.maps, uplinks, findings)
             }
             None => Ok(()),
@@ -48,13 +48,13 @@ fn finish(node: &Netlink, maps: &mut Maps, uplinks: &Uplinks<'_>) -> Result<(), 
     // Nearly always all is well. The kernel answers such questions one after the other, so who asked
     // with the lock in hand would let everybody behind the lock wait for everybody before the kernel.
     let mut findings = Findings::default();
-    reconcile::verify(node, maps, &uplinks.list, &mut findings)?;
+    reconcile::verify(node, maps, uplinks, &mut findings)?;
     let rules = Rules::wanted();
     let lock = Lock::acquire(maps.pins().root())?;
     if !findings.is_empty() {
         // What this call saw may be older than what another one has written since.
         let uplinks = Uplinks::find(node, maps, uplinks.patterns)?;
-        reconcile::uplinks(&lock, node, maps, &uplinks.list)?;
+        reconcile::uplinks(&lock, node, maps, &uplinks)?;
     }
     policy::set(&lock, maps, rules)?;
     Ok(maps.raise_epoch()?)

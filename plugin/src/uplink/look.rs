@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use underpass_abi::endpoint::device;
+use underpass_abi::{endpoint::device, node::Tunnels};
 use underpass_dataplane::Maps;
 use underpass_netlink::{
     Netlink,
@@ -13,7 +13,7 @@ use underpass_netlink::{
     route::MAIN,
 };
 
-use super::{Surroundings, Uplink, is_not_ours};
+use super::{Surroundings, Uplink, is_not_ours, tunnel};
 use crate::{error::Error, glob::Glob};
 
 /// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
@@ -28,6 +28,8 @@ pub(crate) struct Uplinks<'a> {
     pub(crate) list: Vec<Uplink>,
     /// See [`Surroundings::service_addresses`].
     pub(crate) service_addresses: Vec<IpAddr>,
+    /// The tunnels that the node is an end of, uplinks or not.
+    pub(crate) tunnels: Tunnels,
     /// The names that were asked for.
     pub(crate) patterns: Option<&'a [Glob]>,
 }
@@ -85,6 +87,7 @@ impl<'a> Uplinks<'a> {
             indices: all,
             list: surroundings.uplinks(patterns),
             service_addresses: surroundings.service_addresses(),
+            tunnels: tunnel::tunnels(&links),
             patterns,
         })
     }

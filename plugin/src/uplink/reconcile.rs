@@ -3,9 +3,10 @@
 
 use underpass_abi::endpoint::{self, Device as Known, device};
 use underpass_dataplane::{
-    Maps,
+    Changed, Maps,
     attach::{load_and_attach, missing, places},
     lock::Lock,
+    tunnel,
 };
 use underpass_netlink::{
     Netlink,
@@ -29,7 +30,7 @@ pub(crate) fn repair<'a>(
 ) -> Result<Uplinks<'a>, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
     let found = Uplinks::find(node, maps, patterns)?;
-    let more = uplinks(&lock, node, maps, &found.list)?;
+    let more = uplinks(&lock, node, maps, &found)?;
     if !more.is_empty() {
         maps.raise_epoch()?;
     }
@@ -37,14 +38,18 @@ pub(crate) fn repair<'a>(
     Ok(found)
 }
 
-/// Compares the programs and map entries of the uplinks with what they have to be.
+/// Compares the programs and map entries of the uplinks, and the tunnels that containers are kept out of, with what
+/// they have to be.
 pub(crate) fn verify(
     node: &Netlink,
     maps: &Maps,
-    uplinks: &[Uplink],
+    uplinks: &Uplinks<'_>,
     findings: &mut Findings,
 ) -> Result<(), Error> {
-    for uplink in uplinks {
+    if tunnel::known(maps)? != uplinks.tunnels {
+        findings.push(Finding::OtherTunnels);
+    }
+    for uplink in &uplinks.list {
         if maps.device(uplink.index)? != Some(uplink.device) {
             findings.push(Finding::OtherUplink(uplink.name.clone()));
         }
@@ -55,22 +60,25 @@ pub(crate) fn verify(
     Ok(())
 }
 
-/// Makes the programs know the uplinks as they are now, and sit on all of them. One that went away
+/// Makes the programs know the uplinks and the tunnels as they are now, and sit on all uplinks. One that went away
 /// meanwhile is forgotten. The caller raises the epoch when this returns any change, after everything
 /// else that it changes.
 pub(crate) fn uplinks(
     lock: &Lock,
     netlink: &Netlink,
     maps: &mut Maps,
-    uplinks: &[Uplink],
+    uplinks: &Uplinks<'_>,
 ) -> Result<Vec<Change>, Error> {
     let mut changes = Vec::new();
+    if tunnel::set(lock, maps, uplinks.tunnels)? == Changed::Yes {
+        changes.push(Change::Tunnels);
+    }
     for Uplink {
         index,
         name,
         device: wanted,
         ..
-    } in uplinks
+    } in &uplinks.list
     {
         let device = Device {
             index: *index,

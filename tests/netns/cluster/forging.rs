@@ -1,0 +1,95 @@
+//! What a pod may not do: put packets into the network of all pods, in anybody's name, by sending VXLAN to a node.
+
+use std::{net::SocketAddr, thread};
+
+use rstest::rstest;
+use underpass_tests::{
+    capture::Capture,
+    counter::Counters,
+    frame::{self, Ends},
+    prelude::*,
+    traffic::{SILENCE, serve},
+};
+
+use super::{fixture::Cluster, member::TUNNEL, tunnel::beyond_a_router};
+
+const VXLAN: u16 = 4_789;
+const MARK: &[u8] = b"in another's name";
+
+/// A datagram of VXLAN that says to come from a pod of node 1, for a pod of the node `at`.
+fn forged(cluster: &Cluster, at: usize, ends: &Ends) -> Result<Vec<u8>> {
+    let device = cluster.members[at].node.netns().mac(TUNNEL)?;
+    let inside = Ends {
+        src_mac: [2, 0, 0, 0, 0, 0x99],
+        dst_mac: device,
+        ..ends.clone()
+    };
+    // The flag that there is a network identifier, and the identifier 1.
+    let header = [8, 0, 0, 0, 0, 0, 1, 0];
+    Ok([&header[..], &inside.udp(1_000, 2_000, MARK)].concat())
+}
+
+fn has_mark(frame: &[u8]) -> bool {
+    frame.windows(MARK.len()).any(|part| part == MARK)
+}
+
+/// Neither to another node nor to its own one, which sees such packets without masquerade; without the guard both get through, so it is the
+/// guard that keeps them out.
+#[rstest]
+fn a_pod_sends_no_packets_of_the_tunnel(
+    #[values(V4, V6)] outside: Family,
+    #[values(true, false)] guarded: bool,
+) -> Result<()> {
+    needs_root!();
+    let (cluster, pods) = beyond_a_router(outside, &["off"])?;
+    let victims = &pods[0];
+    let member = &cluster.members[0];
+    let conf = member.conf()?.with("antiSpoof", guarded);
+    let attacker = Pod::add(&member.node, "attacker", &conf)?;
+    let socket = udp::Client::open(attacker.netns(), outside)?;
+    for inside in Family::BOTH {
+        // In the name of the pod of the other node: the reverse path filter finds nothing wrong with it.
+        for (to, victim) in victims.iter().enumerate() {
+            let named = &victims[1 - to];
+            let ends = attacker.ends(victim.ip(inside))?.from_ip(named.ip(inside));
+            let capture = Capture::start(victim.netns(), Pod::IFNAME)?;
+            let meter = Meter::start(&member.node)?;
+            let at = SocketAddr::new(cluster.members[to].address(outside), VXLAN);
+            socket.send(at, &forged(&cluster, to, &ends)?)?;
+            let what = format!("{inside:?} in {outside:?}, to node {}", to + 1);
+            if guarded {
+                meter.expect(Counter::DropTunnel, 1)?;
+                thread::sleep(SILENCE / 4);
+                let frames = capture.frames();
+                ensure!(!frames.iter().any(|frame| has_mark(frame)), "{what}");
+            } else {
+                let arrived = capture.wait_for(SILENCE, has_mark);
+                let arrived = arrived.with_context(|| format!("{what}: nothing arrived"))?;
+                let seen = frame::read(&arrived).context("a packet")?.src;
+                ensure!(seen == named.ip(inside), "{what}: from {seen}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A tunnel that pods have among themselves, by the same port, is theirs: on a node, and from node to node.
+#[rstest]
+fn pods_have_tunnels_of_their_own(#[values(V4, V6)] outside: Family) -> Result<()> {
+    needs_root!();
+    let (cluster, pods) = beyond_a_router(outside, &["learned"])?;
+    let [here, there] = &pods[0];
+    let neighbour = cluster.members[0].pod("neighbour")?;
+    for family in Family::BOTH {
+        for to in [there, &neighbour] {
+            let at = to.at(family, VXLAN);
+            let _server = serve(to.netns(), at)?;
+            udp::Client::open(here.netns(), family)?.chat(at, 20)?;
+        }
+    }
+    for member in &cluster.members {
+        let counted = Counters::read(&member.node)?;
+        ensure!(counted.get(Counter::DropTunnel) == 0, "{counted:?}");
+    }
+    Ok(())
+}
