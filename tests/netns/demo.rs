@@ -83,10 +83,7 @@ fn interrupt(child: &mut Child, signal: Signal, step: &str) -> Result<Held> {
     thread::sleep(Duration::from_millis(30));
     let own = links(Path::new("/proc/self/ns"))?;
     let folder = Path::new("/proc").join(child.id().to_string()).join("fd");
-    let mut held = Held {
-        names: BTreeSet::new(),
-        _open: Vec::new(),
-    };
+    let (mut names, mut open) = (BTreeSet::new(), Vec::new());
     for entry in fs::read_dir(&folder)?.flatten() {
         // What it closed meanwhile is nothing that it holds.
         let Some(name) = link(&entry.path()) else {
@@ -98,15 +95,15 @@ fn interrupt(child: &mut Child, signal: Signal, step: &str) -> Result<Held> {
         let Ok(file) = File::open(entry.path()) else {
             continue;
         };
-        held.names.extend(link(&opened(&file)));
-        held._open.push(file);
+        names.extend(link(&opened(&file)));
+        open.push(file);
     }
     ensure!(
-        step == "1." || !held.names.is_empty(),
+        step == "1." || !names.is_empty(),
         "the demo holds namespaces"
     );
     kill(Pid::from_raw(child.id().cast_signed()), signal)?;
-    Ok(held)
+    Ok(Held { names, _open: open })
 }
 
 fn opened(file: &File) -> PathBuf {
