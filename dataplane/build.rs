@@ -20,6 +20,9 @@ const SOURCES: [&str; 6] = [
     "Cargo.lock",
 ];
 
+/// The level of deflate: the best that is usual.
+const COMPRESSION: u8 = 9;
+
 fn main() -> ExitCode {
     match build() {
         Ok(()) => ExitCode::SUCCESS,
@@ -64,12 +67,13 @@ fn build() -> Result<(), String> {
     Ok(())
 }
 
-/// Leaves an object that was linked where the crate finds it.
+/// Leaves an object that was linked where the crate finds it, compressed as [`inflate`](src/object.rs) expects it.
 fn embed(object: &Path, embedded: &Path) -> Result<(), String> {
     let linked = fs::read(object).map_err(|e| format!("cannot read {}: {e}", object.display()))?;
     let stripped =
         without_dwarf(&linked).map_err(|e| format!("cannot strip {}: {e}", object.display()))?;
-    fs::write(embedded, stripped).map_err(|e| format!("cannot write {}: {e}", embedded.display()))
+    let compressed = miniz_oxide::deflate::compress_to_vec(&stripped, COMPRESSION);
+    fs::write(embedded, compressed).map_err(|e| format!("cannot write {}: {e}", embedded.display()))
 }
 
 /// The object without its DWARF sections, four fifths of it: BTF was made from them, and the kernel

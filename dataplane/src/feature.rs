@@ -3,7 +3,11 @@
 use aya::{EbpfLoader, programs::SchedClassifier};
 use underpass_abi::node::feature;
 
-use crate::{Error, object::raise_memory_limit, test_run::Run};
+use crate::{
+    Error,
+    object::{inflate, raise_memory_limit},
+    test_run::Run,
+};
 
 /// A facility of newer kernels that the programs use where it is there.
 #[derive(Clone, Copy, Debug)]
@@ -35,14 +39,14 @@ pub const FEATURES: [Feature; 2] = [
 ];
 
 /// A program that answers with the bits of the features that the kernel has.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-probe"));
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/underpass-probe"));
 const PROGRAM: &str = "probe";
 
 /// Asks for the bits of the features that this kernel has. The kernel is asked by a run of a small program, which takes less than a
 /// millisecond: its version does not tell, since flags of helpers are carried back to older kernels.
 pub fn present() -> Result<u32, Error> {
     raise_memory_limit();
-    let mut object = EbpfLoader::new().load(OBJECT)?;
+    let mut object = EbpfLoader::new().load(&inflate(OBJECT))?;
     let probe = object.program_mut(PROGRAM).ok_or(Error::Missing(PROGRAM))?;
     let probe: &mut SchedClassifier = probe.try_into().map_err(Error::program(PROGRAM))?;
     probe.load().map_err(Error::program(PROGRAM))?;

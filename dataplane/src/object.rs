@@ -25,7 +25,8 @@ use crate::{
     Error, Loaded, Pins, feature, home, kernel, lock::Lock, memory, pin::Folder, policy::Rules,
 };
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
+/// The programs, deflated: only what loads them needs them, and a node has them loaded for months.
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
 /// Memory per entry of a flow table that the node has in all: a 4 GiB machine has 65,536 of each family. What
 /// is there from the first is 88 bytes for each, of the two families together.
@@ -129,7 +130,7 @@ pub(crate) fn raise_memory_limit() {
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
 }
 
-/// Gives the number of this build: the first bytes of its object's SHA-256.
+/// Gives the number of this build: the first bytes of the SHA-256 of its object, as it is embedded.
 #[must_use]
 pub fn build() -> u32 {
     let [a, b, c, d, ..] = <[u8; 32]>::from(Sha256::digest(OBJECT));
@@ -215,7 +216,14 @@ pub(crate) fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
     for map in map::MAPS {
         loader.map_pin_path(map.name, folder.map(map.name));
     }
-    Ok(loader.load(OBJECT)?)
+    Ok(loader.load(&inflate(OBJECT))?)
+}
+
+/// Gives an embedded object as the linker left it, which takes a few milliseconds. It is aligned as `malloc` aligns: for any of its
+/// structures, which are read in place.
+pub(crate) fn inflate(embedded: &[u8]) -> Vec<u8> {
+    miniz_oxide::inflate::decompress_to_vec(embedded)
+        .unwrap_or_else(|error| unreachable!("the build has deflated it: {error}"))
 }
 
 /// Sets the one element of an array.
