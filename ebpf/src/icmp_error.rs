@@ -135,6 +135,13 @@ global!(
         let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
             return Ok(refused);
         };
+        if let Some(sender) = sender
+            && (inner.tuple.src != head.tuple.dst
+                || !container::owns(sender.ifindex, inner.tuple.dst.wide()))
+        {
+            // About a flow of somebody else, or to somebody else than who has it with the pod.
+            return Ok(refused);
+        }
         let half = half_of(flow, partner_place.end);
         if half.rewrite & rewrite::SRC == 0 {
             // Known, and not translated: a pod that answers to its own address.

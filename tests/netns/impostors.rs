@@ -338,3 +338,75 @@ fn an_answer_by_another_uplink_is_filtered(
     client.chat(remote, 3)?;
     Ok(())
 }
+
+/// An ICMP error of a pod: that a packet of `quoted` did not reach its destination.
+fn unreachable(ends: &Ends, quoted: &Ends, sport: u16, dport: u16) -> Vec<u8> {
+    let kind = match Family::of(ends.src) {
+        V4 => 3,
+        V6 => 1,
+    };
+    ends.icmp(kind, 1, [0; 4], &quoted.udp(sport, dport, b"quoted")[14..])
+}
+
+/// A pod tells the world of a flow that it has with a neighbour, and which is not masqueraded: the error would show its address.
+#[rstest]
+fn an_error_about_a_neighbour_stays_at_home(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    // A firewall that drops what is INVALID would drop it as well.
+    let lab = Lab::open()?;
+    let (pod, neighbour) = (lab.pod("a")?, lab.pod("b")?);
+    let at = pod.at(family, PORT);
+    let _server = udp::Server::start(pod.netns(), at)?;
+    udp::Client::open_at(neighbour.netns(), family, SOURCE)?.chat(at, 10)?;
+    let capture = Capture::start(lab.world.netns(), "eth0")?;
+    let meter = Meter::start(&lab.node)?;
+    let ends = pod.ends(family.remote())?;
+    let quoted = neighbour.ends(pod.ip(family))?;
+    RawLink::open(pod.netns(), Pod::IFNAME)?.send(&unreachable(&ends, &quoted, SOURCE, PORT))?;
+    meter.expect(Counter::DropUntranslated, 1)?;
+    thread::sleep(SILENCE / 4);
+    let seen = capture.addresses();
+    ensure!(!seen.contains(&pod.ip(family)), "{seen:?}");
+    Ok(())
+}
+
+/// Whom a neighbour talks with hears nothing of it from a pod that guesses the ports; from the neighbour it does.
+#[rstest]
+fn an_error_about_a_neighbours_flow_is_the_neighbours(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (pod, neighbour) = (lab.pod("a")?, lab.pod("b")?);
+    let at = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), at)?;
+    let mut client = udp::Client::open_at(neighbour.netns(), family, SOURCE)?;
+    let seen = client.chat(at, 10)?.seen;
+    ensure!(seen.ip() == family.node(), "{seen}");
+    let capture = Capture::start(lab.world.netns(), "eth0")?;
+    let is_error = |frame: &[u8]| {
+        frame::read(frame).is_some_and(|seen| {
+            seen.src == family.node()
+                && [protocol::ICMP, protocol::ICMPV6].contains(&seen.protocol)
+                && frame
+                    .get(14 + family.header_len())
+                    .is_some_and(|kind| [1, 3].contains(kind))
+        })
+    };
+    let quoted = Ends {
+        src: at.ip(),
+        dst: neighbour.ip(family),
+        ..neighbour.ends(at.ip())?
+    };
+    let meter = Meter::start(&lab.node)?;
+    let forged = unreachable(&pod.ends(at.ip())?, &quoted, PORT, SOURCE);
+    RawLink::open(pod.netns(), Pod::IFNAME)?.send(&forged)?;
+    meter.expect(Counter::DropUntranslated, 1)?;
+    thread::sleep(SILENCE / 4);
+    ensure!(!capture.frames().iter().any(|frame| is_error(frame)));
+    let own = unreachable(&neighbour.ends(at.ip())?, &quoted, PORT, SOURCE);
+    RawLink::open(neighbour.netns(), Pod::IFNAME)?.send(&own)?;
+    let heard = capture.wait_for(SILENCE, is_error);
+    ensure!(heard.is_some(), "the world hears nothing from its partner");
+    Ok(())
+}
