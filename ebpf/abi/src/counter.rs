@@ -81,7 +81,7 @@ counters! {
     DropMapFull "drop_map_full" Drop "a flow that could not be stored",
     DropRemoved "drop_removed" Drop "a packet whose flow was removed while it was on its way past the stack",
     DropTooLarge "drop_too_large" Drop "a packet of the host to a host port, larger than the container's MTU",
-    DropTunnel "drop_tunnel" Drop "a pod sent a packet of a tunnel that its node is an end of, to something other than a pod",
+    DropTunnel "drop_tunnel" Drop "a pod sent a packet of a tunnel that its node is an end of",
 }
 
 /// Elements of the array `COUNTERS`; room to grow without a new layout.

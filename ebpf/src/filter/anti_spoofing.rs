@@ -23,6 +23,8 @@ use crate::kernel::{
 const ICMP_REDIRECT: u8 = 5;
 const ICMPV6_ROUTER_ADVERTISEMENT: u8 = 134;
 const ICMPV6_REDIRECT: u8 = 137;
+/// Ethernet type, network order.
+const ARP: u16 = 0x0806u16.to_be();
 /// DHCP and `DHCPv6` servers' ports, network order.
 const DHCP_SERVER: u16 = 67u16.to_be();
 const DHCPV6_SERVER: u16 = 547u16.to_be();
@@ -92,6 +94,11 @@ pub fn check_arp(skb: &Skb, pod: &Device) -> Step<()> {
     // Sender's hardware and protocol address at bytes 8 and 14 of an Ethernet/IPv4 ARP packet (RFC
     // 826).
     let refused = Verdict::dropped(Counter::DropArp);
+    // From a netkit before Linux 6.10 the type that we were called for is what the sender says beside the
+    // frame, and the stack goes by the frame (torvalds/linux@3998d184267d).
+    if skb.load::<u16>(ETHERNET - 2).map_err(|_| refused)? != ARP {
+        return Err(Verdict::dropped(Counter::DropEtherType));
+    }
     let mac: [u16; 3] = skb.load(ETHERNET + 8).map_err(|_| refused)?;
     let addr = Addr4(skb.load(ETHERNET + 14).map_err(|_| refused)?);
     let owned = addr.0 == 0 || container::owns(skb.ifindex(), addr.widen());

@@ -145,7 +145,7 @@ global!(
         if pod.flags & flags::ANTI_SPOOF == 0 {
             return Ok(());
         }
-        tunnel::check(work, ctx)
+        tunnel::check(&work.head)
     }
 );
 

@@ -9,6 +9,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     flow::{Tuple, action, protocol},
+    node::Tunnels,
     quota::WORLD,
 };
 use underpass_ebpf::{
@@ -23,7 +24,7 @@ use crate::{
         container,
         global::{global, number},
         host_ports::serving,
-        maps::{count, endpoint, is_service_address},
+        maps::{count, endpoint, is_service_address, is_tunnel},
         net::Net,
         route,
         skb::Skb,
@@ -71,6 +72,10 @@ global!(
         let Some(target) = serving::<I>(&head.tuple) else {
             return Ok(Served::Unknown);
         };
+        // Whoever got these would have the traffic of all pods with this node.
+        if is_tunnel(Tunnels::packet(head.tuple.protocol, head.tuple.dport)) {
+            return Ok(Served::Unknown);
+        }
         if endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
             return Ok(Served::Unknown);
         }

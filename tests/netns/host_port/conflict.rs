@@ -4,6 +4,8 @@ use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{prelude::*, runtime::Call};
 
+use crate::net_dir::{self, NET_DIR};
+
 use super::{HOST, both, mapped, misses, node_at, reaches, serve};
 
 /// Fails unless the host port leads to `pod`: it alone has servers.
@@ -30,6 +32,25 @@ fn the_newest_serves_and_the_older_serves_again(#[values(V4, V6)] family: Family
     is_served_by(&lab, family, &older)?;
     older.del()?;
     misses(lab.world.netns(), node_at(family, HOST))
+}
+
+/// A container that got the packets of a tunnel of its node would have the traffic of all pods with this node.
+#[rstest]
+fn a_tunnel_of_the_node_keeps_its_port(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    const PORT: u16 = 8_472;
+    let lab = Lab::new()?;
+    let conf = lab.conf().with_host_port(PORT, PORT);
+    let pod = lab.pod_with("a", &conf)?;
+    let _server = udp::Server::start(pod.netns(), pod.at(family, PORT))?;
+    let ask = || udp::Client::open(lab.world.netns(), family);
+    ask()?.chat(node_at(family, PORT), 5)?;
+    net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
+    let add = format!("link add tunnel9 type vxlan id 9 dstport {PORT}");
+    let up = "link set tunnel9 up".to_owned();
+    lab.node.netns().ip(&[add, up])?;
+    lab.node.underpass(&["apply", "--net-dir", NET_DIR])?;
+    ask()?.hears_nothing(node_at(family, PORT))
 }
 
 #[rstest]
