@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context as _;
 use http_body_util::Full;
@@ -13,7 +13,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use ipnet::IpNet;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::verbs::Verbs;
 
@@ -26,8 +28,8 @@ const END: &str = "# EOF\n";
 /// What became of the work.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
-    /// Routes were complete, and the network installed, once.
-    pub(crate) is_ready: AtomicBool,
+    /// The ranges of the network that was installed when routes were complete; nothing before that.
+    pub(crate) installed: watch::Sender<Option<Vec<IpNet>>>,
     /// Nodes that are known.
     pub(crate) nodes: AtomicU64,
     /// Comparisons of what is with what should be.
@@ -40,6 +42,10 @@ pub(crate) struct Health {
     pub(crate) last_us: AtomicU64,
     /// How long the longest one took, in microseconds.
     pub(crate) longest_us: AtomicU64,
+    /// What was written to this node's own Node.
+    pub(crate) writes: AtomicU64,
+    /// What could not be.
+    pub(crate) write_failures: AtomicU64,
 }
 
 impl Health {
@@ -103,6 +109,20 @@ impl Health {
             "",
             &seconds(&self.longest_us),
         );
+        metric(
+            "node_writes",
+            "counter",
+            "Conditions and taints of our own Node that were written.",
+            "_total",
+            &load(&self.writes),
+        );
+        metric(
+            "node_write_failures",
+            "counter",
+            "Writes to our own Node that were refused or got no answer.",
+            "_total",
+            &load(&self.write_failures),
+        );
         text
     }
 }
@@ -147,7 +167,7 @@ async fn answer(
     let mut format = "text/plain; charset=utf-8";
     let (status, text) = match (request.method(), request.uri().path()) {
         (&Method::GET, "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
-        (&Method::GET, "/readyz") if health.is_ready.load(Ordering::Relaxed) => {
+        (&Method::GET, "/readyz") if health.installed.borrow().is_some() => {
             (StatusCode::OK, "ok\n".to_owned())
         }
         (&Method::GET, "/readyz") => (

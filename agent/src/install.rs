@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -107,6 +106,7 @@ pub(crate) async fn keep(
                 continue;
             }
         }
+        let ranges = network.ranges.clone();
         installed = Some(network);
         if !is_upgraded {
             match verbs.upgrade().await {
@@ -118,7 +118,7 @@ pub(crate) async fn keep(
                 Err(error) => tracing::warn!("{error:#}"),
             }
         }
-        health.is_ready.store(true, Ordering::Relaxed);
+        health.installed.send_replace(Some(ranges));
     }
 }
 

@@ -20,11 +20,12 @@ use crate::health::Health;
 use crate::install::Routed;
 use crate::kernel::Kernel;
 use crate::kernel::events::{self, Events};
-use crate::nodes::Nodes;
+use crate::nodes::{Listeners, Nodes};
 use crate::options::Options;
 use crate::plan::Inputs;
 use crate::verbs::Verbs;
 
+mod announce;
 mod health;
 mod install;
 mod kernel;
@@ -82,15 +83,21 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let health = Arc::new(Health::default());
     health::serve(options.listen, Arc::clone(&health), verbs.clone()).await?;
     let (tell, nodes) = watch::channel(None);
+    let (tell_own, own) = watch::channel(None);
+    let tell = Listeners {
+        nodes: tell,
+        own: tell_own,
+    };
     let (pass, passed) = watch::channel(None);
     let (routed, is_routed) = watch::channel(None);
 
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let outcome = tokio::select! {
-        () = nodes::follow(client, tell) => Err(anyhow::anyhow!("the Nodes can't be followed any more")),
+        () = nodes::follow(client.clone(), options.node(), tell) => Err(anyhow::anyhow!("the Nodes can't be followed any more")),
         outcome = keep_routes(&options, &kernel, passed, &events, &health, routed) => outcome,
         () = install::keep(&options, &verbs, nodes, pass, &health, is_routed) => Ok(()),
+        () = announce::keep(&options, client, own, &health) => Ok(()),
         () = keep_uplinks(&verbs, &events) => Ok(()),
         () = keep_collected(&options, &verbs) => Ok(()),
         _ = interrupt.recv() => Ok(()),

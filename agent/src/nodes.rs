@@ -13,7 +13,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
 
-use crate::peer::{Node, Peer, peer};
+use crate::peer::{Node, Own, Peer, own, peer};
 
 /// All Nodes by name; nothing before the first whole list.
 pub(crate) type Nodes = Option<Arc<BTreeMap<String, Peer>>>;
@@ -21,36 +21,45 @@ pub(crate) type Nodes = Option<Arc<BTreeMap<String, Peer>>>;
 /// So many Nodes at most are listed at once: one may have 20 KiB of text, and all of an answer is in memory until it is read.
 const PAGE: u32 = 100;
 
-/// Follows the Nodes for ever.
-pub(crate) async fn follow(client: Client, tell: watch::Sender<Nodes>) {
+/// Who is told of the Nodes.
+#[derive(Debug)]
+pub(crate) struct Listeners {
+    pub(crate) nodes: watch::Sender<Nodes>,
+    /// Told of this node's own Node alone; nothing while there is none.
+    pub(crate) own: watch::Sender<Option<Own>>,
+}
+
+/// Follows the Nodes for ever. `name` is that of this node's own.
+pub(crate) async fn follow(client: Client, name: &str, tell: Listeners) {
     let config = watcher::Config::default().page_size(PAGE);
     let stream = watcher(Api::<Node>::all(client), config).default_backoff();
-    read(stream, tell).await;
+    read(stream, name, tell).await;
 }
 
 async fn read(
     stream: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
-    tell: watch::Sender<Nodes>,
+    name: &str,
+    tell: Listeners,
 ) {
     let mut stream = pin!(stream);
-    let mut listed: BTreeMap<String, Peer> = BTreeMap::new();
-    let mut known: BTreeMap<String, Peer> = BTreeMap::new();
+    let mut listed = Known::default();
+    let mut known = Known::default();
     loop {
         match stream.try_next().await {
             Ok(None) => return,
-            Ok(Some(Event::Init)) => listed = BTreeMap::new(),
-            Ok(Some(Event::InitApply(node))) => note(&mut listed, &node),
+            Ok(Some(Event::Init)) => listed = Known::default(),
+            Ok(Some(Event::InitApply(node))) => listed.note(&node, name),
             Ok(Some(Event::InitDone)) => {
                 known = std::mem::take(&mut listed);
-                publish(&tell, &known);
+                known.publish(&tell);
             }
             Ok(Some(Event::Apply(node))) => {
-                note(&mut known, &node);
-                publish(&tell, &known);
+                known.note(&node, name);
+                known.publish(&tell);
             }
             Ok(Some(Event::Delete(node))) => {
-                known.remove(&node.name_any());
-                publish(&tell, &known);
+                known.forget(&node.name_any(), name);
+                known.publish(&tell);
             }
             // The stream asks again by itself, later and later.
             Err(error) => {
@@ -60,27 +69,53 @@ async fn read(
     }
 }
 
-fn note(nodes: &mut BTreeMap<String, Peer>, node: &Node) {
-    let name = node.name_any();
-    let (peer, wrong) = peer(node);
-    // A Node is written every few minutes, and what is wrong with it stays wrong.
-    if nodes.get(&name) != Some(&peer) {
-        for wrong in wrong {
-            tracing::warn!("Node {name}: {wrong}");
-        }
-    }
-    nodes.insert(name, peer);
+/// What is known of the Nodes.
+#[derive(Debug, Default)]
+struct Known {
+    nodes: BTreeMap<String, Peer>,
+    own: Option<Own>,
 }
 
-/// A Node changes often, and seldom what matters here.
-fn publish(tell: &watch::Sender<Nodes>, nodes: &BTreeMap<String, Peer>) {
-    tell.send_if_modified(|last| {
-        if last.as_deref() == Some(nodes) {
-            return false;
+impl Known {
+    fn note(&mut self, node: &Node, own_name: &str) {
+        let name = node.name_any();
+        let (peer, wrong) = peer(node);
+        // A Node is written every few minutes, and what is wrong with it stays wrong.
+        if self.nodes.get(&name) != Some(&peer) {
+            for wrong in wrong {
+                tracing::warn!("Node {name}: {wrong}");
+            }
         }
-        *last = Some(Arc::new(nodes.clone()));
-        true
-    });
+        if name == own_name {
+            self.own = Some(own(node));
+        }
+        self.nodes.insert(name, peer);
+    }
+
+    fn forget(&mut self, name: &str, own_name: &str) {
+        self.nodes.remove(name);
+        if name == own_name {
+            self.own = None;
+        }
+    }
+
+    /// A Node changes often, and seldom what matters here.
+    fn publish(&self, tell: &Listeners) {
+        tell.nodes.send_if_modified(|last| {
+            if last.as_deref() == Some(&self.nodes) {
+                return false;
+            }
+            *last = Some(Arc::new(self.nodes.clone()));
+            true
+        });
+        tell.own.send_if_modified(|last| {
+            if *last == self.own {
+                return false;
+            }
+            last.clone_from(&self.own);
+            true
+        });
+    }
 }
 
 #[cfg(test)]
@@ -98,12 +133,17 @@ mod tests {
     }
 
     async fn after(events: Vec<Event<Node>>) -> Vec<String> {
-        let (tell, nodes) = watch::channel(None);
-        read(stream::iter(events.into_iter().map(Ok)), tell).await;
-        let nodes: Nodes = nodes.borrow().clone();
-        nodes
+        let (nodes, known) = watch::channel(None);
+        let (own, known_own) = watch::channel(None);
+        let tell = Listeners { nodes, own };
+        read(stream::iter(events.into_iter().map(Ok)), "b", tell).await;
+        let nodes: Nodes = known.borrow().clone();
+        let names: Vec<String> = nodes
             .map(|nodes| nodes.keys().cloned().collect())
-            .unwrap_or_default()
+            .unwrap_or_default();
+        let is_there = names.iter().any(|name| name == "b");
+        assert_eq!(known_own.borrow().is_some(), is_there);
+        names
     }
 
     #[tokio::test]

@@ -70,6 +70,12 @@ pub(crate) struct Options {
     /// How often leases without a pod are looked for, in seconds
     #[arg(long, default_value = "600", value_parser = seconds)]
     pub(crate) collect: Duration,
+    /// Say in this node's own Node that its network is there: its condition `NetworkUnavailable` is "False" once the network is installed
+    #[arg(long, env = "UNDERPASS_NODE_CONDITION")]
+    pub(crate) node_condition: bool,
+    /// Remove the taints with this key, whatever their effects, from this node's own Node once the network is installed
+    #[arg(long, env = "UNDERPASS_STARTUP_TAINT", value_name = "KEY", value_parser = taint_key)]
+    pub(crate) startup_taint: Option<String>,
     /// Remove what agents have made of this node, and end: the network and the plugin, as `underpass uninstall` does, then routes and device.
     /// Refused while containers are attached
     #[arg(long)]
@@ -96,5 +102,79 @@ fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
         _ => Err("it must be a whole number of seconds, at least 1".to_owned()),
+    }
+}
+
+/// The longest prefix of a key, in bytes (Kubernetes' rule for qualified names).
+const LONGEST_PREFIX: usize = 253;
+
+/// The longest name of a key, in bytes.
+const LONGEST_NAME: usize = 63;
+
+/// Takes a key as the API would take it for a taint: a name, and before it a DNS subdomain and `/` or nothing.
+fn taint_key(text: &str) -> Result<String, String> {
+    let (prefix, name) = match text.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, text),
+    };
+    let ends_well = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.ends_with(|c: char| c.is_ascii_alphanumeric())
+    };
+    let is_label = |label: &str| {
+        let is_of_one = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        ends_well(label) && label.chars().all(is_of_one)
+    };
+    let is_of_a_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if prefix
+        .is_some_and(|prefix| prefix.len() > LONGEST_PREFIX || !prefix.split('.').all(is_label))
+    {
+        return Err("before the / it must be a DNS subdomain, such as example.org".to_owned());
+    }
+    if name.len() > LONGEST_NAME || !ends_well(name) || !name.chars().all(is_of_a_name) {
+        return Err(
+            "its name must have at most 63 letters, digits and -_. in between, such as example.org/no-network"
+                .to_owned(),
+        );
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taint_has_a_qualified_name() {
+        let long = |length| "a".repeat(length);
+        for key in [
+            "a",
+            "underpass",
+            "example.org/no-network",
+            "a-1.b/A_b.c-9",
+            &long(63),
+            &format!("{}/a", long(253)),
+        ] {
+            assert_eq!(taint_key(key).as_deref(), Ok(key));
+        }
+        for key in [
+            "",
+            "/a",
+            "a/",
+            "a/b/c",
+            "-a",
+            "a.",
+            "Example.org/a",
+            "a..b/c",
+            "-a.b/c",
+            "a b",
+            "a=b",
+            "a:NoSchedule",
+            "ä",
+            &long(64),
+            &format!("{}/a", long(254)),
+        ] {
+            assert!(taint_key(key).is_err(), "{key:?}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Resource;
 use kube::core::{ClusterResourceScope, ObjectMeta};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 /// A Node of the API, as far as it matters here.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -31,12 +32,21 @@ struct Spec {
     pod_cidr: Option<String>,
     #[serde(rename = "podCIDRs")]
     pod_cidrs: Option<Vec<String>>,
+    taints: Option<Vec<Value>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
     addresses: Option<Vec<Address>>,
+    conditions: Option<Vec<Condition>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Condition {
+    r#type: String,
+    status: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -51,12 +61,14 @@ fn few<'de, D: Deserializer<'de>>(metadata: D) -> Result<ObjectMeta, D::Error> {
     #[serde(rename_all = "camelCase")]
     struct Few {
         name: Option<String>,
+        uid: Option<String>,
         resource_version: Option<String>,
         creation_timestamp: Option<Time>,
     }
     let few = Few::deserialize(metadata)?;
     Ok(ObjectMeta {
         name: few.name,
+        uid: few.uid,
         resource_version: few.resource_version,
         creation_timestamp: few.creation_timestamp,
         ..ObjectMeta::default()
@@ -111,6 +123,34 @@ impl Peer {
     pub(crate) fn address(&self, like: IpAddr) -> Option<IpAddr> {
         let same = |address: &&IpAddr| address.is_ipv4() == like.is_ipv4();
         self.addresses.iter().find(same).copied()
+    }
+}
+
+/// The condition that says whether the network of pods is missing.
+pub(crate) const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
+
+/// What of this node's own Node may be written over: kept of one Node only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Own {
+    /// Another one after the Node was deleted and made again.
+    pub(crate) uid: String,
+    /// The ranges of its pods, in order.
+    pub(crate) pod_cidrs: Vec<IpNet>,
+    /// The status of [`NETWORK_UNAVAILABLE`], if somebody has set that.
+    pub(crate) network_unavailable: Option<String>,
+    /// All taints, as the API has them: with fields that nobody knows here.
+    pub(crate) taints: Vec<Value>,
+}
+
+/// Decodes what is needed of this node's own Node.
+pub(crate) fn own(node: &Node) -> Own {
+    let mut conditions = node.status.conditions.iter().flatten();
+    let condition = conditions.find(|condition| condition.r#type == NETWORK_UNAVAILABLE);
+    Own {
+        uid: node.metadata.uid.clone().unwrap_or_default(),
+        pod_cidrs: peer(node).0.pod_cidrs,
+        network_unavailable: condition.map(|condition| condition.status.clone()),
+        taints: node.spec.taints.clone().unwrap_or_default(),
     }
 }
 

@@ -7,6 +7,7 @@ use underpass_tests::prelude::*;
 use self::fixture::{Cluster, eventually};
 
 mod agent;
+mod announce;
 mod api;
 mod firewall;
 mod fixture;

@@ -8,17 +8,19 @@ use std::{collections::BTreeSet, process::Command};
 use anyhow::{Context as _, Result, ensure};
 use ipnet::IpNet;
 use rstest::rstest;
-use serde_json::Value;
+use serde_json::{Value, json};
 use underpass_tests::node::plugin;
 
 use manifest::{Kustomization, all_files, fits_the_api, folder, merge, read, read_one};
 
 /// The kustomizations that change something of the base.
-const CHANGES: [&str; 4] = [
+const CHANGES: [&str; 6] = [
     "components/vxlan",
     "components/cloud",
     "components/k3s",
     "examples/cluster",
+    "components/node-condition",
+    "components/taint",
 ];
 
 /// What a kustomization refers to.
@@ -114,7 +116,10 @@ fn every_file_is_of_a_kind_that_is_looked_at() -> Result<()> {
 
 #[rstest]
 fn a_patch_fits_the_base(
-    #[values(CHANGES[0], CHANGES[1], CHANGES[2], CHANGES[3])] folder: &str,
+    #[values(
+        CHANGES[0], CHANGES[1], CHANGES[2], CHANGES[3], CHANGES[4], CHANGES[5]
+    )]
+    folder: &str,
 ) -> Result<()> {
     let (before, after) = patched(folder)?;
     fits_the_api(&after)?;
@@ -123,6 +128,43 @@ fn a_patch_fits_the_base(
         let [before, after] = [&before, &after].map(|one| names(&pod(one)[list], "name"));
         ensure!(before == after, "{list}: {after:?}");
     }
+    Ok(())
+}
+
+/// What the agent may do besides reading, each with the component that gives it: one verb for one resource.
+#[rstest]
+#[case("components/node-condition", "nodes/status")]
+#[case("components/taint", "nodes")]
+fn a_component_gives_one_right_to_the_agent(
+    #[case] folder: &str,
+    #[case] resource: &str,
+) -> Result<()> {
+    let kustomization: Kustomization = read_one(&format!("{folder}/kustomization.yaml"))?;
+    let mut documents = Vec::new();
+    for file in &kustomization.resources {
+        documents.extend(read::<Value>(&format!("{folder}/{file}"))?);
+    }
+    for document in &documents {
+        fits_the_api(document)?;
+        let known = base()?.into_iter().map(|one| id(&one));
+        let known = known.collect::<Result<Vec<_>>>()?;
+        ensure!(!known.contains(&id(document)?), "the base has {document}");
+    }
+    let find = |kind: &str| {
+        let found = documents.iter().find(|one| one["kind"] == kind);
+        found.with_context(|| format!("{folder} has no {kind}"))
+    };
+    let (role, binding) = (find("ClusterRole")?, find("ClusterRoleBinding")?);
+    let right = json!([{"apiGroups": [""], "resources": [resource], "verbs": ["patch"]}]);
+    ensure!(role["rules"] == right, "{role}");
+    ensure!(
+        binding["roleRef"]["name"] == role["metadata"]["name"],
+        "{binding}"
+    );
+    let base = base()?;
+    let mut others = base.iter().filter(|one| one["kind"] == "ClusterRoleBinding");
+    let subjects = others.next().map(|one| &one["subjects"]);
+    ensure!(Some(&binding["subjects"]) == subjects, "{binding}");
     Ok(())
 }
 
@@ -188,7 +230,7 @@ fn environment(daemon_set: &Value) -> Vec<(String, String)> {
 
 #[rstest]
 fn the_agent_understands_its_environment(
-    #[values(CHANGES[0], CHANGES[1], CHANGES[3])] folder: &str,
+    #[values(CHANGES[0], CHANGES[1], CHANGES[3], CHANGES[4], CHANGES[5])] folder: &str,
 ) -> Result<()> {
     let agent = || {
         let mut command = Command::new(plugin().with_file_name("underpass-agent"));

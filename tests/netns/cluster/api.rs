@@ -1,8 +1,8 @@
-//! A small fake of the Kubernetes API: a list of Nodes and a watch of them, and the faults that real ones have.
+//! A small fake of the Kubernetes API: a list of Nodes, a watch of them and patches, and the faults that real ones have.
 
 use std::{
-    collections::BTreeMap,
-    io::{BufRead as _, BufReader, Write as _},
+    collections::{BTreeMap, VecDeque},
+    io::{BufRead, BufReader, Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -15,6 +15,8 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use underpass_tests::netns::Netns;
+
+mod patch;
 
 /// Where each node finds it, on its own loopback device.
 pub(super) const AT: &str = "127.0.0.1:6443";
@@ -49,6 +51,12 @@ struct State {
     connections: Vec<TcpStream>,
     /// Requests that were answered, as `method path`.
     requests: Vec<String>,
+    /// What the next patches are answered with; those after that are taken.
+    refusals: VecDeque<u16>,
+    /// All patches are answered with 403.
+    is_forbidden: bool,
+    /// The taint that somebody adds to a Node before the next patch of it is looked at.
+    rival: Option<Value>,
 }
 
 /// A socket in one node's namespace, served until it is dropped.
@@ -112,17 +120,29 @@ impl Api {
     }
 
     /// Makes a Node, or changes it: all of it.
-    pub(super) fn put(&self, name: &str, mut node: Value) {
-        let mut state = self.lock();
-        state.version += 1;
-        node["metadata"]["resourceVersion"] = state.version.to_string().into();
-        let kind = match state.nodes.insert(name.to_owned(), node.clone()) {
-            Some(_) => "MODIFIED",
-            None => "ADDED",
-        };
-        let version = state.version;
-        state.log.push((version, kind, node));
+    pub(super) fn put(&self, name: &str, node: Value) {
+        self.lock().put(name, node);
         self.shared.changed.notify_all();
+    }
+
+    /// A Node, as it is.
+    pub(super) fn node(&self, name: &str) -> Option<Value> {
+        self.lock().nodes.get(name).cloned()
+    }
+
+    /// Answers the next patches with these codes instead of taking them.
+    pub(super) fn refuse(&self, codes: &[u16]) {
+        self.lock().refusals.extend(codes);
+    }
+
+    /// Lets nobody patch anything, or everybody again.
+    pub(super) fn forbid(&self, is_forbidden: bool) {
+        self.lock().is_forbidden = is_forbidden;
+    }
+
+    /// Adds a taint to a Node when the next patch of it comes, as somebody who was faster.
+    pub(super) fn be_overtaken(&self, taint: Value) {
+        self.lock().rival = Some(taint);
     }
 
     /// Deletes a Node.
@@ -178,9 +198,14 @@ impl Api {
 
     /// How often Nodes were listed.
     pub(super) fn lists(&self) -> usize {
+        self.count("list")
+    }
+
+    /// How often this was asked for.
+    pub(super) fn count(&self, request: &str) -> usize {
         let state = self.lock();
-        let lists = state.requests.iter().filter(|request| *request == "list");
-        lists.count()
+        let same = state.requests.iter().filter(|one| *one == request);
+        same.count()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -189,19 +214,14 @@ impl Api {
     }
 
     fn serve(&self, stream: &TcpStream, stop: &AtomicBool) -> Result<()> {
-        let mut lines = BufReader::new(stream).lines();
-        loop {
-            let Some(first) = lines.next().transpose()? else {
-                return Ok(());
-            };
-            while lines
-                .next()
-                .transpose()?
-                .is_some_and(|line| !line.is_empty())
-            {}
-            let mut words = first.split(' ');
-            let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-            let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let mut reader = BufReader::new(stream);
+        while let Some(request) = Request::read(&mut reader)? {
+            let Request {
+                method,
+                path,
+                query,
+                ..
+            } = &request;
             {
                 let mut state = self.lock();
                 if state.is_down {
@@ -212,23 +232,53 @@ impl Api {
             let is_watch = matches!(parameter(query, "watch"), Some("true" | "1"));
             let since =
                 parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
-            let kind = match (method, path, is_watch) {
-                ("GET", "/api/v1/nodes", true) => "watch",
-                ("GET", "/api/v1/nodes", false) => "list",
-                _ => "other",
+            let node = path.strip_prefix("/api/v1/nodes/");
+            let said = match (method.as_str(), path.as_str(), node) {
+                ("GET", "/api/v1/nodes", _) if is_watch => "watch".to_owned(),
+                ("GET", "/api/v1/nodes", _) => "list".to_owned(),
+                ("PATCH", _, Some(node)) if node.ends_with("/status") => "patch status".to_owned(),
+                ("PATCH", _, Some(_)) => "patch".to_owned(),
+                _ => format!("{method} {path}"),
             };
-            let said = if kind == "other" {
-                format!("{method} {path}")
-            } else {
-                kind.to_owned()
-            };
-            self.lock().requests.push(said);
-            match kind {
-                "watch" => return self.watch(stream, since.unwrap_or(0), stop),
-                "list" => answer(stream, "200 OK", &self.list(query))?,
+            self.lock().requests.push(said.clone());
+            match (said.as_str(), node) {
+                ("watch", _) => return self.watch(stream, since.unwrap_or(0), stop),
+                ("list", _) => answer(stream, "200 OK", &self.list(query))?,
+                ("patch" | "patch status", Some(node)) => match self.patch(node, &request) {
+                    Ok(node) => answer(stream, "200 OK", &node)?,
+                    Err(code) => answer(stream, &format!("{code} No"), &status(code, "No"))?,
+                },
                 _ => answer(stream, "403 Forbidden", &status(403, "Forbidden"))?,
             }
         }
+        Ok(())
+    }
+
+    /// Changes a Node as a request says. An error is what that is answered with.
+    fn patch(&self, target: &str, request: &Request) -> Result<Value, u16> {
+        let (name, is_status) = match target.strip_suffix("/status") {
+            Some(name) => (name, true),
+            None => (target, false),
+        };
+        let mut state = self.lock();
+        if state.is_forbidden {
+            return Err(403);
+        }
+        if let Some(code) = state.refusals.pop_front() {
+            return Err(code);
+        }
+        let mut node = state.nodes.get(name).cloned().ok_or(404_u16)?;
+        if !is_status && let Some(taint) = state.rival.take() {
+            let taints = node["spec"]["taints"].as_array_mut();
+            taints.ok_or(500_u16)?.push(taint);
+            state.put(name, node.clone());
+            self.shared.changed.notify_all();
+        }
+        let part = if is_status { "status" } else { "spec" };
+        patch::apply(&mut node, part, &request.content_type, &request.body)?;
+        let node = state.put(name, node);
+        self.shared.changed.notify_all();
+        Ok(node)
     }
 
     /// Lists the Nodes, the last ones first: an order that nobody promised. As many as are asked for, from where the page before
@@ -284,6 +334,64 @@ impl Api {
             }
         }
         Ok(())
+    }
+}
+
+impl State {
+    /// Makes a Node, or changes it. Returns it with its version.
+    fn put(&mut self, name: &str, mut node: Value) -> Value {
+        self.version += 1;
+        node["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let kind = match self.nodes.insert(name.to_owned(), node.clone()) {
+            Some(_) => "MODIFIED",
+            None => "ADDED",
+        };
+        self.log.push((self.version, kind, node.clone()));
+        node
+    }
+}
+
+/// What somebody asks for.
+struct Request {
+    method: String,
+    path: String,
+    query: String,
+    content_type: String,
+    body: Vec<u8>,
+}
+
+impl Request {
+    /// Reads the next one of a connection, if there is one.
+    fn read(reader: &mut impl BufRead) -> Result<Option<Self>> {
+        let mut first = String::new();
+        if reader.read_line(&mut first)? == 0 {
+            return Ok(None);
+        }
+        let mut words = first.split_whitespace();
+        let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let mut request = Self {
+            method: method.to_owned(),
+            path: path.to_owned(),
+            query: query.to_owned(),
+            content_type: String::new(),
+            body: Vec::new(),
+        };
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line)?;
+            let Some((name, value)) = line.trim_end().split_once(": ") else {
+                break;
+            };
+            match name.to_ascii_lowercase().as_str() {
+                "content-length" => length = value.parse()?,
+                "content-type" => value.clone_into(&mut request.content_type),
+                _ => {}
+            }
+        }
+        reader.take(length).read_to_end(&mut request.body)?;
+        Ok(Some(request))
     }
 }
 

@@ -116,6 +116,31 @@ impl Member {
         })
     }
 
+    /// A number of the agent's own metrics.
+    pub(super) fn metric(&self, name: &str) -> Result<u64> {
+        let said = self.get("/metrics")?;
+        let mut lines = said.lines();
+        let value =
+            lines.find_map(|line| line.strip_prefix("underpass_agent_")?.strip_prefix(name));
+        let value = value.with_context(|| format!("no {name} in {said}"))?;
+        Ok(value.trim().parse()?)
+    }
+
+    /// Waits until the agent has compared a few times more: what it would do, it has done.
+    pub(super) fn compares(&self) -> Result<()> {
+        let before = self.metric("syncs_total")?;
+        eventually("three comparisons", || {
+            let now = self.metric("syncs_total")?;
+            ensure!(now >= before + 3, "{now} after {before}");
+            Ok(())
+        })
+    }
+
+    /// What the agent has said.
+    pub(super) fn log(&self) -> Result<String> {
+        self.node.netns().run(|| Ok(fs::read_to_string(LOG)?))
+    }
+
     /// A pod of the network that the agent installed.
     pub(super) fn pod(&self, name: &str) -> Result<Pod> {
         Pod::add(&self.node, name, &self.conf()?)
