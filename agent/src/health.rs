@@ -36,6 +36,8 @@ pub(crate) struct Health {
     pub(crate) syncs: AtomicU64,
     /// Those of them that could not do all.
     pub(crate) failures: AtomicU64,
+    /// What the last one could not do for the ways to other nodes.
+    pub(crate) missing: AtomicU64,
     /// What they changed.
     pub(crate) changes: AtomicU64,
     /// How long the last one took, in microseconds.
@@ -83,6 +85,13 @@ impl Health {
             "Comparisons that could not put all right.",
             "_total",
             &load(&self.failures),
+        );
+        metric(
+            "missing_routes",
+            "gauge",
+            "Routes and entries for other nodes that the last comparison could not make.",
+            "",
+            &load(&self.missing),
         );
         metric(
             "changes",
@@ -168,7 +177,14 @@ async fn answer(
     let (status, text) = match (request.method(), request.uri().path()) {
         (&Method::GET, "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
         (&Method::GET, "/readyz") if health.installed.borrow().is_some() => {
-            (StatusCode::OK, "ok\n".to_owned())
+            let missing = health.missing.load(Ordering::Relaxed);
+            let text = match missing {
+                0 => "ok\n".to_owned(),
+                _ => format!(
+                    "ok, but {missing} of the other nodes' routes could not be made: the log says why\n"
+                ),
+            };
+            (StatusCode::OK, text)
         }
         (&Method::GET, "/readyz") => (
             StatusCode::SERVICE_UNAVAILABLE,

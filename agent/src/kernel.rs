@@ -84,19 +84,42 @@ struct Address {
 pub(crate) struct Notes {
     /// What was changed.
     pub(crate) changes: Vec<String>,
-    /// What could not be. The next comparison tries again.
+    /// What could not be of this node's own: there is no network without it. The next comparison tries again.
     pub(crate) errors: Vec<anyhow::Error>,
+    /// What could not be for the way to one other node, which may be its own fault. It is tried again as well.
+    pub(crate) missing: Vec<anyhow::Error>,
+}
+
+/// Whom it concerns when something can't be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Concern {
+    /// This node, and so all others.
+    Node,
+    /// One other node.
+    Peer,
 }
 
 impl Notes {
-    fn note(&mut self, outcome: Result<(), rtnetlink::Error>, change: String) {
+    fn note(&mut self, concern: Concern, outcome: Result<(), rtnetlink::Error>, change: String) {
         match outcome {
             Ok(()) => self.changes.push(change),
             Err(error) => {
                 let error = anyhow::Error::new(error).context(format!("not done: {change}"));
-                self.errors.push(error);
+                self.complain(concern, error);
             }
         }
+    }
+
+    fn complain(&mut self, concern: Concern, error: anyhow::Error) {
+        match concern {
+            Concern::Node => self.errors.push(error),
+            Concern::Peer => self.missing.push(error),
+        }
+    }
+
+    /// All that could not be done.
+    pub(crate) fn failures(&self) -> impl Iterator<Item = &anyhow::Error> {
+        self.errors.iter().chain(&self.missing)
     }
 }
 

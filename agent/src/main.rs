@@ -111,7 +111,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
 }
 
 /// Compares what the kernel has with what the Nodes say, whenever one of them may have changed. `routed` is told when
-/// everything was right. An error is the end: who starts us anew has new sockets.
+/// all was right that is this node's own. An error is the end: who starts us anew has new sockets.
 async fn keep_routes(
     options: &Options,
     kernel: &Kernel,
@@ -122,6 +122,7 @@ async fn keep_routes(
 ) -> anyhow::Result<()> {
     let mut resync = every(options.resync);
     let mut remarks = Vec::new();
+    let mut failures = Vec::new();
     loop {
         tokio::select! {
             changed = nodes.changed() => if changed.is_err() { return Ok(()) },
@@ -158,9 +159,12 @@ async fn keep_routes(
         for change in &done.changes {
             tracing::info!("{change}");
         }
-        for error in &done.errors {
-            tracing::warn!("{error:#}");
+        // What one Node says that is wrong stays wrong, and is tried at each comparison.
+        let said: Vec<String> = done.failures().map(|error| format!("{error:#}")).collect();
+        for failure in said.iter().filter(|failure| !failures.contains(*failure)) {
+            tracing::warn!("{failure}");
         }
+        failures = said;
         if desired.remarks != remarks {
             for remark in &desired.remarks {
                 tracing::warn!("{remark}");
@@ -175,13 +179,18 @@ async fn keep_routes(
             .fetch_add(done.changes.len() as u64, Ordering::Relaxed);
         health.last_us.store(took, Ordering::Relaxed);
         health.longest_us.fetch_max(took, Ordering::Relaxed);
+        health
+            .missing
+            .store(done.missing.len() as u64, Ordering::Relaxed);
+        if done.failures().next().is_some() {
+            health.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        // A node that can't be reached must not be one that has no network, and any Node can say what no route leads to.
         if done.errors.is_empty() {
             let now = Some(Routed {
                 mtu: desired.mtu(options.routing),
             });
             routed.send_if_modified(|routed| std::mem::replace(routed, now) != now);
-        } else {
-            health.failures.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A node whose address is on the link of ours is reached directly: its pods' ranges get a route by it. One beyond a
 //! router, which does not know the ranges, is reached through VXLAN: for it the device has one route and one neighbour
-//! for each range, and one entry in its forwarding database. The device is there even where this node needs it for
+//! for each range (by IPv6 one more route, to the range's gateway), and one entry in its forwarding database. The device is there even where this node needs it for
 //! nobody: another one may see the links otherwise, and what it sends has to be received.
 //!
 //! Who may write a Node can name any range. It is not believed where it would take what is not of pods: a node's
@@ -24,6 +24,8 @@ pub(crate) type Mac = [u8; 6];
 /// Where a range of pods is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
+    /// The gateway of a tunnel: on the VXLAN device itself, whoever else has a route to more.
+    Gateway,
     /// At a neighbour on the device with this number.
     Direct { via: IpAddr, device: u32 },
     /// Behind the VXLAN device.
@@ -305,6 +307,11 @@ fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) {
     }
     let via = first(range).addr();
     desired.routes.insert(range, Way::Tunnel { via });
+    // IPv6 refuses a gateway to which a route of others leads by another device.
+    let gateway = first(range);
+    if gateway.addr().is_ipv6() && gateway != range {
+        desired.routes.insert(gateway, Way::Gateway);
+    }
     desired.neighbours.insert(Neighbour {
         address: via,
         mac: mac(remote),

@@ -29,10 +29,10 @@ pub(crate) async fn run(options: &Options, verbs: &Verbs) -> anyhow::Result<()> 
     for change in &notes.changes {
         tracing::info!("{change}");
     }
-    for error in &notes.errors {
+    for error in notes.failures() {
         tracing::warn!("{error:#}");
     }
-    if !notes.errors.is_empty() {
+    if notes.failures().next().is_some() {
         bail!("routes or the device are left: repeat the command");
     }
     Ok(())

@@ -18,6 +18,7 @@ mod life;
 mod member;
 mod outer_port;
 mod outside;
+mod refused;
 mod rolling;
 mod scale;
 mod services;

@@ -162,7 +162,9 @@ fn a_component_gives_one_right_to_the_agent(
         "{binding}"
     );
     let base = base()?;
-    let mut others = base.iter().filter(|one| one["kind"] == "ClusterRoleBinding");
+    let mut others = base
+        .iter()
+        .filter(|one| one["kind"] == "ClusterRoleBinding");
     let subjects = others.next().map(|one| &one["subjects"]);
     ensure!(Some(&binding["subjects"]) == subjects, "{binding}");
     Ok(())

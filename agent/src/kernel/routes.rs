@@ -13,7 +13,7 @@ use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteType,
 };
 
-use super::{Kernel, Notes};
+use super::{Concern, Kernel, Notes};
 use crate::plan::{Desired, Way};
 
 /// Our routes' `protocol`, a number that neither the kernel's header nor iproute2's `rt_protos` gives to anybody.
@@ -50,7 +50,14 @@ impl Kernel {
             }
             Err(error) => return notes.errors.push(error),
         }
-        for (range, way) in &desired.routes {
+        // Gateways come before those who need them.
+        let mut ways: Vec<_> = desired.routes.iter().collect();
+        ways.sort_by_key(|(_, way)| **way != Way::Gateway);
+        for (range, way) in ways {
+            let concern = match way {
+                Way::Own => Concern::Node,
+                _ => Concern::Peer,
+            };
             let there = existing.remove(range).unwrap_or_default();
             let Some(wanted) = found(way, device) else {
                 // Whether there is a device could not be seen: what there is of routes stays.
@@ -60,13 +67,12 @@ impl Kernel {
             for (found, message) in there {
                 if found == wanted {
                     is_there = true;
-                } else if (found.metric != METRIC || is_in_the_way(*range, found, wanted))
+                } else if found.metric != METRIC
                     && let Err(error) = self.handle.route().del(message).execute().await
                 {
-                    notes.errors.push(
-                        anyhow::Error::new(error)
-                            .context(format!("cannot delete an old route to {range}")),
-                    );
+                    let error = anyhow::Error::new(error)
+                        .context(format!("cannot delete an old route to {range}"));
+                    notes.complain(concern, error);
                 }
             }
             if is_there {
@@ -78,13 +84,14 @@ impl Kernel {
                     let change = format!("route to {range} {}", say(way));
                     notes.changes.push(change);
                 }
-                Err(error) => notes.errors.push(error),
+                Err(error) => notes.complain(concern, error),
             }
         }
         for (range, routes) in existing {
             for (_, message) in routes {
                 let outcome = self.handle.route().del(message).execute().await;
-                notes.note(outcome, format!("no route to {range} any more"));
+                let change = format!("no route to {range} any more");
+                notes.note(Concern::Peer, outcome, change);
             }
         }
     }
@@ -184,6 +191,10 @@ fn found(way: &Way, device: Option<u32>) -> Option<Found> {
             is_unreachable: true,
             ..route
         },
+        Way::Gateway => Found {
+            device: Some(device?),
+            ..route
+        },
         Way::Direct { via, device } => Found {
             via: Some(*via),
             device: Some(*device),
@@ -198,15 +209,10 @@ fn found(way: &Way, device: Option<u32>) -> Option<Found> {
     })
 }
 
-/// Tells whether IPv6 would refuse to replace a route: the gateway of the new one is in the range, and no route may lead
-/// to it by another device, not even the one that goes.
-fn is_in_the_way(range: IpNet, found: Found, wanted: Found) -> bool {
-    range.addr().is_ipv6() && wanted.on_link && found.device != wanted.device
-}
-
 fn say(way: &Way) -> String {
     match way {
         Way::Own => "of our own pods: unreachable where no pod is".to_owned(),
+        Way::Gateway => "on the VXLAN device".to_owned(),
         Way::Direct { via, .. } => format!("by {via}"),
         Way::Tunnel { .. } => "through VXLAN".to_owned(),
     }

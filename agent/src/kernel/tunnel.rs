@@ -16,7 +16,7 @@ use rtnetlink::packet_route::neighbour::{
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVxlan};
 
-use super::{DEVICE, Kernel, Link, Notes, Seen, read_link};
+use super::{Concern, DEVICE, Kernel, Link, Notes, Seen, read_link};
 use crate::plan::{Desired, Mac, Neighbour, Tunnel};
 
 impl Kernel {
@@ -157,6 +157,7 @@ impl Kernel {
         });
         let handle = self.handle.address();
         let level = Level {
+            concern: Concern::Node,
             say: |net: &IpNet| format!("address {net} on {DEVICE}"),
             remove: async |message| handle.del(message).execute().await,
             add: async |net: &IpNet| {
@@ -178,6 +179,7 @@ impl Kernel {
         }
         let handle = self.handle.neighbours();
         let level = Level {
+            concern: Concern::Peer,
             say: |neighbour: &Neighbour| format!("neighbour {} on {DEVICE}", neighbour.address),
             remove: async |message| handle.del(message).execute().await,
             add: async |neighbour: &Neighbour| {
@@ -204,6 +206,7 @@ impl Kernel {
         };
         let handle = self.handle.neighbours();
         let level = Level {
+            concern: Concern::Peer,
             say: |(_, outside): &(Mac, IpAddr)| format!("node at {outside} behind {DEVICE}"),
             remove: async |message| handle.del(message).execute().await,
             add: async |(mac, outside): &(Mac, IpAddr)| {
@@ -244,6 +247,8 @@ impl Kernel {
 
 /// How one kind of things is made what it should be.
 struct Level<S, R, A> {
+    /// Whom each of them is for.
+    concern: Concern,
     /// Names one of them.
     say: S,
     remove: R,
@@ -267,11 +272,11 @@ impl<S, R, A> Level<S, R, A> {
         for (thing, message) in there {
             if !missing.remove(&thing) {
                 let change = format!("no {} any more", (self.say)(&thing));
-                notes.note((self.remove)(message).await, change);
+                notes.note(self.concern, (self.remove)(message).await, change);
             }
         }
         for thing in missing {
-            notes.note((self.add)(&thing).await, (self.say)(&thing));
+            notes.note(self.concern, (self.add)(&thing).await, (self.say)(&thing));
         }
     }
 }

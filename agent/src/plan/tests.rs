@@ -107,6 +107,9 @@ fn a_node_beyond_a_router_gets_both_families_through_one_tunnel() {
             via: address("fd00:2::")
         }
     );
+    // By IPv4 a gateway that is said to be on the link needs no route.
+    assert_eq!(desired.routes[&net("fd00:2::/128")], Way::Gateway);
+    assert!(!desired.routes.contains_key(&net("10.2.0.0/32")));
     let remote = address("198.51.100.2");
     assert_eq!(desired.forwarding, BTreeSet::from([(mac(remote), remote)]));
     assert_eq!(desired.neighbours.len(), 2);

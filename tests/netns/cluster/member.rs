@@ -279,7 +279,7 @@ impl Member {
         Ok(())
     }
 
-    /// The routes that have the agent's number, by what the kernel says.
+    /// The routes to ranges that have the agent's number, by what the kernel says. Those to the gateways of others are left out.
     pub(super) fn routes(&self) -> Result<BTreeSet<String>> {
         let mut routes = BTreeSet::new();
         for family in ["-4", "-6"] {
@@ -289,6 +289,9 @@ impl Member {
                 .ip_json(&[family, "-d", "route", "show", "proto", PROTOCOL])?;
             for route in list.as_array().context("a list")? {
                 let text = |key: &str| route[key].as_str().unwrap_or("?");
+                if !text("dst").contains('/') {
+                    continue;
+                }
                 routes.insert(if text("type") == "unreachable" {
                     format!("{} unreachable", text("dst"))
                 } else {

@@ -1,0 +1,135 @@
+//! Routes that the kernel refuses, or that others have taken: one node's trouble is not that of all.
+
+use std::net::IpAddr;
+
+use underpass_tests::prelude::*;
+
+use super::{
+    fixture::{Cluster, eventually},
+    member::{Member, TUNNEL},
+};
+
+/// A device that leads nowhere.
+const OTHER: &str = "other";
+const ODD_RANGES: [&str; 2] = ["10.244.99.0/24", "fd00:244:99::/64"];
+
+/// Gives the node a device of somebody else, with routes.
+fn lead_away(member: &Member, ranges: &[&str]) -> Result<()> {
+    let mut lines = vec![
+        format!("link add {OTHER} type bridge"),
+        format!("link set {OTHER} up"),
+    ];
+    lines.extend(
+        ranges
+            .iter()
+            .map(|range| format!("route add {range} dev {OTHER} metric 10")),
+    );
+    member.node.netns().ip(&lines)
+}
+
+/// The gateway of one range is a broadcast address, that of the other one is somebody else's.
+#[test]
+fn a_node_that_is_out_of_reach_keeps_no_other_from_its_network() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0, 1])?;
+    let broadcast = "198.18.10.255";
+    let odd = |addresses: &[&str]| {
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        cluster
+            .api
+            .set("odd", &addresses, &ODD_RANGES.map(str::to_owned));
+    };
+    odd(&[broadcast]);
+    lead_away(&cluster.members[0], &["fd00:244:99::/128"])?;
+    for member in &mut cluster.members {
+        member.start_agent()?;
+    }
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    member.conflist()?.context("a conflist")?;
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)?;
+    eventually("it says what is missing", || {
+        let said = member.get("/readyz")?;
+        ensure!(said.contains("2 of the other nodes' routes"), "{said}");
+        ensure!(member.metric("missing_routes")? == 2);
+        Ok(())
+    })?;
+    member.compares()?;
+    let log = member.log()?;
+    for range in ODD_RANGES {
+        let said = format!("cannot make the route to {range}");
+        ensure!(log.matches(&said).count() == 1, "{said}: {log}");
+    }
+
+    // It goes on trying.
+    odd(&["198.18.10.98"]);
+    let line = "route del fd00:244:99::/128 dev other metric 10".to_owned();
+    member.node.netns().ip(&[line])?;
+    eventually("the routes that were missing", || {
+        let routes = member.routes()?;
+        let expected = [
+            format!("{} via 198.18.10.98 dev {}", ODD_RANGES[0], Node::UPLINK),
+            format!("{} via fd00:244:99:: dev {TUNNEL}", ODD_RANGES[1]),
+        ];
+        ensure!(
+            expected.iter().all(|route| routes.contains(route)),
+            "{routes:?}"
+        );
+        let said = member.get("/readyz")?;
+        ensure!(said.ends_with("\r\n\r\nok\n"), "{said}");
+        Ok(())
+    })
+}
+
+/// A route of others to all pods' ranges leads to the gateways as well: by IPv6 none of ours could be made beside it.
+#[test]
+fn a_route_of_others_to_all_pods_does_not_matter() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 1])?;
+    for member in &mut cluster.members {
+        lead_away(member, &["10.244.0.0/16", "fd00:244::/32"])?;
+        member.start_agent()?;
+    }
+    cluster.settle()?;
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)?;
+
+    // From one side of the router to the other, and back: nothing is in the way of either.
+    let member = &cluster.members[0];
+    let gateway = |is_expected: bool| {
+        eventually("the route to the gateway", || {
+            let found =
+                member
+                    .node
+                    .netns()
+                    .ip_json(&["-6", "route", "show", "fd00:244:98::/128"])?;
+            let there = found.as_array().is_some_and(|routes| !routes.is_empty());
+            ensure!(there == is_expected, "{found}");
+            Ok(())
+        })
+    };
+    let ranges = ["10.244.98.0/24", "fd00:244:98::/64"].map(str::to_owned);
+    let near = ["198.18.10.98".to_owned(), "2001:db8:a::98".to_owned()];
+    let far = ["198.18.11.98".to_owned(), "2001:db8:b::98".to_owned()];
+    for (addresses, is_far) in [(&near, false), (&far, true), (&near, false)] {
+        cluster.api.set("mobile", addresses, &ranges);
+        let ways = ranges.iter().zip(addresses).map(|(range, address)| {
+            let via: IpAddr = if is_far {
+                range.split('/').next().unwrap_or("").parse()?
+            } else {
+                address.parse()?
+            };
+            let device = if is_far { TUNNEL } else { Node::UPLINK };
+            Ok(format!("{range} via {via} dev {device}"))
+        });
+        let ways = ways.collect::<Result<Vec<_>>>()?;
+        eventually("the routes to a node that moves", || {
+            let routes = member.routes()?;
+            ensure!(ways.iter().all(|way| routes.contains(way)), "{routes:?}");
+            Ok(())
+        })?;
+        gateway(is_far)?;
+    }
+    Ok(())
+}
