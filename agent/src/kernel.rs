@@ -4,14 +4,13 @@
 //! needs a memory. The device is ours by its name.
 
 use std::collections::BTreeSet;
-use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use anyhow::Context as _;
-use futures::TryStreamExt as _;
 use ipnet::IpNet;
 use rtnetlink::Handle;
+use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use rtnetlink::packet_route::link::{
     InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
@@ -19,6 +18,7 @@ use rtnetlink::packet_route::link::{
 
 use crate::plan::{Desired, OnLink};
 
+mod dump;
 pub(crate) mod events;
 mod routes;
 mod tunnel;
@@ -145,9 +145,11 @@ impl Seen {
 impl Kernel {
     /// Opens a socket of this network namespace. `device` will have the number of the VXLAN device.
     pub(crate) fn open(tunnel: TunnelOptions, device: Arc<AtomicU32>) -> anyhow::Result<Self> {
-        // Events have a socket of their own: where one overflows answers get lost.
-        let (connection, handle, _) =
-            rtnetlink::new_connection().context("cannot open a socket for routes")?;
+        // Events have a socket of their own: where one overflows answers get lost. Only with strict checks does the kernel
+        // leave out the routes that were not asked for: somebody may have a hundred thousand.
+        let (mut connection, handle, _) = rtnetlink::new_connection_with_strict_check()
+            .context("cannot open a socket for routes")?;
+        connection.set_forward_done(true);
         tokio::spawn(connection);
         Ok(Self {
             handle,
@@ -158,11 +160,18 @@ impl Kernel {
 
     /// Looks at devices and addresses.
     pub(crate) async fn look(&self) -> anyhow::Result<Seen> {
-        let links = self.handle.link().get().execute();
-        let links: Result<Vec<Link>, _> = links.map_ok(read_link).try_collect().await;
-        let addresses = self.handle.address().get().execute();
-        let addresses = addresses.try_filter_map(|message| ready(Ok(read_address(message))));
-        let addresses: Result<Vec<Address>, _> = addresses.try_collect().await;
+        let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let links = self.dump(request, |message| match message {
+            RouteNetlinkMessage::NewLink(message) => Some(read_link(message)),
+            _ => None,
+        });
+        let links = links.await;
+        let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let addresses = self.dump(request, |message| match message {
+            RouteNetlinkMessage::NewAddress(message) => read_address(message),
+            _ => None,
+        });
+        let addresses = addresses.await;
         let mut seen = Seen {
             links: links.context("cannot list the devices")?,
             addresses: addresses.context("cannot list the addresses")?,

@@ -2,16 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::pin::pin;
 
 use anyhow::Context as _;
-use futures::TryStreamExt as _;
 use ipnet::IpNet;
 use rtnetlink::RouteMessageBuilder;
-use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteType,
 };
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::{Concern, Kernel, Notes};
 use crate::plan::{Desired, Way};
@@ -128,22 +126,14 @@ impl Kernel {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut request = RouteMessage::default();
             request.header.address_family = family;
-            let mut messages = pin!(self.handle.route().get(request).execute());
-            while let Some(message) = messages
-                .try_next()
-                .await
-                .context("cannot list the routes")?
-            {
-                let header = &message.header;
-                let is_of_a_link =
-                    header.kind == RouteType::Unicast && header.table == RouteHeader::RT_TABLE_MAIN;
-                if is_of_a_link
-                    && let Some((range, found)) = read(&message)
-                    && let (None, Some(device)) = (found.via, found.device)
-                {
-                    routes.insert((range, device));
-                }
-            }
+            let found = self.dump(
+                RouteNetlinkMessage::GetRoute(request),
+                |message| match message {
+                    RouteNetlinkMessage::NewRoute(message) => link_route(&message),
+                    _ => None,
+                },
+            );
+            routes.extend(found.await.context("cannot list the routes")?);
         }
         Ok(routes)
     }
@@ -155,25 +145,37 @@ impl Kernel {
             let mut request = RouteMessage::default();
             request.header.address_family = family;
             request.header.protocol = RouteProtocol::Other(PROTOCOL);
-            let messages: Vec<RouteMessage> = self
-                .handle
-                .route()
-                .get(request)
-                .execute()
-                .try_collect()
-                .await
-                .context("cannot list the routes")?;
-            // A kernel that does not filter lists all tables.
-            let own = messages.into_iter().filter(|message| {
-                message.header.protocol == RouteProtocol::Other(PROTOCOL)
-                    && message.header.table == RouteHeader::RT_TABLE_MAIN
-            });
-            routes.extend(own.filter_map(|message| {
-                let (range, found) = read(&message)?;
-                Some((range, found, message))
-            }));
+            let own = self.dump(
+                RouteNetlinkMessage::GetRoute(request),
+                |message| match message {
+                    RouteNetlinkMessage::NewRoute(message) if is_own(&message) => {
+                        let (range, found) = read(&message)?;
+                        Some((range, found, message))
+                    }
+                    _ => None,
+                },
+            );
+            routes.extend(own.await.context("cannot list the routes")?);
         }
         Ok(routes)
+    }
+}
+
+fn is_own(message: &RouteMessage) -> bool {
+    is_main(message) && message.header.protocol == RouteProtocol::Other(PROTOCOL)
+}
+
+fn is_main(message: &RouteMessage) -> bool {
+    message.header.table == RouteHeader::RT_TABLE_MAIN
+}
+
+/// Reads a route of the main table to what is on a link, with the device.
+fn link_route(message: &RouteMessage) -> Option<(IpNet, u32)> {
+    let (range, found) = read(message)?;
+    let is_of_a_link = message.header.kind == RouteType::Unicast && is_main(message);
+    match (found.via, found.device) {
+        (None, Some(device)) if is_of_a_link => Some((range, device)),
+        _ => None,
     }
 }
 

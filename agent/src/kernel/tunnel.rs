@@ -1,7 +1,6 @@
 //! The VXLAN device, and what it knows of those of other nodes.
 
 use std::collections::BTreeSet;
-use std::future::ready;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -9,11 +8,11 @@ use std::sync::atomic::Ordering;
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use ipnet::IpNet;
-use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::InfoVxlan;
 use rtnetlink::packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVxlan};
 
 use super::{Concern, DEVICE, Kernel, Link, Notes, Seen, read_link};
@@ -231,17 +230,18 @@ impl Kernel {
         index: u32,
         family: AddressFamily,
     ) -> anyhow::Result<Vec<(Neighbour, NeighbourMessage)>> {
-        let request = self.handle.neighbours().get().set_address_family(family);
-        let entries = request.execute().try_filter_map(|message| {
+        let mut request = NeighbourMessage::default();
+        request.header.family = family;
+        let entries = self.dump(RouteNetlinkMessage::GetNeighbour(request), |message| {
+            let RouteNetlinkMessage::NewNeighbour(message) = message else {
+                return None;
+            };
             let is_ours = message.header.ifindex == index
                 && message.header.state == NeighbourState::Permanent;
-            let known = neighbour(&message).filter(|_| is_ours);
-            ready(Ok(known.map(|known| (known, message))))
+            let known = neighbour(&message).filter(|_| is_ours)?;
+            Some((known, message))
         });
-        entries
-            .try_collect()
-            .await
-            .context("cannot list the neighbours")
+        entries.await.context("cannot list the neighbours")
     }
 }
 
