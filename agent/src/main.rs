@@ -154,6 +154,7 @@ async fn keep_routes(
             tracing::warn!("the API has no Node {}: nothing is changed", options.node());
             continue;
         };
+        events.attend_to(desired.ranges());
         let answer = timeout(PATIENCE, kernel.apply(&desired, &seen)).await;
         let done = answer.context("the kernel does not answer")?;
         for change in &done.changes {

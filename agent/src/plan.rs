@@ -72,6 +72,13 @@ pub(crate) struct Desired {
 }
 
 impl Desired {
+    /// The ranges of pods that have a route, without those of gateways: they do not overlap.
+    pub(crate) fn ranges(&self) -> BTreeSet<IpNet> {
+        let ways = self.routes.iter();
+        let pods = ways.filter(|(_, way)| **way != Way::Gateway);
+        pods.map(|(range, _)| *range).collect()
+    }
+
     /// The MTU of pods by which none of their packets is too large for the way to others, in bytes. Where some nodes are
     /// reached directly it is none: the uplinks' would be too large for a few, and the device's small for all.
     pub(crate) fn mtu(&self, routing: Routing) -> Option<u32> {

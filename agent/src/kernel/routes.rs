@@ -179,6 +179,18 @@ fn link_route(message: &RouteMessage) -> Option<(IpNet, u32)> {
     }
 }
 
+/// Tells whether it may change what should be, or what there is of it: a route of ours, one to a link, one to pods of
+/// `ranges`. A daemon of routes has a hundred thousand others.
+pub(super) fn matters(message: &RouteMessage, ranges: &BTreeSet<IpNet>) -> bool {
+    let is_of_pods = || {
+        let (net, _) = read(message)?;
+        // They do not overlap: only the last one before can have it inside.
+        let range = ranges.range(..=net).next_back()?;
+        range.contains(&net).then_some(())
+    };
+    is_own(message) || is_main(message) && (link_route(message).is_some() || is_of_pods().is_some())
+}
+
 /// What a way looks like in the kernel.
 fn found(way: &Way, device: Option<u32>) -> Option<Found> {
     let route = Found {
@@ -251,5 +263,56 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
         RouteAddress::Inet(address) => Some((*address).into()),
         RouteAddress::Inet6(address) => Some((*address).into()),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(net: &str, via: Option<&str>, table: u8, protocol: u8) -> RouteMessage {
+        let net: IpNet = net.parse().expect("a range");
+        let mut builder = RouteMessageBuilder::<IpAddr>::new()
+            .destination_prefix(net.addr(), net.prefix_len())
+            .expect("a destination")
+            .protocol(RouteProtocol::from(protocol))
+            .table_id(table.into())
+            .output_interface(2);
+        if let Some(via) = via {
+            let via = via.parse().expect("an address");
+            builder = builder.gateway(via).expect("a gateway");
+        }
+        builder.build()
+    }
+
+    #[test]
+    fn most_of_others_routes_do_not_matter() {
+        let ranges = ["10.1.0.0/24", "10.2.0.0/24", "fd00:1::/64"];
+        let ranges = ranges.map(|range| range.parse().expect("a range"));
+        let ranges = BTreeSet::from(ranges);
+        let (v4, v6) = (Some("192.0.2.1"), Some("2001:db8::1"));
+        for (net, via, table, protocol, is_heard) in [
+            // A daemon's.
+            ("203.0.113.0/24", v4, 254, 12, false),
+            ("10.0.0.0/8", v4, 254, 12, false),
+            ("10.1.1.0/24", v4, 254, 12, false),
+            ("fd00:2::/64", v6, 254, 12, false),
+            ("2001:db8:1::/48", v6, 254, 12, false),
+            // To pods, or a few of them.
+            ("10.1.0.0/24", v4, 254, 12, true),
+            ("10.2.0.7/32", v4, 254, 12, true),
+            ("fd00:1::/64", v6, 254, 12, true),
+            ("fd00:1::7/128", v6, 254, 12, true),
+            ("10.1.0.0/24", v4, 100, 12, false),
+            // Ours, wherever they lead.
+            ("203.0.113.0/24", v4, 254, PROTOCOL, true),
+            // A link's.
+            ("192.0.2.0/24", None, 254, 2, true),
+            ("2001:db8::/64", None, 254, 2, true),
+            ("192.0.2.1/32", None, 255, 2, false),
+        ] {
+            let message = route(net, via, table, protocol);
+            assert_eq!(matters(&message, &ranges), is_heard, "{net} in {table}");
+        }
     }
 }

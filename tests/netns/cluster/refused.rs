@@ -1,6 +1,6 @@
 //! Routes that the kernel refuses, or that others have taken: one node's trouble is not that of all.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, thread::sleep, time::Duration};
 
 use underpass_tests::prelude::*;
 
@@ -132,4 +132,37 @@ fn a_route_of_others_to_all_pods_does_not_matter() -> Result<()> {
         gateway(is_far)?;
     }
     Ok(())
+}
+
+/// Nothing is compared by the clock here: a route that takes the place of ours is heard of.
+#[test]
+fn a_route_that_takes_the_place_of_ours_does_not_stay() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0, 1])?;
+    for member in &mut cluster.members {
+        member.start_agent_with(&["--resync", "86400"])?;
+    }
+    cluster.settle()?;
+    let (member, near, far) = (
+        &cluster.members[0],
+        &cluster.members[1],
+        &cluster.members[2],
+    );
+    member.is_ready()?;
+    for family in Family::BOTH {
+        let gateway = member.gateway(family);
+        for range in [near.range(family), far.range(family), member.range(family)] {
+            let line = format!("route replace {range} via {gateway} metric 2000 proto static");
+            member.node.netns().ip(&[line])?;
+            cluster.settle_one(member)?;
+        }
+    }
+    // It hears of its own changes as well, and that comes to rest.
+    eventually("no more comparisons", || {
+        let before = member.metric("syncs_total")?;
+        sleep(Duration::from_secs(1));
+        let after = member.metric("syncs_total")?;
+        ensure!(before == after, "{after} after {before}");
+        Ok(())
+    })
 }
