@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Parser as _;
+use kube::config::KubeConfigOptions;
 use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -72,7 +73,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     if options.uninstall {
         return uninstall::run(&options, &verbs).await;
     }
-    let mut api = Config::infer().await.context(
+    let mut api = find_api().await.context(
         "cannot find the API server: neither KUBECONFIG nor a service account says where it is",
     )?;
     // Longer than a watch is silent: what is silent for longer is dead.
@@ -108,6 +109,14 @@ async fn run(options: Options) -> anyhow::Result<()> {
     outcome?;
     tracing::info!("stopped; routes and network stay");
     Ok(())
+}
+
+/// Finds the API server. A file in somebody's home, whose rights are that person's, is not looked for.
+async fn find_api() -> anyhow::Result<Config> {
+    if std::env::var_os("KUBECONFIG").is_some_and(|files| !files.is_empty()) {
+        return Ok(Config::from_kubeconfig(&KubeConfigOptions::default()).await?);
+    }
+    Ok(Config::incluster()?)
 }
 
 /// Compares what the kernel has with what the Nodes say, whenever one of them may have changed. `routed` is told when

@@ -9,6 +9,7 @@ use self::fixture::{Cluster, eventually};
 mod agent;
 mod announce;
 mod api;
+mod api_away;
 mod firewall;
 mod fixture;
 mod forging;
