@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::causes::causes;
 use crate::health::Health;
 use crate::options::Options;
 use crate::peer::{NETWORK_UNAVAILABLE, Node, Own};
@@ -246,7 +247,7 @@ impl Writer {
                  kept without it",
                 self.write.right()
             ))),
-            Ok(Err(error)) => Err(Some(format!("not written ({what}): {error}"))),
+            Ok(Err(error)) => Err(Some(format!("not written ({what}): {}", causes(&error)))),
             Err(_) => Err(Some(format!(
                 "not written ({what}): the API does not answer"
             ))),

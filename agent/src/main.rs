@@ -27,6 +27,7 @@ use crate::plan::Inputs;
 use crate::verbs::Verbs;
 
 mod announce;
+mod causes;
 mod health;
 mod install;
 mod kernel;

@@ -13,6 +13,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
 
+use crate::causes::causes;
 use crate::peer::{Node, Own, Peer, own, peer};
 
 /// All Nodes by name; nothing before the first whole list.
@@ -63,7 +64,8 @@ async fn read(
             }
             // The stream asks again by itself, later and later.
             Err(error) => {
-                tracing::warn!("cannot follow the Nodes, what is known of them stays: {error}");
+                let why = causes(&error);
+                tracing::warn!("cannot follow the Nodes, what is known of them stays: {why}");
             }
         }
     }
