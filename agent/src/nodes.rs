@@ -20,6 +20,9 @@ use crate::peer::{Node, Own, Peer, own, peer};
 pub(crate) type Nodes = Option<Arc<BTreeMap<String, Peer>>>;
 
 /// So many Nodes at most are listed at once: one may have 20 KiB of text, and all of an answer is in memory until it is read.
+/// Pages are of the newest version, so they are read from etcd. With `ListSemantic::Any` there are no pages, and a list may
+/// be older than what is known: nodes that joined would lose their routes. `StreamingList` never ends by a server older
+/// than 1.32, which takes it for a watch.
 const PAGE: u32 = 100;
 
 /// Who is told of the Nodes.
