@@ -10,16 +10,18 @@ use std::{
 
 use anstyle::{AnsiColor, Style};
 use clap::{CommandFactory as _, Parser, Subcommand};
-use underpass_cni::net_dir::NET_DIR;
 
 use crate::{
     conf::{BPF_ROOT, one_spelling},
     error::Error,
 };
 
+use folders::NetDir;
+
 mod apply;
 mod doctor;
 mod flows;
+mod folders;
 mod gc;
 mod install;
 mod load;
@@ -74,9 +76,8 @@ enum Command {
         /// Print one JSON document
         #[arg(long)]
         json: bool,
-        /// The folder in which the runtime looks for networks
-        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
-        net_dir: PathBuf,
+        #[command(flatten)]
+        networks: NetDir,
         /// Where the files of the host are: for tests
         #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
         host_root: PathBuf,
@@ -88,9 +89,8 @@ enum Command {
         /// The file to write, an uncompressed tar archive; it must not exist
         #[arg(long, value_name = "FILE", default_value = "underpass-report.tar")]
         output: PathBuf,
-        /// The folder in which the runtime looks for networks
-        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
-        net_dir: PathBuf,
+        #[command(flatten)]
+        networks: NetDir,
     },
     /// Print what the programs log, until interrupted
     Trace {
@@ -111,9 +111,8 @@ enum Command {
     ///
     /// No container is detached, whatever the runtime knows. A second run changes nothing.
     Apply {
-        /// The folder of networks, as runtimes read it
-        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
-        net_dir: PathBuf,
+        #[command(flatten)]
+        networks: NetDir,
     },
     /// Free what lost DELs have left: attachments whose devices are gone, and leases that no attachment has
     ///
@@ -125,15 +124,13 @@ enum Command {
         /// Leave leases alone that are younger
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         grace: u64,
-        /// The folder of networks, as runtimes read it
-        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
-        net_dir: PathBuf,
+        #[command(flatten)]
+        networks: NetDir,
     },
     /// Print what is counted and how full tables and pools are, as text for collectors of metrics (`OpenMetrics`)
     Metrics {
-        /// The folder of networks, as runtimes read it
-        #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
-        net_dir: PathBuf,
+        #[command(flatten)]
+        networks: NetDir,
     },
     /// Have this executable's programs take over from those of another one, while containers run
     ///
@@ -318,32 +315,35 @@ pub fn run() -> ExitCode {
         Command::Flows { json } => flows::run(&bpf_root, Format::new(json), &mut out),
         Command::Doctor {
             json,
-            net_dir,
+            networks,
             host_root,
         } => {
             let places = doctor::Places {
                 bpf_root: &bpf_root,
-                net_dir: &net_dir,
+                net_dir: &networks.net_dir,
                 host_root: &host_root,
             };
             doctor::run(places, Format::new(json), &mut out)
         }
-        Command::Report { output, net_dir } => {
+        Command::Report { output, networks } => {
             let places = doctor::Places {
                 bpf_root: &bpf_root,
-                net_dir: &net_dir,
+                net_dir: &networks.net_dir,
                 host_root: Path::new("/"),
             };
             report::run(places, &output, &mut out)
         }
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
-        Command::Apply { net_dir } => apply::run(&bpf_root, &net_dir, &mut out),
+        Command::Apply { networks } => apply::run(&bpf_root, &networks.net_dir, &mut out),
         Command::Gc { orphans: false, .. } => Err(Failure::NoList),
-        Command::Gc { grace, net_dir, .. } => {
-            gc::run(&bpf_root, &net_dir, Duration::from_secs(grace), &mut out)
+        Command::Gc {
+            grace, networks, ..
+        } => {
+            let grace = Duration::from_secs(grace);
+            gc::run(&bpf_root, &networks.net_dir, grace, &mut out)
         }
-        Command::Metrics { net_dir } => metrics::run(&bpf_root, &net_dir, &mut out),
+        Command::Metrics { networks } => metrics::run(&bpf_root, &networks.net_dir, &mut out),
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),
         Command::Install(options) => install::run(&bpf_root, options, &mut out),
         Command::Uninstall(options) => uninstall::run(&bpf_root, &options, &mut out),

@@ -4,30 +4,27 @@
 //! containers at once. Each step changes a file as a whole, and nothing where all is as it should be, so whoever is killed
 //! in between repeats the command.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
 use clap::Args;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 use underpass_cni::{
     Code, Error as CniError, Version, address,
-    net_dir::{self, NET_DIR, NetworkFile},
+    net_dir::{self, NetworkFile},
 };
 use underpass_dataplane::{Error as Dataplane, Maps, Pins, object};
 use underpass_ipam::data_dir;
 
-use super::{Failure, load, selftest};
+use super::{Failure, folders::Folders, load, selftest};
 use crate::{
     conf::{Conf, MTU_MAX, MTU_MIN},
     error::Error,
     identity::network_id,
     install::{
-        ALLOCATOR, BIN_DIR, PLUGIN,
-        conflist::{self, Before},
-        folder::{Change, Folder, apart},
+        ALLOCATOR, PLUGIN,
+        conflist::{self, Found},
+        folder::{Change, Folder},
         network::{Network, Wish},
     },
     name::Name,
@@ -36,12 +33,8 @@ use crate::{
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// The folder in which the runtime looks for plugins
-    #[arg(long, value_name = "FOLDER", default_value = BIN_DIR)]
-    bin_dir: PathBuf,
-    /// The folder in which the runtime looks for networks
-    #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
-    net_dir: PathBuf,
+    #[command(flatten)]
+    folders: Folders,
     /// The network's name
     #[arg(long, default_value = "pods")]
     name: String,
@@ -88,10 +81,10 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
             keys: options.config.unwrap_or_default().0,
         })?)
     };
-    apart(&options.bin_dir, &options.net_dir)?;
+    let (bin_dir, net_dir) = options.folders.apart()?;
     able(root)?;
     let executable = selftest::executable()?;
-    let bin = Folder::hold(&options.bin_dir)?;
+    let bin = Folder::hold(bin_dir)?;
     executables(&executable, &bin, &options.names, out)?;
     programs(root, out)?;
     let Some(network) = network else {
@@ -101,19 +94,19 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
         )?;
         return Ok(());
     };
-    let net = Folder::hold(&options.net_dir)?;
+    let net = Folder::hold(net_dir)?;
     let (_, file) = compose(root, &net, &network)?;
     if !options.no_self_test {
-        test(&file, &bin.path(PLUGIN), &options.bin_dir, out)?;
+        test(&file, &bin.path(PLUGIN), bin_dir, out)?;
     }
     // Others may have written into it during the test.
-    let (before, file) = compose(root, &net, &network)?;
+    let (found, file) = compose(root, &net, &network)?;
     let maps = Maps::open_existing(&Pins::at(root))?;
-    write(&net, &before, &file, out)?;
+    write(&net, &found, &file, out)?;
     if let Some(maps) = maps {
         update(&maps, &file, out)?;
     }
-    hidden_by(&options.net_dir, out)
+    hidden_by(net_dir, out)
 }
 
 /// Refuses a node whose containers this executable could not serve. In the place of the one that serves them it would fail every
@@ -139,21 +132,20 @@ fn able(root: &Path) -> Result<(), Failure> {
 }
 
 /// Reads the conflist, and makes the one that has to be there. Refuses what would cost others theirs.
-fn compose(root: &Path, net: &Folder, network: &Network) -> Result<(Before, NetworkFile), Failure> {
-    let text = net.read(conflist::FILE)?;
-    let before = Before::read(text.as_deref());
+fn compose(root: &Path, net: &Folder, network: &Network) -> Result<(Found, NetworkFile), Failure> {
     let path = net.path(conflist::FILE);
-    let file = NetworkFile {
-        document: before.with(network),
-        path: path.clone(),
-    };
-    if let Some(Ok(old)) = text.map(|text| NetworkFile::parse(path.clone(), &text)) {
-        if matches!(before, Before::Unreadable(_)) {
-            return Err(Failure::OtherShape(path));
-        }
-        keeps_leases(root, &old, &file)?;
+    let found = Found::read(path.clone(), net.read(conflist::FILE)?.as_deref());
+    if matches!(found, Found::Single(_)) {
+        return Err(Failure::OtherShape(path));
     }
-    Ok((before, file))
+    let file = NetworkFile {
+        document: found.with(network),
+        path,
+    };
+    if let Some(old) = found.network() {
+        keeps_leases(root, old, &file)?;
+    }
+    Ok((found, file))
 }
 
 /// Refuses to forget where the addresses of attached containers are leased.
@@ -256,14 +248,14 @@ fn test(
 
 fn write(
     net: &Folder,
-    before: &Before,
+    found: &Found,
     file: &NetworkFile,
     out: &mut impl io::Write,
 ) -> Result<(), Failure> {
-    if before.is(&file.document) {
+    if found.is(&file.document) {
         return Ok(say(out, Change::None, &file.path)?);
     }
-    if let Before::Unreadable(why) = before {
+    if let Found::Unreadable(why) = found {
         writeln!(
             out,
             "{} is replaced, because {why}: a power failure leaves such files",
@@ -273,7 +265,7 @@ fn write(
     let text = conflist::text(&file.document);
     net.put(conflist::FILE, &text, conflist::MODE)?;
     say(out, Change::Made, &file.path)?;
-    let others = before.others();
+    let others = found.others();
     if !others.is_empty() {
         writeln!(out, "kept what others added: {}", others.join(", "))?;
     }

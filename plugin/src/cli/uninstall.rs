@@ -3,27 +3,21 @@
 //! What would be refused is asked before anything is changed. Then the conflist goes first, so that the runtime sends no new
 //! container, and the executables last, as DELs need them.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
 use clap::Args;
 use serde_json::{Map, Value};
-use underpass_cni::{
-    Error as CniError, NetConf,
-    net_dir::{self, NET_DIR, NetworkFile},
-};
+use underpass_cni::{Error as CniError, NetConf, net_dir};
 use underpass_dataplane::{Maps, Pins, lock};
 use underpass_ipam::{data_dir, store::Store};
 
-use super::{Failure, unload};
+use super::{Failure, folders::Folders, unload};
 use crate::{
     conf::Conf,
     install::{
-        ALLOCATOR, BIN_DIR, PLUGIN,
-        conflist::{self, Before},
-        folder::{Change, Folder, apart},
+        ALLOCATOR, PLUGIN,
+        conflist::{self, Found},
+        folder::{Change, Folder},
     },
     left_behind::left_behind,
     selftest,
@@ -35,52 +29,39 @@ const INDEX: &str = ".underpass";
 
 #[derive(Args)]
 pub(super) struct Options {
-    /// The folder in which the runtime looks for plugins
-    #[arg(long, value_name = "FOLDER", default_value = BIN_DIR)]
-    bin_dir: PathBuf,
-    /// The folder in which the runtime looks for networks
-    #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
-    net_dir: PathBuf,
+    #[command(flatten)]
+    folders: Folders,
     /// Even though containers are attached, others have entries in the conflist, or addresses are leased: all of that is lost
     #[arg(long)]
     force: bool,
 }
 
 pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> Result<(), Failure> {
-    let Options {
-        bin_dir,
-        net_dir,
-        force,
-    } = options;
-    apart(bin_dir, net_dir)?;
+    let Options { folders, force } = options;
+    let (bin_dir, net_dir) = folders.apart()?;
     let bin = Folder::hold_existing(bin_dir)?;
     let net = Folder::hold_existing(net_dir)?;
     let text = match &net {
         Some(net) => net.read(conflist::FILE)?,
         None => None,
     };
-    let before = Before::read(text.as_deref());
-    if let (Some(net), Some(text)) = (&net, &text)
-        && let Ok(file) = NetworkFile::parse(net.path(conflist::FILE), text)
-        && let Err(error) = selftest::sweep(&file, &super::selftest::executable()?, bin_dir)
+    let path = net_dir.join(conflist::FILE);
+    let found = Found::read(path.clone(), text.as_deref());
+    if let Some(file) = found.network()
+        && let Err(error) = selftest::sweep(file, &super::selftest::executable()?, bin_dir)
     {
         tracing::warn!("what a self-test may have left can't be taken away: {error}");
     }
     if !force {
         let links = bin.as_ref().map(|bin| bin.links_to(PLUGIN)).transpose()?;
-        let conflist = Conflist {
-            path: net_dir.join(conflist::FILE),
-            text: text.as_deref(),
-            before: &before,
-        };
-        refuse(root, &conflist)?;
+        refuse(root, &path, &found)?;
         needed(net_dir, &links.unwrap_or_default())?;
     }
     let mut change = Change::None;
     if let Some(net) = &net {
         change = net.remove(conflist::FILE)?;
         removed(out, change, &net.path(conflist::FILE))?;
-        let others = before.others();
+        let others = found.others();
         if !others.is_empty() {
             writeln!(out, "with what others had added: {}", others.join(", "))?;
         }
@@ -92,9 +73,7 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
         }
         return Err(error);
     }
-    if let (Some(net), Some(text)) = (&net, text) {
-        leases(net.path(conflist::FILE), &text, *force, out)?;
-    }
+    leases(&found, *force, out)?;
     if let Some(bin) = &bin {
         for name in bin.links_to(PLUGIN)? {
             removed(out, bin.remove(&name)?, &bin.path(&name))?;
@@ -106,37 +85,26 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
     Ok(())
 }
 
-/// The conflist, as it was found.
-struct Conflist<'a> {
-    path: PathBuf,
-    text: Option<&'a [u8]>,
-    before: &'a Before,
-}
-
 /// Asks all that would stop half-way, or leave a container without a plugin for its DEL.
-fn refuse(root: &Path, conflist: &Conflist<'_>) -> Result<(), Failure> {
-    let others = conflist.before.others();
+fn refuse(root: &Path, conflist: &Path, found: &Found) -> Result<(), Failure> {
+    let path = || conflist.to_owned();
+    let others = found.others();
     if !others.is_empty() {
         return Err(Failure::OthersEntries {
-            path: conflist.path.clone(),
+            path: path(),
             others: others.join(", "),
         });
     }
-    let file = conflist
-        .text
-        .map(|text| NetworkFile::parse(conflist.path.clone(), text));
-    if let Some(Ok(file)) = file {
-        if matches!(conflist.before, Before::Unreadable(_)) {
-            return Err(Failure::OtherShape(file.path));
-        }
-        for conf in file.confs(&[PLUGIN]).unwrap_or_default() {
-            let pinned = Conf::bpf_root(&conf)?;
-            if pinned != root {
-                return Err(Failure::OtherPins {
-                    path: file.path,
-                    pinned,
-                });
-            }
+    if matches!(found, Found::Single(_)) {
+        return Err(Failure::OtherShape(path()));
+    }
+    for conf in confs(found) {
+        let pinned = Conf::bpf_root(&conf)?;
+        if pinned != root {
+            return Err(Failure::OtherPins {
+                path: path(),
+                pinned,
+            });
         }
     }
     unused(root)
@@ -220,13 +188,10 @@ fn kinds(plugin: &Map<String, Value>) -> Vec<&Value> {
 }
 
 /// Removes the folders of the network's leases, unless an address is leased: somebody may still need it.
-fn leases(
-    path: PathBuf,
-    text: &[u8],
-    force: bool,
-    out: &mut impl io::Write,
-) -> Result<(), Failure> {
-    let Some(conf) = our_entry(path, text) else {
+fn leases(found: &Found, force: bool, out: &mut impl io::Write) -> Result<(), Failure> {
+    let first = confs(found).into_iter().next();
+    // What can't be understood has no leases that could be named.
+    let Some(conf) = first.filter(|conf| is_built_in(conf).unwrap_or(false)) else {
         return Ok(());
     };
     let folder = data_dir(&conf)?;
@@ -259,11 +224,11 @@ fn leases(
     Ok(())
 }
 
-/// Finds our entry, if it gives addresses by itself. What can't be understood has no leases that could be named.
-fn our_entry(path: PathBuf, text: &[u8]) -> Option<NetConf> {
-    let file = NetworkFile::parse(path, text).ok()?;
-    let conf = file.confs(&[PLUGIN]).ok()?.into_iter().next()?;
-    is_built_in(&conf).ok()?.then_some(conf)
+/// Lists our entries, if they can be understood.
+fn confs(found: &Found) -> Vec<NetConf> {
+    let file = found.network();
+    file.and_then(|file| file.confs(&[PLUGIN]).ok())
+        .unwrap_or_default()
 }
 
 fn removed(out: &mut impl io::Write, change: Change, path: &Path) -> io::Result<()> {

@@ -3,7 +3,10 @@
 //! Other programs write into it, too: service meshes and policy engines append themselves to the first conflist of a
 //! node. What they added, wherever in the document, survives every installation.
 
+use std::path::PathBuf;
+
 use serde_json::{Map, Value, json};
+use underpass_cni::net_dir::NetworkFile;
 
 use super::{PLUGIN, network::Network};
 
@@ -13,43 +16,64 @@ pub const FILE: &str = "10-underpass.conflist";
 /// Its permissions, as benchmarks of Kubernetes' security want them; all who use it are root.
 pub const MODE: u32 = 0o600;
 
-/// What the file was before.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Before {
+/// The file, as it was found.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Found {
     /// There was none.
     Nothing,
-    /// It was no conflist: why. A power failure leaves such files, of writers that do not wait for the disk.
+    /// It was no network: why. A power failure leaves such files, of writers that do not wait for the disk.
     Unreadable(String),
-    /// It was a conflist.
-    Conflist(Map<String, Value>),
+    /// It was a network of a single plugin, which somebody else has written.
+    Single(NetworkFile),
+    /// It was a conflist, if with an empty list.
+    Conflist(NetworkFile),
 }
 
-impl Before {
+impl Found {
     /// Reads what is there.
     #[must_use]
-    pub fn read(text: Option<&[u8]>) -> Self {
+    pub fn read(path: PathBuf, text: Option<&[u8]>) -> Self {
         let Some(text) = text else {
             return Self::Nothing;
         };
         if text.trim_ascii().is_empty() {
             return Self::Unreadable("it is empty".to_owned());
         }
-        match serde_json::from_slice(text) {
-            Ok(Value::Object(document)) if document.get("plugins").is_some_and(Value::is_array) => {
-                Self::Conflist(document)
+        let document = match serde_json::from_slice(text) {
+            Ok(Value::Object(document)) => document,
+            Ok(_) => Map::new(),
+            Err(error) => return Self::Unreadable(format!("it is no JSON: {error}")),
+        };
+        let file = NetworkFile { path, document };
+        if file.document.get("plugins").is_some_and(Value::is_array) {
+            Self::Conflist(file)
+        } else if file.plugins().is_empty() {
+            Self::Unreadable("it has no list of plugins".to_owned())
+        } else {
+            Self::Single(file)
+        }
+    }
+
+    /// The network that a runtime finds in it.
+    #[must_use]
+    pub fn network(&self) -> Option<&NetworkFile> {
+        match self {
+            Self::Single(file) | Self::Conflist(file) => {
+                Some(file).filter(|file| !file.plugins().is_empty())
             }
-            Ok(_) => Self::Unreadable("it has no list of plugins".to_owned()),
-            Err(error) => Self::Unreadable(format!("it is no JSON: {error}")),
+            Self::Nothing | Self::Unreadable(_) => None,
         }
     }
 
     /// The types of the entries that are not ours, in the order of the file.
     #[must_use]
     pub fn others(&self) -> Vec<String> {
-        let Self::Conflist(document) = self else {
+        let Self::Conflist(file) = self else {
             return Vec::new();
         };
-        let others = entries(document).iter().filter(|entry| !is_ours(entry));
+        let others = entries(&file.document)
+            .iter()
+            .filter(|entry| !is_ours(entry));
         others
             .map(|entry| match entry.get("type").and_then(Value::as_str) {
                 Some(kind) => kind.to_owned(),
@@ -62,8 +86,8 @@ impl Before {
     #[must_use]
     pub fn with(&self, network: &Network) -> Map<String, Value> {
         let mut document = match self {
-            Self::Conflist(document) => document.clone(),
-            Self::Nothing | Self::Unreadable(_) => Map::new(),
+            Self::Conflist(file) => file.document.clone(),
+            Self::Nothing | Self::Unreadable(_) | Self::Single(_) => Map::new(),
         };
         let ours = Value::Object(network.entry());
         let mut list = entries(&document).to_vec();
@@ -81,7 +105,7 @@ impl Before {
     /// Tells whether the file says what it has to, however it is laid out.
     #[must_use]
     pub fn is(&self, document: &Map<String, Value>) -> bool {
-        matches!(self, Self::Conflist(before) if before == document)
+        matches!(self, Self::Conflist(file) if file.document == *document)
     }
 }
 
@@ -104,8 +128,6 @@ fn is_ours(entry: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use underpass_cni::Version;
 
     use super::*;
@@ -124,6 +146,10 @@ mod tests {
         .expect("it makes sense")
     }
 
+    fn found(text: &[u8]) -> Found {
+        Found::read(PathBuf::from(FILE), Some(text))
+    }
+
     fn types(document: &Map<String, Value>) -> Vec<&str> {
         let kind = |entry: &'_ Value| entry["type"].as_str().map(str::len);
         let list = entries(document);
@@ -135,13 +161,13 @@ mod tests {
 
     #[test]
     fn the_first_one_is_a_whole_network() {
-        let before = Before::read(None);
-        assert_eq!(before, Before::Nothing);
+        let before = Found::read(PathBuf::from(FILE), None);
+        assert_eq!(before, Found::Nothing);
         let document = before.with(&network("10.22.0.0/24"));
         assert_eq!(document["cniVersion"], "1.0.0");
         assert_eq!(document["name"], "pods");
         assert_eq!(types(&document), ["underpass"]);
-        let again = Before::read(Some(&text(&document)));
+        let again = found(&text(&document));
         assert!(again.is(&again.with(&network("10.22.0.0/24"))));
         assert!(!again.is(&again.with(&network("10.23.0.0/24"))));
     }
@@ -156,7 +182,7 @@ mod tests {
                 { "kubernetes": 1 },
             ],
         });
-        let before = Before::read(Some(theirs.to_string().as_bytes()));
+        let before = found(theirs.to_string().as_bytes());
         assert_eq!(before.others(), ["istio-cni", "an entry without a type"]);
         let document = before.with(&network("10.22.0.0/24"));
         assert_eq!(document["disableCheck"], true);
@@ -171,7 +197,7 @@ mod tests {
     #[test]
     fn without_an_entry_of_ours_it_goes_first() {
         let theirs = json!({ "plugins": [{ "type": "tuning" }] });
-        let before = Before::read(Some(theirs.to_string().as_bytes()));
+        let before = found(theirs.to_string().as_bytes());
         let document = before.with(&network("fd00:22::/64"));
         assert_eq!(types(&document), ["underpass", "tuning"]);
     }
@@ -179,9 +205,23 @@ mod tests {
     #[test]
     fn another_layout_of_the_same_document_is_the_same() {
         let network = network("10.22.0.0/24");
-        let document = Before::Nothing.with(&network);
+        let document = Found::Nothing.with(&network);
         let compact = Value::Object(document.clone()).to_string();
-        assert!(Before::read(Some(compact.as_bytes())).is(&document));
+        assert!(found(compact.as_bytes()).is(&document));
+    }
+
+    #[test]
+    fn a_network_of_one_plugin_is_somebodys() {
+        let single = found(br#"{"name": "mine", "type": "bridge"}"#);
+        assert!(matches!(single, Found::Single(_)), "{single:?}");
+        assert_eq!(single.network().map(NetworkFile::name), Some("mine"));
+        assert!(single.others().is_empty());
+        // A runtime takes none of these, and the first keeps what else is in it.
+        let empty = found(br#"{"mesh": 7, "plugins": []}"#);
+        assert_eq!(empty.with(&network("10.22.0.0/24"))["mesh"], 7);
+        for none in [empty, found(b"[]"), found(br#"{"type": 7, "plugins": 7}"#)] {
+            assert_eq!(none.network(), None);
+        }
     }
 
     #[test]
@@ -194,8 +234,8 @@ mod tests {
             ("[]", "no list of plugins"),
             ("{}", "no list of plugins"),
         ] {
-            let before = Before::read(Some(bad.as_bytes()));
-            let Before::Unreadable(said) = &before else {
+            let before = found(bad.as_bytes());
+            let Found::Unreadable(said) = &before else {
                 panic!("{bad:?} is {before:?}");
             };
             assert!(said.contains(why), "{said}");

@@ -169,19 +169,6 @@ impl Folder {
     }
 }
 
-/// Refuses one folder for plugins and networks: whoever holds both would wait for himself.
-pub(crate) fn apart(bin_dir: &Path, net_dir: &Path) -> Result<(), Error> {
-    let [bin, net] =
-        [bin_dir, net_dir].map(|path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
-    if bin == net {
-        return Err(Error::config(format!(
-            "--bin-dir and --net-dir are both {}: name two folders",
-            bin.display()
-        )));
-    }
-    Ok(())
-}
-
 fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut file = File::options()
         .write(true)
