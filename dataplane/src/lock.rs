@@ -47,9 +47,10 @@ impl Lock {
     }
 }
 
-/// Waits until every call has ended that has maps open now; later ones wait meanwhile. The caller has none open.
-pub fn await_calls(root: &Path) -> Result<(), Error> {
-    match Use::alone(root) {
+/// Waits until every call has ended that has maps open now, and says so before by `waits`, if there is any; later ones wait
+/// meanwhile. The caller has none open.
+pub fn await_calls(root: &Path, waits: impl FnOnce()) -> Result<(), Error> {
+    match Use::alone(root, waits) {
         Err(Error::Busy(path)) => Err(Error::UnderWay(path)),
         ended => ended.map(drop),
     }
@@ -93,18 +94,25 @@ impl Use {
         Ok((fresh, Order::First))
     }
 
-    /// Makes later calls wait, and waits for all that are there; not for ever, as one of these may wait for a process that hangs.
-    pub(crate) fn alone(root: &Path) -> Result<Self, Error> {
+    /// Makes later calls wait, and waits for all that are there, after calling `waits`; not for ever, as one of these may wait for a process
+    /// that hangs.
+    pub(crate) fn alone(root: &Path, waits: impl FnOnce()) -> Result<Self, Error> {
         const PATIENCE: Duration = Duration::from_secs(30);
         const PAUSE: Duration = Duration::from_millis(5);
         let deadline = Instant::now() + PATIENCE;
-        let hold = |purpose| {
+        let mut waits = Some(waits);
+        let mut hold = |purpose| {
             let path = file_of(root, purpose);
             let file = open(&path)?;
             loop {
                 match file.try_lock() {
                     Ok(()) => return Ok(Some(file)),
-                    Err(TryLockError::WouldBlock) if Instant::now() < deadline => sleep(PAUSE),
+                    Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                        if let Some(waits) = waits.take() {
+                            waits();
+                        }
+                        sleep(PAUSE);
+                    }
                     Err(TryLockError::WouldBlock) => return Err(Error::Busy(path)),
                     Err(TryLockError::Error(source)) => {
                         return Err(Error::file("lock", &path)(source));

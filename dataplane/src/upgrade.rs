@@ -56,7 +56,7 @@ pub struct Report {
 /// Has this build take over what is pinned below `root`, for the calling thread's network namespace. Changes nothing if it fails.
 pub fn run(root: &Path) -> Result<Outcome, Error> {
     let pins = Pins::at(root);
-    let _alone = Use::alone(root)?;
+    let _alone = Use::alone(root, || {})?;
     let _lock = Lock::acquire(root)?;
     end(&pins)?;
     if pins.pinned()? != Loaded::Here {
@@ -122,7 +122,7 @@ pub(crate) fn settled(pins: &Pins) -> Result<Arc<Use>, Error> {
         return Ok(shared);
     }
     drop(shared);
-    let alone = Use::alone(pins.root())?;
+    let alone = Use::alone(pins.root(), || {})?;
     let lock = Lock::acquire(pins.root())?;
     end(pins)?;
     drop((lock, alone));

@@ -127,7 +127,7 @@ fn orphans(
         }
     }
     if !found.is_empty() {
-        lock::await_calls(root)?;
+        lock::await_calls(root, || {})?;
         let attached = Attached::look(node, root)?;
         for (conf, orphans) in found {
             let is_attached =

@@ -1,7 +1,8 @@
 //! `underpass uninstall`: the way back of `underpass install`, which takes what is ours and nothing else.
 //!
 //! What would be refused is asked before anything is changed. Then the conflist goes first, so that the runtime sends no new
-//! container, and the executables last, as DELs need them.
+//! container, and the executables last, as DELs need them. Until programs and leases are gone the conflist is only set aside: it is put back
+//! if that can't be done, and who was killed has not forgotten which network it was.
 
 use std::{fs, io, path::Path};
 
@@ -41,39 +42,34 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
     let (bin_dir, net_dir) = folders.apart()?;
     let bin = Folder::hold_existing(bin_dir)?;
     let net = Folder::hold_existing(net_dir)?;
-    let text = match &net {
-        Some(net) => net.read(conflist::FILE)?,
-        None => None,
+    let found = match &net {
+        Some(net) => find(net, out)?,
+        None => Found::Nothing,
     };
-    let path = net_dir.join(conflist::FILE);
-    let found = Found::read(path.clone(), text.as_deref());
     if let Some(file) = found.network()
         && let Err(error) = selftest::sweep(file, &super::selftest::executable()?, bin_dir)
     {
         tracing::warn!("what a self-test may have left can't be taken away: {error}");
     }
-    if !force {
-        let links = bin.as_ref().map(|bin| bin.links_to(PLUGIN)).transpose()?;
-        refuse(root, &path, &found)?;
-        needed(net_dir, &links.unwrap_or_default())?;
+    let allowed = if *force {
+        Ok(())
+    } else {
+        refuse(root, bin.as_ref(), net_dir, &found)
+    };
+    let stopped = allowed.and_then(|()| stop(root, net.as_ref(), *force, out));
+    if let (Err(_), Some(net)) = (&stopped, &net) {
+        put_back(net, out)?;
     }
-    let mut change = Change::None;
+    stopped?;
+    leases(&found, *force, out)?;
     if let Some(net) = &net {
-        change = net.remove(conflist::FILE)?;
+        let change = net.remove(conflist::ASIDE)?;
         removed(out, change, &net.path(conflist::FILE))?;
         let others = found.others();
         if !others.is_empty() {
             writeln!(out, "with what others had added: {}", others.join(", "))?;
         }
     }
-    if let Err(error) = programs(root, change, *force, out) {
-        if let (Change::Made, Some(net), Some(text)) = (change, &net, &text) {
-            net.put(conflist::FILE, text, conflist::MODE)?;
-            writeln!(out, "put back    {}", net.path(conflist::FILE).display())?;
-        }
-        return Err(error);
-    }
-    leases(&found, *force, out)?;
     if let Some(bin) = &bin {
         for name in bin.links_to(PLUGIN)? {
             removed(out, bin.remove(&name)?, &bin.path(&name))?;
@@ -85,29 +81,74 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
     Ok(())
 }
 
+/// Reads the conflist: the one that a runtime sees, or else the one that an uninstall had set aside before it was killed.
+fn find(net: &Folder, out: &mut impl io::Write) -> Result<Found, Failure> {
+    forget_older(net, out)?;
+    let name = if net.has(conflist::ASIDE)? {
+        writeln!(
+            out,
+            "going on with the network of {}, where an uninstall was killed",
+            net.path(conflist::ASIDE).display()
+        )?;
+        conflist::ASIDE
+    } else {
+        conflist::FILE
+    };
+    let text = net.read(name)?;
+    Ok(Found::read(net.path(conflist::FILE), text.as_deref()))
+}
+
+/// Puts the conflist back that an uninstall has set aside, unless there is another one by now.
+pub(super) fn put_back(net: &Folder, out: &mut impl io::Write) -> Result<Change, Failure> {
+    forget_older(net, out)?;
+    if !net.has(conflist::ASIDE)? {
+        return Ok(Change::None);
+    }
+    net.rename_new(conflist::ASIDE, conflist::FILE)?;
+    writeln!(
+        out,
+        "put back    {}, which an uninstall had set aside",
+        net.path(conflist::FILE).display()
+    )?;
+    Ok(Change::Made)
+}
+
+/// Removes what an uninstall has set aside, if there is a conflist again: somebody has written what he wants.
+fn forget_older(net: &Folder, out: &mut impl io::Write) -> Result<(), Failure> {
+    if net.has(conflist::FILE)? && net.has(conflist::ASIDE)? {
+        net.remove(conflist::ASIDE)?;
+        writeln!(
+            out,
+            "removed     {}, which an uninstall had set aside: {} is there again",
+            net.path(conflist::ASIDE).display(),
+            conflist::FILE
+        )?;
+    }
+    Ok(())
+}
+
 /// Asks all that would stop half-way, or leave a container without a plugin for its DEL.
-fn refuse(root: &Path, conflist: &Path, found: &Found) -> Result<(), Failure> {
-    let path = || conflist.to_owned();
+fn refuse(root: &Path, bin: Option<&Folder>, net_dir: &Path, found: &Found) -> Result<(), Failure> {
+    let path = net_dir.join(conflist::FILE);
     let others = found.others();
     if !others.is_empty() {
         return Err(Failure::OthersEntries {
-            path: path(),
+            path,
             others: others.join(", "),
         });
     }
     if matches!(found, Found::Single(_)) {
-        return Err(Failure::OtherShape(path()));
+        return Err(Failure::OtherShape(path));
     }
     for conf in confs(found) {
         let pinned = Conf::bpf_root(&conf)?;
         if pinned != root {
-            return Err(Failure::OtherPins {
-                path: path(),
-                pinned,
-            });
+            return Err(Failure::OtherPins { path, pinned });
         }
     }
-    unused(root)
+    unused(root)?;
+    let links = bin.map(|bin| bin.links_to(PLUGIN)).transpose()?;
+    needed(net_dir, &links.unwrap_or_default())
 }
 
 /// Refuses where containers are attached.
@@ -126,18 +167,24 @@ fn unused(root: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Removes programs and maps. A runtime that had read the conflist may have an ADD under way: it is awaited, and what it has attached
-/// stays.
-fn programs(
+/// Sets the conflist aside and removes programs and maps. A runtime that had read the conflist may have an ADD under way: it is awaited,
+/// and what it has attached stays.
+fn stop(
     root: &Path,
-    conflist: Change,
+    net: Option<&Folder>,
     force: bool,
     out: &mut impl io::Write,
 ) -> Result<(), Failure> {
-    if conflist == Change::Made {
-        match lock::await_calls(root) {
-            Err(error) if force => tracing::warn!("a call is under way: {error}"),
-            ended => ended?,
+    if let Some(net) = net {
+        net.rename(conflist::FILE, conflist::ASIDE)?;
+        if net.has(conflist::ASIDE)? {
+            let mut said = Ok(());
+            let say = || said = writeln!(out, "waiting for calls that are under way");
+            match lock::await_calls(root, say) {
+                Err(error) if force => tracing::warn!("a call is under way: {error}"),
+                ended => ended?,
+            }
+            said?;
         }
     }
     if force {

@@ -13,6 +13,10 @@ use super::{PLUGIN, network::Network};
 /// The name of the file, which never changes: another one would leave two networks, of which the runtime takes the first.
 pub const FILE: &str = "10-underpass.conflist";
 
+/// Its name while an uninstall is under way, which may still put it back. Runtimes read it no more: libcni's `ConfFiles`, by which containerd
+/// and CRI-O go, asks for the endings `.conf`, `.conflist` and `.json`.
+pub const ASIDE: &str = ".10-underpass.conflist.uninstall";
+
 /// Its permissions, as benchmarks of Kubernetes' security want them; all who use it are root.
 pub const MODE: u32 = 0o600;
 

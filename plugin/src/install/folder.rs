@@ -134,6 +134,30 @@ impl Folder {
         Ok(names)
     }
 
+    /// Tells whether there is a file.
+    pub(crate) fn has(&self, name: &str) -> Result<bool, Error> {
+        let path = self.path(name);
+        fs::exists(&path).map_err(|error| failed("look for", &path, &error))
+    }
+
+    /// Renames a file, if it is there. Another one of the new name is gone then.
+    pub(crate) fn rename(&self, from: &str, to: &str) -> Result<Change, Error> {
+        let path = self.path(from);
+        match fs::rename(&path, self.path(to)) {
+            Ok(()) => self.settle(&path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Change::None),
+            Err(error) => Err(failed("rename", &path, &error)),
+        }
+    }
+
+    /// Renames a file, and fails if there is one of the new name. For a moment it has both names: not each file system can do it at once.
+    pub(crate) fn rename_new(&self, from: &str, to: &str) -> Result<(), Error> {
+        let path = self.path(to);
+        fs::hard_link(self.path(from), &path).map_err(|error| failed("make", &path, &error))?;
+        self.settle(&path)?;
+        self.remove(from).map(drop)
+    }
+
     /// Removes a file, if it is there.
     pub(crate) fn remove(&self, name: &str) -> Result<Change, Error> {
         let path = self.path(name);

@@ -28,6 +28,8 @@ const INSTALLED: &str = "/run/opt/bin/underpass";
 const LEASES: &str = "/var/lib/cni/networks";
 /// The name of the conflist.
 pub(super) const FILE: &str = "10-underpass.conflist";
+/// The name that it has while an uninstall is under way.
+pub(super) const ASIDE: &str = ".10-underpass.conflist.uninstall";
 /// Its path.
 pub(super) const CONFLIST: &str = "/run/opt/net.d/10-underpass.conflist";
 
@@ -125,8 +127,19 @@ impl Machine {
     pub(super) fn start(&self, arguments: &[&str]) -> Result<Running> {
         let mut command = Command::new(INSTALLED);
         command.env_clear().args(arguments).stdout(Stdio::null());
+        self.spawn(&mut command)
+    }
+
+    /// Starts an uninstall, which is killed when this is dropped.
+    pub(super) fn start_uninstall(&self) -> Result<Running> {
+        self.spawn(&mut Self::command("uninstall", &[]))
+    }
+
+    fn spawn(&self, command: &mut Command) -> Result<Running> {
         let child = self.lab.node.netns().run(|| command.spawn());
-        Ok(Running(child.context("start the installed plugin")?))
+        Ok(Running(
+            child.with_context(|| format!("start {command:?}"))?,
+        ))
     }
 
     /// Starts an install and kills it: whether it was.

@@ -1,6 +1,7 @@
 //! What others do while a command is in the middle: another install, a mesh that appends itself to the conflist, a runtime with an ADD under way.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     os::unix::fs::MetadataExt as _,
     thread::{scope, sleep},
@@ -13,9 +14,10 @@ use nix::{
 };
 use rstest::rstest;
 use serde_json::json;
+use underpass_cni::net_dir;
 use underpass_tests::{patience, prelude::*};
 
-use super::fixture::{CONFLIST, Files, Machine};
+use super::fixture::{ASIDE, Attached, CONFLIST, FILE, Files, Machine, NET};
 
 /// What each ADD takes for its lease.
 const LEASES: &str = "/var/lib/cni/networks/pods/lock";
@@ -140,9 +142,115 @@ fn an_add_that_is_killed_is_awaited_no_more(#[values(false, true)] force: bool) 
         kill(add, Signal::SIGKILL)?;
         let outcome = pod.join().ok().context("it panicked")?;
         ensure!(outcome.is_err(), "a killed ADD succeeded");
-        uninstall.join().ok().context("it panicked")?
+        let said = uninstall.join().ok().context("it panicked")??;
+        ensure!(
+            said.starts_with("waiting for calls that are under way"),
+            "{said}"
+        );
+        Ok(())
     })?;
     ensure!(machine.files()?.is_empty(), "{:?}", machine.files()?);
+    Ok(())
+}
+
+/// An uninstall that is killed while it waits for an ADD, and the container of that ADD.
+fn killed_in_the_middle<'a>(machine: &'a Machine, name: &str) -> Result<Attached<'a>> {
+    let lock = hold(machine)?;
+    scope(|scope| {
+        let pod = scope.spawn(|| machine.pod(name));
+        let add = stop(lock)?;
+        let uninstall = machine.start_uninstall()?;
+        await_gone(machine)?;
+        drop(uninstall);
+        kill(add, Signal::SIGCONT)?;
+        pod.join().ok().context("it panicked")?
+    })
+}
+
+/// Whoever is killed while he waits has not forgotten which network it was.
+#[rstest]
+#[case::puts_back(&[])]
+#[case::writes_another_mtu(&["--range", V4.pods(), "--range", V6.pods(), "--mtu", "1300"])]
+fn what_a_killed_uninstall_had_set_aside_an_install(#[case] install: &[&str]) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    let keys = ["--mtu", "1400", "--config", r#"{"bypass": "off"}"#];
+    machine.install(&Family::BOTH, &keys)?;
+    // Others write as they like, and it is as they left it.
+    let mut text = machine.read(CONFLIST)?.context("a conflist")?;
+    text.push(b'\n');
+    machine.write(CONFLIST, &text)?;
+    let pod = killed_in_the_middle(&machine, "late")?;
+    ensure!(machine.names(NET)? == BTreeSet::from([ASIDE.to_owned()]));
+    let seen = machine
+        .lab
+        .node
+        .netns()
+        .run(|| net_dir::read(NET.as_ref()))?;
+    ensure!(seen.is_empty(), "a runtime reads it: {seen:?}");
+
+    let said = machine.run("install", install)?;
+    ensure!(said.contains("put back    /run/opt/net.d"), "{said}");
+    ensure!(!said.contains("no conflist"), "{said}");
+    ensure!(machine.names(NET)? == BTreeSet::from([FILE.to_owned()]));
+    if install.is_empty() {
+        ensure!(machine.read(CONFLIST)? == Some(text), "{said}");
+    } else {
+        let now = machine.conflist()?.context("a conflist")?;
+        ensure!(now["plugins"][0]["mtu"] == 1300, "{now}");
+    }
+    let other = machine.pod("other")?;
+    for family in Family::BOTH {
+        ping::ping(pod.netns(), other.ip(family))?;
+    }
+    pod.del()?;
+    other.del()
+}
+
+/// The next uninstall goes on from it, or puts it back where it is refused.
+#[test]
+fn what_a_killed_uninstall_had_begun_the_next_one_ends() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &[])?;
+    let before = machine.read(CONFLIST)?;
+    let pod = killed_in_the_middle(&machine, "late")?;
+    let error = machine.error("uninstall", &[])?;
+    ensure!(error.contains("1 container is attached"), "{error}");
+    ensure!(machine.read(CONFLIST)? == before, "it is not put back");
+    ensure!(machine.names(NET)? == BTreeSet::from([FILE.to_owned()]));
+    pod.del()?;
+    killed_in_the_middle(&machine, "later")?.del()?;
+    let said = machine.run("uninstall", &[])?;
+    ensure!(said.contains("going on with the network of"), "{said}");
+    ensure!(machine.files()?.is_empty(), "{:?}", machine.files()?);
+    Ok(())
+}
+
+/// Whoever writes a new conflist meanwhile knows what he wants.
+#[rstest]
+fn what_is_written_after_a_killed_uninstall_wins(
+    #[values("install", "uninstall")] next: &str,
+) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &[])?;
+    let mut document = machine.conflist()?.context("a conflist")?;
+    killed_in_the_middle(&machine, "late")?.del()?;
+    document["plugins"][0]["mtu"] = 1300.into();
+    let text = document.to_string().into_bytes();
+    machine.write(CONFLIST, &text)?;
+    let said = machine.run(next, &[])?;
+    ensure!(
+        said.contains("10-underpass.conflist is there again"),
+        "{said}"
+    );
+    if next == "install" {
+        ensure!(machine.read(CONFLIST)? == Some(text), "{said}");
+        ensure!(machine.names(NET)? == BTreeSet::from([FILE.to_owned()]));
+    } else {
+        ensure!(machine.files()?.is_empty(), "{:?}", machine.files()?);
+    }
     Ok(())
 }
 
