@@ -1,43 +1,28 @@
-//! The pinned maps that user space reads and writes, each opened when it is first needed.
+//! The pinned maps that user space reads and writes, each opened when it is first needed: what is attached, the node's state, and what was
+//! counted.
 
 use std::{net::IpAddr, os::fd::AsFd as _, path::Path, sync::Arc};
 
 use aya::{
     Pod,
     maps::{
-        Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray,
-        lpm_trie::{Key as TrieKey, LpmTrie},
-        xdp::DevMapHash,
+        Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, xdp::DevMapHash,
     },
 };
-use ipnet::IpNet;
 use underpass_abi::{
-    addr::{Addr, Addr4, Addr6, Family},
+    addr::Addr,
     counter::Counter,
-    endpoint::{Attachment, Destination, Device, Endpoint, Owner},
-    flow::{Flow, Key, state},
+    endpoint::{Attachment, Device, Endpoint, Owner},
     map,
     node::{Node, State},
 };
 
 use crate::{Error, Loaded, Pins, bpf, lock::Use, object, upgrade};
 
-/// Bits of a [`Destination`] before its address.
-const NETWORK_BITS: u32 = 32;
-/// Bits of a mapped address before its IPv4 part.
-const MAPPED_BITS: u32 = 96;
+mod flow;
+mod no_masquerade;
 
-/// An entry of a flow map: its key and its value.
-pub type FlowEntry<A> = (Key<A>, Flow<A>);
-
-/// How many entries a table of flows has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct FlowCount {
-    /// Those whose packets go past the stack.
-    pub bypass: u64,
-    /// The others.
-    pub stack: u64,
-}
+pub use flow::{FlowCount, FlowEntry};
 
 /// The maps of one node. An upgrade waits until they are dropped.
 #[derive(Debug)]
@@ -189,43 +174,6 @@ impl Maps {
         }
     }
 
-    /// Lists the destinations of a network that see the container's own address.
-    pub fn no_masquerade(&self, network: u32) -> Result<Vec<IpNet>, Error> {
-        let trie = self.trie()?;
-        let mut nets = Vec::new();
-        for key in trie.keys() {
-            let key = key.map_err(Error::map(map::NO_MASQUERADE))?;
-            let destination = key.data();
-            if destination.network == network {
-                nets.extend(net(key.prefix_len(), destination.addr));
-            }
-        }
-        Ok(nets)
-    }
-
-    /// Adds destinations of a network that see the container's own address.
-    pub fn add_no_masquerade(&self, network: u32, nets: &[IpNet]) -> Result<(), Error> {
-        if nets.is_empty() {
-            return Ok(());
-        }
-        let mut trie = self.trie()?;
-        nets.iter()
-            .try_for_each(|net| trie.insert(&key(network, *net), 1, 0))
-            .map_err(Error::map(map::NO_MASQUERADE))
-    }
-
-    /// Removes all destinations of a network that see the container's own address.
-    pub fn clear_no_masquerade(&self, network: u32) -> Result<(), Error> {
-        self.remove_no_masquerade(network, &self.no_masquerade(network)?)
-    }
-
-    /// Removes some destinations of a network that see the container's own address.
-    pub fn remove_no_masquerade(&self, network: u32, nets: &[IpNet]) -> Result<(), Error> {
-        let mut trie = self.trie()?;
-        nets.iter()
-            .try_for_each(|net| gone(trie.remove(&key(network, *net)), map::NO_MASQUERADE))
-    }
-
     /// Makes every flow validate itself again at its next packet. The caller holds the lock.
     pub fn raise_epoch(&self) -> Result<(), Error> {
         self.update_state(|state| state.epoch = state.epoch.checked_add(1).unwrap_or(1))
@@ -269,70 +217,10 @@ impl Maps {
             .collect()
     }
 
-    /// Lists the IPv4 flows.
-    pub fn flows4(&self) -> Result<Vec<FlowEntry<Addr4>>, Error> {
-        self.flows(map::FLOWS4)
-    }
-
-    /// Lists the IPv6 flows.
-    pub fn flows6(&self) -> Result<Vec<FlowEntry<Addr6>>, Error> {
-        self.flows(map::FLOWS6)
-    }
-
-    fn flows<A: Family>(&self, name: &'static str) -> Result<Vec<FlowEntry<A>>, Error>
-    where
-        Key<A>: Pod,
-        Flow<A>: Pod,
-    {
-        let map: HashMap<_, Key<A>, Flow<A>> = open(&self.pins, name, Map::HashMap)?;
-        let mut all = Vec::new();
-        for entry in &map {
-            match entry {
-                Ok(entry) => all.push(entry),
-                // Removed between two requests.
-                Err(MapError::KeyNotFound) => {}
-                Err(error) => return Err(Error::map(name)(error)),
-            }
-        }
-        Ok(all)
-    }
-
-    /// Counts the IPv4 flows.
-    pub fn count_flows4(&self) -> Result<FlowCount, Error> {
-        self.count_flows::<Addr4>(map::FLOWS4)
-    }
-
-    /// Counts the IPv6 flows.
-    pub fn count_flows6(&self) -> Result<FlowCount, Error> {
-        self.count_flows::<Addr6>(map::FLOWS6)
-    }
-
-    fn count_flows<A: Family>(&self, name: &'static str) -> Result<FlowCount, Error>
-    where
-        Key<A>: Pod,
-        Flow<A>: Pod,
-    {
-        let map: HashMap<_, Key<A>, Flow<A>> = open(&self.pins, name, Map::HashMap)?;
-        let mut count = FlowCount::default();
-        bpf::visit(map.map().fd().as_fd(), |_: Key<A>, flow: Flow<A>| {
-            if flow.state & state::BYPASS == 0 {
-                count.stack += 1;
-            } else {
-                count.bypass += 1;
-            }
-        })
-        .map_err(|source| Error::List { name, source })?;
-        Ok(count)
-    }
-
     /// Names the pins that these maps were opened from.
     #[must_use]
     pub fn pins(&self) -> &Pins {
         &self.pins
-    }
-
-    fn trie(&self) -> Result<LpmTrie<MapData, Destination, u32>, Error> {
-        open(&self.pins, map::NO_MASQUERADE, Map::LpmTrie)
     }
 }
 
@@ -386,68 +274,4 @@ pub(crate) fn entries<K: Pod, V: Pod>(
     name: &'static str,
 ) -> Result<Vec<(K, V)>, Error> {
     bpf::entries(map.map().fd().as_fd()).map_err(|source| Error::List { name, source })
-}
-
-fn key(network: u32, net: IpNet) -> TrieKey<Destination> {
-    let family_bits = match net {
-        IpNet::V4(_) => MAPPED_BITS,
-        IpNet::V6(_) => 0,
-    };
-    let bytes = match net.network() {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
-    TrieKey::new(
-        NETWORK_BITS + family_bits + u32::from(net.prefix_len()),
-        Destination {
-            network,
-            addr: bytes,
-        },
-    )
-}
-
-fn net(prefix_len: u32, bytes: [u8; 16]) -> Option<IpNet> {
-    let addr = IpAddr::from(bytes);
-    let canonical = addr.to_canonical();
-    let bits = prefix_len.checked_sub(NETWORK_BITS)?;
-    let (addr, bits) = match bits.checked_sub(MAPPED_BITS) {
-        Some(bits) if canonical.is_ipv4() => (canonical, bits),
-        _ => (addr, bits),
-    };
-    IpNet::new(addr, u8::try_from(bits).ok()?).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_destination_survives_the_round_trip() {
-        for text in [
-            "10.0.0.0/8",
-            "0.0.0.0/0",
-            "192.0.2.1/32",
-            "::/0",
-            "fd00::/64",
-            "2001:db8::1/128",
-        ] {
-            let expected: IpNet = text.parse().expect("a prefix");
-            let key = key(7, expected);
-            let destination = key.data();
-            assert_eq!(destination.network, 7);
-            assert_eq!(
-                net(key.prefix_len(), destination.addr),
-                Some(expected),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_destination_has_the_length_that_the_programs_look_up() {
-        let v4: IpNet = "10.0.0.0/8".parse().expect("a prefix");
-        let v6: IpNet = "fd00::/8".parse().expect("a prefix");
-        assert_eq!(key(1, v4).prefix_len(), 32 + 96 + 8);
-        assert_eq!(key(1, v6).prefix_len(), 32 + 8);
-    }
 }
