@@ -28,14 +28,15 @@ const HOST: u16 = 8080;
 /// Enough bytes for the bypass to be taken.
 const MUCH: u64 = 3_000_000;
 
-/// Returns from a test that needs the plugin where there is none.
+/// The plugin; returns from a test where there is none.
 macro_rules! needs_flannel {
-    ($sender:expr) => {
+    () => {{
         needs_root!();
-        if $sender == Sender::Flannel && flannel().is_none() {
+        let Some(program) = flannel() else {
             return Ok(());
-        }
-    };
+        };
+        program
+    }};
 }
 
 /// What the plugin has sent for a container.
@@ -59,8 +60,7 @@ fn reaches(client: &Netns, to: SocketAddr, expected: std::net::IpAddr) -> Result
 fn it_sends_what_we_know_and_every_verb_works(
     #[values("0.3.1", "0.4.0")] version: &str,
 ) -> Result<()> {
-    needs_flannel!(Sender::Flannel);
-    let program = flannel().context("no flannel")?;
+    let program = needs_flannel!();
     let site = Site::new(Backend::HostGateway)?;
     let node = site.node(1);
     let conf = netconf(node, version);
@@ -95,8 +95,7 @@ fn it_sends_what_we_know_and_every_verb_works(
 /// CHECK stops at the plugin: what is wrong is found by who calls us with what it has remembered.
 #[test]
 fn it_passes_no_check_on() -> Result<()> {
-    needs_flannel!(Sender::Flannel);
-    let program = flannel().context("no flannel")?;
+    let program = needs_flannel!();
     let site = Site::new(Backend::HostGateway)?;
     let node = site.node(1);
     let pod = Pod::add_by(node, "a", &netconf(node, "0.4.0"), &program)?;
@@ -122,7 +121,10 @@ fn pods_reach_pods_of_both_nodes_and_the_world(
     #[case] family: Family,
     #[values(Backend::HostGateway, Backend::Vxlan)] backend: Backend,
 ) -> Result<()> {
-    needs_flannel!(sender);
+    needs_root!();
+    if sender == Sender::Flannel {
+        needs_flannel!();
+    }
     let site = Site::new(backend)?;
     let pods = [(1, "a"), (1, "b"), (2, "c")]
         .into_iter()
@@ -166,7 +168,10 @@ fn host_ports_come_with_it(
     #[case] family: Family,
     #[values(Backend::HostGateway, Backend::Vxlan)] backend: Backend,
 ) -> Result<()> {
-    needs_flannel!(sender);
+    needs_root!();
+    if sender == Sender::Flannel {
+        needs_flannel!();
+    }
     let site = Site::new(backend)?;
     let server = site.pod(sender, 1, "server", &[(HOST, INSIDE)])?;
     let neighbour = site.pod(sender, 1, "neighbour", &[])?;
@@ -183,8 +188,7 @@ fn host_ports_come_with_it(
 
 #[test]
 fn a_del_needs_neither_the_daemon_nor_the_namespace() -> Result<()> {
-    needs_flannel!(Sender::Flannel);
-    let program = flannel().context("no flannel")?;
+    let program = needs_flannel!();
     let site = Site::new(Backend::HostGateway)?;
     let node = site.node(1);
     let conf = netconf(node, "0.4.0").with_host_port(HOST, INSIDE);
@@ -208,8 +212,7 @@ fn a_del_needs_neither_the_daemon_nor_the_namespace() -> Result<()> {
 /// A runtime that repeats an ADD hears our error through the plugin, and the container keeps what it has.
 #[test]
 fn our_error_comes_through() -> Result<()> {
-    needs_flannel!(Sender::Flannel);
-    let program = flannel().context("no flannel")?;
+    let program = needs_flannel!();
     let site = Site::new(Backend::HostGateway)?;
     let node = site.node(1);
     let conf = netconf(node, "0.4.0");

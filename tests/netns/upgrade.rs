@@ -10,7 +10,6 @@ use std::{
     net::SocketAddr,
     path::{Path as File, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
-    thread,
 };
 
 use aya::{
@@ -30,7 +29,7 @@ use underpass_tests::{
     traffic::serve,
 };
 
-use traffic::{Path, Tally};
+use traffic::{Path, while_talking};
 
 /// The node's port that leads to the container, and the container's.
 const PORT: u16 = 8080;
@@ -149,39 +148,16 @@ fn nobody_notices(#[values("off", "generic")] xdp: &str) -> Result<()> {
         }
     }
 
-    let (tally, stop) = (Tally::default(), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let mut talking = Vec::new();
-        for (numbered, connected) in &paths {
-            let (tally, stop) = (&tally, &stop);
-            talking.push(scope.spawn(move || numbered.number(tally, stop)));
-            talking.push(scope.spawn(move || connected.transfer(tally, stop)));
-            talking.push(scope.spawn(move || connected.connect(tally, stop)));
-        }
-        talking.push(scope.spawn(|| come_and_go(&lab, &stop)));
-        let exchanged = (0..rounds).try_for_each(|_| {
+    while_talking(&paths, &[&|stop| come_and_go(&lab, stop)], || {
+        (0..rounds).try_for_each(|_| {
             builds.iter().try_for_each(|build| {
                 let before = programs(&lab.node)?;
                 let said = upgrade(&lab.node, build)?;
                 ensure!(said.contains("has taken over from build"), "{said}");
                 expect_exchanged(&lab.node, &before, &[&server, &client])
             })
-        });
-        stop.store(true, Ordering::Relaxed);
-        let ends: Vec<_> = talking
-            .into_iter()
-            .map(|thread| thread.join().expect("it does not panic"))
-            .collect();
-        ends.into_iter().try_for_each(|end| end).and(exchanged)
+        })
     })?;
-    let count = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Relaxed);
-    println!(
-        "{} datagrams, {} MB, {} connections",
-        count(&tally.datagrams),
-        count(&tally.bytes) / 1_000_000,
-        count(&tally.connections)
-    );
-    ensure!(count(&tally.datagrams) > 1_000 && count(&tally.connections) > 50);
     // Whoever has been there before all that goes as usual.
     server.del()?;
     client.del()

@@ -6,6 +6,7 @@ use std::{
     io,
     net::{SocketAddr, UdpSocket},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
     time::Duration,
 };
 
@@ -27,15 +28,54 @@ pub(crate) struct Path<'a> {
 
 /// What came through.
 #[derive(Default)]
-pub(crate) struct Tally {
-    pub(crate) datagrams: AtomicU64,
-    pub(crate) bytes: AtomicU64,
-    pub(crate) connections: AtomicU64,
+struct Tally {
+    datagrams: AtomicU64,
+    bytes: AtomicU64,
+    connections: AtomicU64,
+}
+
+/// Where numbered datagrams go, and where connections do.
+pub(crate) type Pair<'a> = (Path<'a>, Path<'a>);
+
+/// What somebody does until he is told to stop.
+type Other<'a> = &'a (dyn Fn(&AtomicBool) -> Result<()> + Sync);
+
+/// Acts while all these paths are full, and `others` do what they do until they are told to stop. Nothing may be missing anywhere.
+pub(crate) fn while_talking(
+    paths: &[Pair<'_>],
+    others: &[Other<'_>],
+    act: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let (tally, stop) = (&Tally::default(), &AtomicBool::new(false));
+    thread::scope(|scope| {
+        let mut talking = Vec::new();
+        for (numbered, connected) in paths {
+            talking.push(scope.spawn(|| numbered.number(tally, stop)));
+            talking.push(scope.spawn(|| connected.transfer(tally, stop)));
+            talking.push(scope.spawn(|| connected.connect(tally, stop)));
+        }
+        talking.extend(others.iter().map(|other| scope.spawn(|| other(stop))));
+        let acted = act();
+        stop.store(true, Ordering::Relaxed);
+        let ends: Vec<_> = talking
+            .into_iter()
+            .map(|thread| thread.join().expect("it does not panic"))
+            .collect();
+        ends.into_iter().try_for_each(|end| end).and(acted)
+    })?;
+    let [datagrams, bytes, connections] = [&tally.datagrams, &tally.bytes, &tally.connections]
+        .map(|number| number.load(Ordering::Relaxed));
+    eprintln!(
+        "{datagrams} datagrams, {} MB, {connections} connections",
+        bytes / 1_000_000
+    );
+    ensure!(datagrams > 1_000 && connections > 50);
+    Ok(())
 }
 
 impl Path<'_> {
     /// Sends numbered datagrams until `stop`, as fast as they are answered. Each must be answered, and once.
-    pub(crate) fn number(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
+    fn number(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
         let server = self.server.run(|| UdpSocket::bind(self.listens))?;
         let any = Family::of(self.asked.ip()).port(0);
         let client = self.client.run(|| UdpSocket::bind(any))?;
@@ -43,7 +83,7 @@ impl Path<'_> {
         client.set_read_timeout(Some(patience::here(LIMIT)))?;
         server.set_read_timeout(Some(SILENCE))?;
         let over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let answering = scope.spawn(|| answer(&server, &over));
             let sent = self.send(&client, tally, stop);
             over.store(true, Ordering::Relaxed);
@@ -81,7 +121,7 @@ impl Path<'_> {
     }
 
     /// Transfers checked bytes by one connection until `stop`.
-    pub(crate) fn transfer(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
+    fn transfer(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
         const EACH: u64 = 1_000_000;
         let mut client = tcp::Client::connect(self.client, self.asked)?;
         while !stop.load(Ordering::Relaxed) {
@@ -94,12 +134,12 @@ impl Path<'_> {
     }
 
     /// Opens connections until `stop`, one after the other, of which each says something.
-    pub(crate) fn connect(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
+    fn connect(&self, tally: &Tally, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             tcp::visit(self.client, self.asked)
                 .with_context(|| format!("a new connection, {}", self.name))?;
             tally.connections.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(2));
+            thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }
