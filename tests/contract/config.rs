@@ -115,6 +115,8 @@ fn addresses_that_the_runtime_asks_for(
 #[case(json!({ "ipMasq": "true" }), 6, "key \"ipMasq\" cannot be \"true\"")]
 #[case(json!({ "mtu": 12 }), 7, "invalid mtu 12")]
 #[case(json!({ "runtimeConfig": { "mac": "02:00:00" } }), 7, "runtimeConfig.mac \"02:00:00\"")]
+#[case(json!({ "runtimeConfig": { "portMappings": [{ "hostPort": 80, "containerPort": 80, "hostIP": "224.0.0.1" }] } }), 7, "invalid hostIP \"224.0.0.1\" in runtimeConfig.portMappings[0]")]
+#[case(json!({ "runtimeConfig": { "portMappings": [{ "hostPort": 80, "containerPort": 80, "hostIP": "ff02::1" }] } }), 7, "invalid hostIP \"ff02::1\" in runtimeConfig.portMappings[0]")]
 #[case(json!({ "dns": { "nameservers": "10.0.0.1" } }), 6, "nameservers")]
 #[case(json!({ "ipam": "host-local" }), 6, "ipam")]
 #[case(json!({ "ipam": { "type": "host-local" } }), 7, "no IP ranges specified")]

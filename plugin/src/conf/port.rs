@@ -160,11 +160,15 @@ impl HostAddress {
         if text.is_empty() {
             return Some(Self::Every);
         }
-        address::parse_ip(text).map(|ip| match ip {
-            IpAddr::V4(v4) if v4.is_unspecified() => Self::EveryV4,
-            IpAddr::V6(v6) if v6.is_unspecified() => Self::EveryV6,
-            ip => Self::Only(ip),
-        })
+        let ip = address::parse_ip(text)?;
+        let is_broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
+        match ip {
+            IpAddr::V4(v4) if v4.is_unspecified() => Some(Self::EveryV4),
+            IpAddr::V6(v6) if v6.is_unspecified() => Some(Self::EveryV6),
+            // Nobody connects to many, and no answer comes from them.
+            ip if ip.is_multicast() || is_broadcast => None,
+            ip => Some(Self::Only(ip)),
+        }
     }
 
     /// The address in keys of `PORTS`: zero stands for every address of the family.
@@ -223,7 +227,7 @@ impl Entry {
             })?,
             host: HostAddress::parse(&self.host_ip).ok_or_else(|| {
                 Error::config(format!(
-                    "invalid hostIP {:?} in {KEY}[{index}]: give an IPv4 or IPv6 address, or none for all of the host's",
+                    "invalid hostIP {:?} in {KEY}[{index}]: give a unicast address of IPv4 or IPv6, or none for all of the host's",
                     self.host_ip
                 ))
             })?,

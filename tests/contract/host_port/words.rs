@@ -124,9 +124,15 @@ fn errors() -> Result<()> {
                 json!([{ "hostPort": host, "containerPort": inside, "protocol": "tcp" }]);
         }
     };
+    let at = |host: &'static str| {
+        move |conf: &mut Value| {
+            conf["runtimeConfig"]["portMappings"] =
+                json!([{ "hostPort": 80, "containerPort": 80, "hostIP": host }]);
+        }
+    };
     let key = |key: &'static str, value: Value| move |conf: &mut Value| conf[key] = value.clone();
     let alone = |conf: &mut Value| conf["prevResult"] = Value::Null;
-    let table: [(&str, Change<'_>, u64, &str); 17] = [
+    let table: [(&str, Change<'_>, u64, &str); 19] = [
         ("ADD", &alone, 7, "must be called as chained plugin"),
         ("ADD", &alone, 7, "put it behind the plugin that makes"),
         ("CHECK", &alone, 7, "hand the result of the ADD to CHECK"),
@@ -152,6 +158,8 @@ fn errors() -> Result<()> {
         ("CHECK", &port(-1, 80), 7, "Invalid host port number: -1"),
         ("ADD", &port(8080, 0), 7, "Invalid container port number: 0"),
         ("ADD", &port(70_000, 80), 7, "hostPort 70000"),
+        ("ADD", &at("224.0.0.1"), 7, "invalid hostIP \"224.0.0.1\""),
+        ("ADD", &at("ff02::1"), 7, "invalid hostIP \"ff02::1\""),
         (
             "ADD",
             &key("conditionsV4", json!(["-s", "10.0.0.0/8"])),

@@ -108,7 +108,16 @@ fn other_values_are_named_with_their_entry() {
         Code::InvalidConfig,
         &["icmp", "portMappings[0]"],
     );
-    for host_ip in ["localhost", "10.0.0", "10.0.0.1/24", "fe80::1%eth0"] {
+    for host_ip in [
+        "localhost",
+        "10.0.0",
+        "10.0.0.1/24",
+        "fe80::1%eth0",
+        "224.0.0.1",
+        "::ffff:239.1.2.3",
+        "255.255.255.255",
+        "ff02::1",
+    ] {
         refused(
             &format!(r#"[{{"hostPort":80,"containerPort":80,"hostIP":"{host_ip}"}}]"#),
             Code::InvalidConfig,
