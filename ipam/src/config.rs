@@ -65,7 +65,8 @@ impl From<&RawRange> for Bounds {
     }
 }
 
-/// The folder that holds a folder per network: `ipam.dataDir`, or `/var/lib/cni/networks`.
+/// The folder that holds a folder per network: `ipam.dataDir`, or `/var/lib/cni/networks`. A relative one is taken as it is,
+/// as the reference plugin does: networks that work with one would lose their leases.
 pub fn data_dir(conf: &NetConf) -> Result<PathBuf, Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
