@@ -115,7 +115,7 @@ impl Store {
     fn wait(&self, lock: io::Result<File>) -> Result<Locked, StoreError> {
         let path = lock::path(&self.dir);
         let lock = lock.attempt("open the lock file", &path)?;
-        lock.lock().attempt("lock", &path)?;
+        lock::take(&lock, &path).attempt("lock", &path)?;
         let modified = fs::metadata(&self.dir)
             .and_then(|meta| meta.modified())
             .attempt("look at the folder", &self.dir)?;

@@ -1,9 +1,15 @@
 //! The lock file: the reference's, and guarded as the reference does it, by flock(2).
 
-use std::fs::{File, OpenOptions};
-use std::io;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+/// How long a call waits without a word.
+const SILENT: Duration = Duration::from_secs(1);
 
 pub(super) fn path(leases: &Path) -> PathBuf {
     leases.join("lock")
@@ -35,4 +41,31 @@ pub(super) fn open_existing(leases: &Path) -> io::Result<File> {
         }
         outcome => outcome,
     }
+}
+
+/// Waits until nobody else holds it. A runtime only shows that an ADD takes long; so what it waits for is said on stderr.
+pub(super) fn take(file: &File, path: &Path) -> io::Result<()> {
+    match file.try_lock() {
+        Ok(()) => return Ok(()),
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let (taken, waits) = channel::<()>();
+    let say = move || {
+        if waits.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
+            // Where stderr is closed nobody listens.
+            let _ = writeln!(
+                io::stderr(),
+                "waiting for the lock {path}, which another process holds: `lsof {path}` names it",
+                path = path.display()
+            );
+        }
+    };
+    thread::scope(|scope| {
+        // Where there is no thread to be had it waits all the same.
+        let _ = thread::Builder::new().spawn_scoped(scope, say);
+        let outcome = file.lock();
+        drop(taken);
+        outcome
+    })
 }

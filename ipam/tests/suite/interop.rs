@@ -1,10 +1,15 @@
 //! Ours and the reference plugin on one directory.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -160,4 +165,34 @@ fn configs_that_make_no_sense_are_refused_in_the_same_words() {
         let (code, words) = refusal(ours());
         assert_eq!((code, words), (7, refusal(reference).1), "{set}");
     }
+}
+
+/// Whoever looks at a node whose ADDs take long has to be told by whom they are held.
+#[test]
+fn who_waits_for_another_says_so() {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let network = Network::with_subnets(&["10.0.0.0/24", "2001:db8::/64"]);
+    network.add(Via::Library, Of("c1", "eth0")).expect("room");
+    let path = network.dir().join("lock");
+    let lock = File::open(&path).expect("a lock file");
+    lock.lock().expect("it is free");
+    let (heard, told) = channel::<()>();
+    thread::spawn(move || {
+        // Who says nothing is not waited for, either.
+        let _ = told.recv_timeout(LIMIT);
+        drop(lock);
+    });
+    let Via::Executable(plugin) = ours() else {
+        unreachable!("ours is an executable")
+    };
+    let mut add = network.start_heard(plugin, "ADD", Of("c2", "eth0"), Stdio::piped());
+    let mut said = String::new();
+    let stderr = add.stderr.take().expect("a pipe");
+    BufReader::new(stderr).read_line(&mut said).expect("text");
+    let expected = format!("waiting for the lock {}, which another", path.display());
+    assert!(said.starts_with(&expected), "{said:?}");
+    drop(heard);
+    let output = add.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(network.leases().len(), 4);
 }

@@ -135,11 +135,16 @@ impl Network {
 
     /// Starts an executable and gives it its config.
     pub(crate) fn start(&self, path: &Path, verb: &str, of: Of<'_>) -> Child {
+        self.start_heard(path, verb, of, Stdio::null())
+    }
+
+    /// Does what [`Self::start`] does; its stderr goes there.
+    pub(crate) fn start_heard(&self, path: &Path, verb: &str, of: Of<'_>, stderr: Stdio) -> Child {
         let mut child = Command::new(path)
             .envs(vars(verb, of))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(stderr)
             .spawn()
             .expect("the plugin starts");
         let mut stdin = child.stdin.take().expect("a pipe");
