@@ -100,7 +100,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         outcome = keep_routes(&options, &kernel, passed, &events, &health, routed) => outcome,
         () = install::keep(&options, &verbs, nodes, pass, &health, is_routed) => Ok(()),
         () = announce::keep(&options, client, own, &health) => Ok(()),
-        () = keep_uplinks(&verbs, &events) => Ok(()),
+        () = keep_uplinks(&options, &verbs, &events) => Ok(()),
         () = keep_collected(&options, &verbs) => Ok(()),
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
@@ -206,12 +206,17 @@ async fn keep_routes(
     }
 }
 
-/// Has uplinks looked at when devices or addresses change.
-async fn keep_uplinks(verbs: &Verbs, events: &Events) {
+/// Has uplinks and tunnels looked at when devices or addresses change, and now and then: what could not be done is
+/// tried again.
+async fn keep_uplinks(options: &Options, verbs: &Verbs, events: &Events) {
     let mut last = Said::default();
+    let mut resync = every(options.resync);
+    resync.tick().await;
     loop {
-        events.devices.notified().await;
-        sleep(SETTLE).await;
+        tokio::select! {
+            () = events.devices.notified() => sleep(SETTLE).await,
+            _ = resync.tick() => {}
+        }
         match verbs.apply().await {
             Ok(said) => last.tell("apply", said),
             Err(error) => tracing::warn!("{error:#}"),
