@@ -169,8 +169,8 @@ fn an_answer_of_a_dhcp_server_that_was_asked(#[values(V4, V6)] family: Family) -
 /// From the moment that somebody looked at the node's devices, and as long as the tunnel is there.
 #[rstest]
 fn a_datagram_of_a_tunnel(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
     const PORT: u16 = 8_472;
+    needs_root!();
     let Scene {
         lab,
         pod,

@@ -24,7 +24,7 @@ fn forged(cluster: &Cluster, at: usize, ends: &Ends, mark: &[u8]) -> Result<Vec<
     let inside = Ends {
         src_mac: [2, 0, 0, 0, 0, 0x99],
         dst_mac: device,
-        ..ends.clone()
+        ..*ends
     };
     // The flag that there is a network identifier, and the identifier 1.
     let header = [8, 0, 0, 0, 0, 0, 1, 0];

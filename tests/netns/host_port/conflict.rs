@@ -37,8 +37,8 @@ fn the_newest_serves_and_the_older_serves_again(#[values(V4, V6)] family: Family
 /// A container that got the packets of a tunnel of its node would have the traffic of all pods with this node.
 #[rstest]
 fn a_tunnel_of_the_node_keeps_its_port(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
     const PORT: u16 = 8_472;
+    needs_root!();
     let lab = Lab::new()?;
     let conf = lab.conf().with_host_port(PORT, PORT);
     let pod = lab.pod_with("a", &conf)?;
