@@ -20,6 +20,10 @@ const SOURCES: [&str; 6] = [
     "Cargo.lock",
 ];
 
+/// What an embedded object begins with, so that it can be found in an executable. The last byte has no meaning, and is part of the build's
+/// number all the same.
+const HEADER: [u8; 16] = *b"underpass eBPF\0\0";
+
 /// The level of deflate: the best that is usual.
 const COMPRESSION: u8 = 9;
 
@@ -67,13 +71,14 @@ fn build() -> Result<(), String> {
     Ok(())
 }
 
-/// Leaves an object that was linked where the crate finds it, compressed as [`inflate`](src/object.rs) expects it.
+/// Leaves an object that was linked where the crate finds it, deflated behind a header, as `src/object.rs` expects it.
 fn embed(object: &Path, embedded: &Path) -> Result<(), String> {
     let linked = fs::read(object).map_err(|e| format!("cannot read {}: {e}", object.display()))?;
     let stripped =
         without_dwarf(&linked).map_err(|e| format!("cannot strip {}: {e}", object.display()))?;
-    let compressed = miniz_oxide::deflate::compress_to_vec(&stripped, COMPRESSION);
-    fs::write(embedded, compressed).map_err(|e| format!("cannot write {}: {e}", embedded.display()))
+    let deflated = miniz_oxide::deflate::compress_to_vec(&stripped, COMPRESSION);
+    fs::write(embedded, [&HEADER[..], &deflated].concat())
+        .map_err(|e| format!("cannot write {}: {e}", embedded.display()))
 }
 
 /// The object without its DWARF sections, four fifths of it: BTF was made from them, and the kernel

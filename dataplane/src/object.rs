@@ -219,10 +219,13 @@ pub(crate) fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
     Ok(loader.load(&inflate(OBJECT))?)
 }
 
+/// So many bytes go before what is deflated, see `build.rs`.
+const HEADER: usize = 16;
+
 /// Gives an embedded object as the linker left it, which takes a few milliseconds. It is aligned as `malloc` aligns: for any of its
 /// structures, which are read in place.
 pub(crate) fn inflate(embedded: &[u8]) -> Vec<u8> {
-    miniz_oxide::inflate::decompress_to_vec(embedded)
+    miniz_oxide::inflate::decompress_to_vec(&embedded[HEADER..])
         .unwrap_or_else(|error| unreachable!("the build has deflated it: {error}"))
 }
 
