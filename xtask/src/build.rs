@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use underpass_toolchain::{self as toolchain, Toolchain};
 
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
-use crate::{process, report};
+use crate::{elf, process, report};
 
 /// What runtimes call.
 pub(crate) const PLUGINS: [&str; 2] = ["underpass", "underpass-ipam"];
@@ -49,10 +49,17 @@ pub(crate) fn plugins(workspace: &Workspace) -> anyhow::Result<()> {
 }
 
 /// All executables in `target/release`. Built together with the agent the plugins would have the features of
-/// dependencies that only the agent asks for.
+/// dependencies that only the agent asks for. Refuses what could not be given out, so that tests see it first.
 pub(crate) fn executables(workspace: &Workspace) -> anyhow::Result<()> {
     plugins(workspace)?;
-    release(workspace, &[AGENT])
+    release(workspace, &[AGENT])?;
+    for name in EXECUTABLES {
+        let built = workspace.released(name);
+        if let Some(fault) = elf::fault(&built)? {
+            bail!("{} {fault}", built.display());
+        }
+    }
+    Ok(())
 }
 
 fn release(workspace: &Workspace, names: &[&str]) -> anyhow::Result<()> {

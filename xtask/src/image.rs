@@ -4,11 +4,11 @@ use std::env::consts::ARCH;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
-use underpass_image::{EXECUTABLES, NAME, Source, archive};
+use anyhow::Context as _;
+use underpass_image::{NAME, Source, archive};
 
 use crate::workspace::Workspace;
-use crate::{build, elf, report};
+use crate::{build, report};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -21,12 +21,6 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
 
 /// Packs the executables that are built: the archive.
 pub(crate) fn pack(workspace: &Workspace) -> anyhow::Result<PathBuf> {
-    for name in EXECUTABLES {
-        let built = workspace.released(name);
-        if let Some(fault) = elf::fault(&built)? {
-            bail!("{} {fault}", built.display());
-        }
-    }
     let image = archive(&Source {
         executables: &workspace.target.join("release"),
         licences: &workspace.root,
