@@ -92,7 +92,7 @@ impl Known {
             }
         }
         if name == own_name {
-            self.own = Some(own(node));
+            self.own = Some(own(node, &peer));
         }
         self.nodes.insert(name, peer);
     }

@@ -142,13 +142,13 @@ pub(crate) struct Own {
     pub(crate) taints: Vec<Value>,
 }
 
-/// Decodes what is needed of this node's own Node.
-pub(crate) fn own(node: &Node) -> Own {
+/// Decodes what is needed of this node's own Node; `peer` is what it says as every Node does.
+pub(crate) fn own(node: &Node, peer: &Peer) -> Own {
     let mut conditions = node.status.conditions.iter().flatten();
     let condition = conditions.find(|condition| condition.r#type == NETWORK_UNAVAILABLE);
     Own {
         uid: node.metadata.uid.clone().unwrap_or_default(),
-        pod_cidrs: peer(node).0.pod_cidrs,
+        pod_cidrs: peer.pod_cidrs.clone(),
         network_unavailable: condition.map(|condition| condition.status.clone()),
         taints: node.spec.taints.clone().unwrap_or_default(),
     }

@@ -122,40 +122,38 @@ impl Kernel {
 
     /// Lists what the main table has on links, each with the device.
     pub(super) async fn link_routes(&self) -> anyhow::Result<BTreeSet<(IpNet, u32)>> {
-        let mut routes = BTreeSet::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut request = RouteMessage::default();
-            request.header.address_family = family;
-            let found = self.dump(
-                RouteNetlinkMessage::GetRoute(request),
-                |message| match message {
-                    RouteNetlinkMessage::NewRoute(message) => link_route(&message),
-                    _ => None,
-                },
-            );
-            routes.extend(found.await.context("cannot list the routes")?);
-        }
-        Ok(routes)
+        let routes = self.routes(RouteProtocol::Unspec, |message| link_route(&message));
+        Ok(routes.await?.into_iter().collect())
     }
 
     /// Lists the routes of the main table that have our protocol number.
     async fn own_routes(&self) -> anyhow::Result<Vec<(IpNet, Found, RouteMessage)>> {
+        self.routes(RouteProtocol::Other(PROTOCOL), |message| {
+            let (range, found) = read(&message).filter(|_| is_own(&message))?;
+            Some((range, found, message))
+        })
+        .await
+    }
+
+    /// Lists what `read` takes of the routes of both families, with this protocol number or, for `Unspec`, any.
+    async fn routes<T>(
+        &self,
+        protocol: RouteProtocol,
+        read: impl Fn(RouteMessage) -> Option<T>,
+    ) -> anyhow::Result<Vec<T>> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut request = RouteMessage::default();
             request.header.address_family = family;
-            request.header.protocol = RouteProtocol::Other(PROTOCOL);
-            let own = self.dump(
+            request.header.protocol = protocol;
+            let found = self.dump(
                 RouteNetlinkMessage::GetRoute(request),
                 |message| match message {
-                    RouteNetlinkMessage::NewRoute(message) if is_own(&message) => {
-                        let (range, found) = read(&message)?;
-                        Some((range, found, message))
-                    }
+                    RouteNetlinkMessage::NewRoute(message) => read(message),
                     _ => None,
                 },
             );
-            routes.extend(own.await.context("cannot list the routes")?);
+            routes.extend(found.await.context("cannot list the routes")?);
         }
         Ok(routes)
     }
