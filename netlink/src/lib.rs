@@ -34,9 +34,8 @@ pub mod xfrm;
 pub use mac::Mac;
 pub use netns::Netns;
 
-/// How often an interrupted dump is taken again before its last, possibly incomplete, answer is an
-/// error.
-const DUMP_ATTEMPTS: u32 = 10;
+/// How often a dump is taken that is interrupted each time.
+const DUMP_ATTEMPTS: u32 = 4;
 /// How many answers may wait to be read: each is accounted with a kilobyte or so, and a socket takes
 /// some 200 kilobytes.
 const AT_ONCE: usize = 64;
@@ -211,29 +210,31 @@ impl Netlink {
 
     /// Asks for all objects of a kind, again if they changed meanwhile. What `wanted` refuses, by what
     /// follows the message's header, is not decoded.
+    ///
+    /// Where hundreds of containers come at once, no list is made undisturbed. What any attempt saw is the answer then, the latest
+    /// first: it lacks something that was there all the time only if each attempt missed it, and what went away meanwhile may be
+    /// in it, as in any answer of a moment ago. What changed meanwhile is in it as it was and as it is.
     fn dump(
         &self,
         message: &RouteNetlinkMessage,
         mut wanted: impl FnMut(&[u8]) -> bool,
         action: impl Fn() -> String,
     ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        let mut seen = Vec::new();
         for _ in 0..DUMP_ATTEMPTS {
             let flags = NLM_F_REQUEST | NLM_F_DUMP;
-            let answer = self
+            let mut answer = self
                 .socket
                 .exchange(message.clone(), flags, &mut wanted)
                 .map_err(|source| Error::new(action(), source))?;
             if !answer.interrupted {
                 return Ok(answer.objects);
             }
+            seen.retain(|older| !answer.objects.contains(older));
+            answer.objects.append(&mut seen);
+            seen = answer.objects;
         }
-        Err(Error::new(
-            action(),
-            io::Error::new(
-                io::ErrorKind::Interrupted,
-                "the table changed during every attempt to read it",
-            ),
-        ))
+        Ok(seen)
     }
 }
 

@@ -411,13 +411,16 @@ impl Netlink {
         let message = RouteNetlinkMessage::GetLink(message);
         let wanted = |payload: &[u8]| word(payload, INDEX_AT).is_some_and(&mut chosen);
         let answers = self.dump(&message, wanted, || "list the devices".to_owned())?;
-        Ok(answers
-            .into_iter()
-            .filter_map(|message| match message {
-                RouteNetlinkMessage::NewLink(message) => Some(Link::from_message(message)),
-                _ => None,
-            })
-            .collect())
+        let mut links: Vec<Link> = Vec::new();
+        let mut known = BTreeSet::new();
+        for message in answers {
+            if let RouteNetlinkMessage::NewLink(message) = message
+                && known.insert(message.header.index)
+            {
+                links.push(Link::from_message(message));
+            }
+        }
+        Ok(links)
     }
 }
 

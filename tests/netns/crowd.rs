@@ -4,11 +4,15 @@ use std::{
     collections::BTreeSet,
     env,
     net::IpAddr,
-    sync::{Barrier, Mutex},
+    sync::{
+        Barrier, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
+use rstest::rstest;
 use serde_json::Value;
 use underpass_abi::map;
 use underpass_tests::{
@@ -85,6 +89,49 @@ fn two_hundred_at_once_on_a_cold_node() -> Result<()> {
 
     come_and_go(&lab, &members[..WORKERS])?;
     is_as_loaded(&lab, &before)
+}
+
+/// No list of the node's addresses is made undisturbed where they change all the time. An ADD that needs one goes on: the address that it
+/// is about is in every list.
+#[rstest]
+fn an_add_on_a_node_that_never_rests(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// More than the kernel lists with one answer.
+    const ADDRESSES: u16 = 3000;
+    const ADDS: usize = 10;
+    needs_root!();
+    let lab = Lab::new()?;
+    let address = |number: u16| -> IpAddr {
+        let [high, low] = number.to_be_bytes();
+        match family {
+            V4 => [203, 0, high, low].into(),
+            V6 => [0x2001, 0xdb8, 0x99, 0, 0, 0, 0, number].into(),
+        }
+    };
+    let bits = family.host_bits();
+    let lines: Vec<String> = (1..=ADDRESSES)
+        .map(|number| format!("address add {}/{bits} dev lo", address(number)))
+        .collect();
+    lab.node.netns().ip(&lines)?;
+    let conf = lab.conf().with("masqueradeAddress", address(1).to_string());
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let restless = scope.spawn(|| {
+            lab.node.netns().rtnl(|rtnl| {
+                while !is_over.load(Ordering::Relaxed) {
+                    rtnl.add_address("lo", address(0), bits)?;
+                    rtnl.delete_address("lo", address(0), bits)?;
+                }
+                Ok(())
+            })
+        });
+        let adds = (0..ADDS).try_for_each(|number| {
+            let pod = lab.pod_with(&format!("pod{number}"), &conf)?;
+            pod.del()
+        });
+        is_over.store(true, Ordering::Relaxed);
+        restless.join().expect("no panic")?;
+        adds
+    })
 }
 
 /// Each comes and goes by itself for a while.
