@@ -60,6 +60,14 @@ fn both_ways(lab: &Lab, pod: &Pod, family: Family, masquerade: bool) -> Result<(
     all_finish(lab.world.netns(), pod.at(family, PORT)).context("from the world")
 }
 
+/// Has the firewall drop answers to SYNs that are INVALID without a word. A client that asks again does so with another flow label, and
+/// with that by another uplink, whose address its flow gets, as nobody has answered yet: an answer to the first SYN comes too late.
+fn ignore_late_answers(lab: &Lab) -> Result<()> {
+    lab.firewall.load(
+        "insert rule inet lab tracked tcp flags & (syn | ack) == syn | ack ct state invalid drop",
+    )
+}
+
 #[rstest]
 #[case(V4, "net/ipv4", 0)]
 #[case(V4, "net/ipv4", 1)]
@@ -79,6 +87,28 @@ fn two_next_hops(
     let key = format!("{folder}/fib_multipath_hash_policy");
     lab.node.netns().set_sysctl(&key, &policy.to_string())?;
     let pod = lab.pod_with("a", &network(&lab, masquerade)?)?;
+    ignore_late_answers(&lab)?;
+    both_ways(&lab, &pod, family, masquerade)
+}
+
+/// Every second answer to a SYN is lost: the client asks again, by another uplink where the flow label decides, and the server answers what
+/// it was asked first once more. Either answer arrives, or a later one.
+#[rstest]
+fn a_connection_is_asked_for_twice(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    Second::share(&lab)?;
+    let pod = lab.pod_with("a", &network(&lab, masquerade)?)?;
+    ignore_late_answers(&lab)?;
+    lab.world.netns().nft(
+        "add table inet loss
+         add chain inet loss answers { type filter hook output priority filter; }
+         add rule inet loss answers tcp flags & (syn | ack) == syn | ack numgen inc mod 2 == 0 drop",
+    )?;
     both_ways(&lab, &pod, family, masquerade)
 }
 

@@ -171,9 +171,11 @@ fn is_given_up<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> bool {
     if work.half.rewrite != rewrite::SRC || work.state & state::PORT != 0 {
         return false;
     }
-    // An opener that has an answer already must not lose it.
+    // An opener that has an answer already must not lose it. A SYN that is sent again may meet its SYN-ACK on the way: what the pod
+    // takes up then is what the server offered to the old address.
     let begins = work.head.tuple.protocol != protocol::TCP || begins(work.head.tcp_flags);
-    let is_answered = work.state & state::ANSWERED == state::ANSWERED;
+    let is_answered =
+        work.state & state::ANSWERED == state::ANSWERED || work.state & state::OFFERED != 0;
     let has_moved = work.half.out_ifindex != 0 && work.half.out_ifindex != skb.ifindex();
     let is_over =
         begins_anew(work.state, work.head.tcp_flags) || begins && !is_answered && has_moved;
