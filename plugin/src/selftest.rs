@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use serde_json::{Map, Value};
 use underpass_cni::{Code, Error as CniError, NetConf, Verb, Version, net_dir::NetworkFile};
 use underpass_dataplane::lock::file_of;
@@ -170,7 +171,8 @@ fn entry(file: &NetworkFile) -> Result<NetConf, CniError> {
         .ok_or_else(|| CniError::config(format!("{}: it has no plugin", file.path.display())))
 }
 
-/// Waits until no other self-test runs on the node: its pods would be ours.
+/// Waits until no other self-test runs on the node: its pods would be ours. The calls inherit the lock: one that a killed
+/// self-test has begun goes on, and what it makes would be made beside us.
 fn hold(root: &Path) -> Result<File, CniError> {
     let path = file_of(root, "selftest");
     let failed = |error: io::Error| {
@@ -184,6 +186,7 @@ fn hold(root: &Path) -> Result<File, CniError> {
     options.create(true).truncate(false).write(true);
     let file = options.open(&path).map_err(failed)?;
     file.lock().map_err(failed)?;
+    fcntl(&file, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|errno| failed(errno.into()))?;
     Ok(file)
 }
 

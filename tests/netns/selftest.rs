@@ -1,10 +1,24 @@
 //! `underpass selftest`: it says whether a network works, and leaves nothing behind.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{leak::Traces, node::plugin, prelude::*, runtime::Conf};
+use underpass_tests::{
+    leak::Traces,
+    netns::die_together,
+    node::{REFERENCE, plugin},
+    patience,
+    prelude::*,
+    runtime::Conf,
+};
 
 /// The folder of networks, in the node's own `/run`.
 const NET: &str = "/run/net.d";
@@ -179,6 +193,59 @@ fn a_killed_one_leaves_nothing_for_long() -> Result<()> {
     }
     ensure!(killed > 3, "{killed} were killed");
     lab.node.underpass(&["selftest", "--net-dir", NET])?;
+    before.expect_same(&lab.node)
+}
+
+/// An ADD that a killed one has begun goes on. The next self-test waits for its end, and takes away what it made.
+#[test]
+fn the_add_of_a_killed_one_is_waited_for() -> Result<()> {
+    const BIN: &str = "/run/bin";
+    needs_root!();
+    let lab = Lab::new()?;
+    // The first ADD of this IPAM plugin takes some time.
+    let slow = format!(
+        r#"#!/bin/sh
+cd {BIN}
+if [ "$CNI_COMMAND" = ADD ] && mkdir begun 2>/dev/null; then
+    sleep 2
+    {REFERENCE}/host-local
+    touch ended
+    exit 0
+fi
+exec {REFERENCE}/host-local
+"#
+    );
+    let node = lab.node.netns();
+    let script = format!("{BIN}/slow");
+    put(&lab.node, &script, &slow)?;
+    node.run(|| fs::set_permissions(&script, fs::Permissions::from_mode(0o755)))?;
+    // What the first ADD loads stays.
+    let _pod = lab.pod("a")?;
+    let before = Traces::of(&lab.node)?;
+    // That one knows no later version.
+    let conf = lab.conf().with("cniVersion", "1.0.0");
+    write(&lab.node, &conf.with_ipam("type", "slow"), &[])?;
+    let arguments = ["selftest", "--net-dir", NET, "--bin-dir", BIN];
+    let wait_for = |name: &str| -> Result<()> {
+        let file = Path::new(BIN).join(name);
+        let end = Instant::now() + patience::here(Duration::from_secs(20));
+        while !file.exists() {
+            ensure!(Instant::now() < end, "there is no {}", file.display());
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    };
+    node.run(|| {
+        let mut command = Command::new(plugin());
+        command.args(arguments).stdout(Stdio::null());
+        let mut first = die_together(&mut command).spawn()?;
+        let begun = wait_for("begun");
+        first.kill()?;
+        first.wait()?;
+        begun
+    })?;
+    lab.node.underpass(&arguments)?;
+    node.run(|| wait_for("ended"))?;
     before.expect_same(&lab.node)
 }
 

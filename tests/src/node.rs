@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Where the reference plugins are, for delegation and for comparison.
-const REFERENCE: &str = "/usr/lib/cni";
+pub const REFERENCE: &str = "/usr/lib/cni";
 
 /// A throwaway node.
 #[derive(Debug)]
