@@ -25,7 +25,6 @@ pub mod port;
 mod refusal;
 pub mod tcx;
 pub mod test_run;
-pub mod tunnel;
 pub mod upgrade;
 
 pub use map::Maps;

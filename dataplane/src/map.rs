@@ -14,10 +14,14 @@ use underpass_abi::{
     counter::Counter,
     endpoint::{Attachment, Device, Endpoint, Owner},
     map,
-    node::{Node, State},
+    node::{Node, State, Tunnels},
 };
 
-use crate::{Error, Loaded, Pins, bpf, lock::Use, object, upgrade};
+use crate::{
+    Changed, Error, Loaded, Pins, bpf,
+    lock::{Lock, Use},
+    object, upgrade,
+};
 
 mod flow;
 mod no_masquerade;
@@ -177,11 +181,18 @@ impl Maps {
     /// Makes every flow validate itself again at its next packet. The caller holds the lock.
     pub fn raise_epoch(&self) -> Result<(), Error> {
         self.update_state(|state| state.epoch = state.epoch.checked_add(1).unwrap_or(1))
+            .map(drop)
     }
 
     /// Sets the highest level of log records, 0 for none. The caller holds the lock.
     pub fn set_trace(&self, level: u32) -> Result<(), Error> {
-        self.update_state(|state| state.trace = level)
+        self.update_state(|state| state.trace = level).map(drop)
+    }
+
+    /// Has the programs keep containers out of these tunnels. The caller raises the epoch, if anything changed, after
+    /// everything else that it changes.
+    pub fn set_tunnels(&self, _lock: &Lock, tunnels: Tunnels) -> Result<Changed, Error> {
+        self.update_state(|state| state.tunnels = tunnels)
     }
 
     /// Reads what the programs were loaded with.
@@ -196,11 +207,16 @@ impl Maps {
     }
 
     /// Changes a part of the state, and leaves the rest as it is. The caller holds the lock.
-    pub(crate) fn update_state(&self, change: impl FnOnce(&mut State)) -> Result<(), Error> {
+    pub(crate) fn update_state(&self, change: impl FnOnce(&mut State)) -> Result<Changed, Error> {
         let mut map: Array<_, State> = open(&self.pins, map::STATE, Map::Array)?;
-        let mut state = map.get(&0, 0).map_err(Error::map(map::STATE))?;
-        change(&mut state);
-        map.set(0, state, 0).map_err(Error::map(map::STATE))
+        let before = map.get(&0, 0).map_err(Error::map(map::STATE))?;
+        let mut after = before;
+        change(&mut after);
+        if after == before {
+            return Ok(Changed::No);
+        }
+        map.set(0, after, 0).map_err(Error::map(map::STATE))?;
+        Ok(Changed::Yes)
     }
 
     /// Reads all counters, summed over the CPUs.

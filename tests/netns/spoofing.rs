@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use rstest::rstest;
 use underpass_abi::node::Tunnels;
-use underpass_dataplane::{Maps, Pins, lock::Lock, tunnel};
+use underpass_dataplane::{Maps, Pins, lock::Lock};
 use underpass_tests::{
     capture::Capture,
     frame::Ends,
@@ -218,7 +218,7 @@ fn a_packet_of_a_tunnel_without_ports(
     tunnels.packets[0] = Tunnels::packet(protocol, 0);
     node.netns().run(|| {
         let maps = Maps::open_existing(&Pins::at(node.bpf_root()))?.context("the maps")?;
-        tunnel::set(&Lock::acquire(node.bpf_root())?, &maps, tunnels)?;
+        maps.set_tunnels(&Lock::acquire(node.bpf_root())?, tunnels)?;
         anyhow::Ok(())
     })?;
     let ends = scene.pod.ends(family.node())?;

@@ -6,7 +6,6 @@ use underpass_dataplane::{
     Changed, Maps,
     attach::{load_and_attach, missing, places},
     lock::Lock,
-    tunnel,
 };
 use underpass_netlink::{
     Netlink,
@@ -46,7 +45,7 @@ pub(crate) fn verify(
     uplinks: &Uplinks<'_>,
     findings: &mut Findings,
 ) -> Result<(), Error> {
-    if tunnel::known(maps)? != uplinks.tunnels {
+    if maps.state()?.tunnels != uplinks.tunnels {
         findings.push(Finding::OtherTunnels);
     }
     for uplink in &uplinks.list {
@@ -70,7 +69,7 @@ pub(crate) fn uplinks(
     uplinks: &Uplinks<'_>,
 ) -> Result<Vec<Change>, Error> {
     let mut changes = Vec::new();
-    if tunnel::set(lock, maps, uplinks.tunnels)? == Changed::Yes {
+    if maps.set_tunnels(lock, uplinks.tunnels)? == Changed::Yes {
         changes.push(Change::Tunnels);
     }
     for Uplink {
