@@ -119,7 +119,7 @@ impl Surroundings<'_> {
         if !link.ethernet {
             flags |= device::LAYER3;
         }
-        if tunnel::is_tunnel(link) {
+        if link.kind.as_ref().is_some_and(tunnel::is_datagrams) {
             flags |= device::TUNNEL;
         }
         if link.in_vrf {

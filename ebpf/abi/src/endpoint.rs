@@ -77,8 +77,8 @@ pub mod device {
     /// received: in the transmit function of the pod's own end, on the CPU and in the context of its
     /// sender. `bpf_redirect_peer` is not to be had there.
     pub const NETKIT: u32 = 1 << 11;
-    /// An uplink that puts packets into others: a tunnel. The source port of VXLAN and Geneve follows
-    /// from `skb->hash`.
+    /// An uplink that puts packets into datagrams (VXLAN, Geneve), whose source port follows from
+    /// `skb->hash`.
     pub const TUNNEL: u32 = 1 << 12;
 }
 

@@ -11,15 +11,8 @@ const IPV4_IN_IP: u8 = 4;
 const IPV6_IN_IP: u8 = 41;
 const GRE: u8 = 47;
 
-/// Tells whether a device puts packets into others, in which they could come from anybody. (`WireGuard` and `IPsec` know whom they come
-/// from.)
-pub(super) fn is_tunnel(link: &Link) -> bool {
-    link.kind
-        .as_ref()
-        .is_some_and(|kind| is_datagrams(kind) || !protocols(kind).is_empty())
-}
-
-/// Lists the packets that the ends of tunnels on this node take others out of. Devices that are down take none.
+/// Lists the packets that the ends of tunnels on this node take others out of. Devices that are down take none. (`WireGuard` and `IPsec`
+/// are not among them: they know whom their packets come from.)
 pub(super) fn tunnels(links: &[Link]) -> Tunnels {
     let packets: BTreeSet<u32> = links
         .iter()
@@ -57,7 +50,8 @@ fn packets(link: &Link) -> Vec<u32> {
         .collect()
 }
 
-fn is_datagrams(kind: &InfoKind) -> bool {
+/// Tells whether a device of this kind puts packets into datagrams.
+pub(super) const fn is_datagrams(kind: &InfoKind) -> bool {
     matches!(kind, InfoKind::Vxlan | InfoKind::Geneve)
 }
 
