@@ -16,7 +16,7 @@ use underpass_cni::{
 use underpass_dataplane::{Error as Dataplane, Maps, Pins, object};
 use underpass_ipam::data_dir;
 
-use super::{Failure, folders::Folders, load, selftest, uninstall};
+use super::{Failure, folders::Folders, load, selftest, uninstall::aside};
 use crate::{
     conf::{Conf, MTU_MAX, MTU_MIN},
     error::Error,
@@ -89,7 +89,7 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
     programs(root, out)?;
     let Some(network) = network else {
         let net = Folder::hold_existing(net_dir)?;
-        let put_back = net.map(|net| uninstall::put_back(&net, out)).transpose()?;
+        let put_back = net.map(|net| aside::put_back(&net, out)).transpose()?;
         if put_back != Some(Change::Made) {
             writeln!(
                 out,
@@ -100,7 +100,7 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
     };
     let net = Folder::hold(net_dir)?;
     // What the runtime had it keeps, if the new one is refused.
-    uninstall::put_back(&net, out)?;
+    aside::put_back(&net, out)?;
     let (_, file) = compose(root, &net, &network)?;
     if !options.no_self_test {
         test(&file, &bin.path(PLUGIN), bin_dir, out)?;

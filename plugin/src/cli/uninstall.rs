@@ -25,6 +25,8 @@ use crate::{
     step::lease::is_built_in,
 };
 
+pub(super) mod aside;
+
 /// The folder beside those of the networks that has the index of each.
 const INDEX: &str = ".underpass";
 
@@ -43,7 +45,7 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
     let bin = Folder::hold_existing(bin_dir)?;
     let net = Folder::hold_existing(net_dir)?;
     let found = match &net {
-        Some(net) => find(net, out)?,
+        Some(net) => aside::find(net, out)?,
         None => Found::Nothing,
     };
     if let Some(file) = found.network()
@@ -58,7 +60,7 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
     };
     let stopped = allowed.and_then(|()| stop(root, net.as_ref(), *force, out));
     if let (Err(_), Some(net)) = (&stopped, &net) {
-        put_back(net, out)?;
+        aside::put_back(net, out)?;
     }
     stopped?;
     leases(&found, *force, out)?;
@@ -77,52 +79,6 @@ pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> R
         for name in [ALLOCATOR, PLUGIN] {
             removed(out, bin.remove(name)?, &bin.path(name))?;
         }
-    }
-    Ok(())
-}
-
-/// Reads the conflist: the one that a runtime sees, or else the one that an uninstall had set aside before it was killed.
-fn find(net: &Folder, out: &mut impl io::Write) -> Result<Found, Failure> {
-    forget_older(net, out)?;
-    let name = if net.has(conflist::ASIDE)? {
-        writeln!(
-            out,
-            "going on with the network of {}, where an uninstall was killed",
-            net.path(conflist::ASIDE).display()
-        )?;
-        conflist::ASIDE
-    } else {
-        conflist::FILE
-    };
-    let text = net.read(name)?;
-    Ok(Found::read(net.path(conflist::FILE), text.as_deref()))
-}
-
-/// Puts the conflist back that an uninstall has set aside, unless there is another one by now.
-pub(super) fn put_back(net: &Folder, out: &mut impl io::Write) -> Result<Change, Failure> {
-    forget_older(net, out)?;
-    if !net.has(conflist::ASIDE)? {
-        return Ok(Change::None);
-    }
-    net.rename_new(conflist::ASIDE, conflist::FILE)?;
-    writeln!(
-        out,
-        "put back    {}, which an uninstall had set aside",
-        net.path(conflist::FILE).display()
-    )?;
-    Ok(Change::Made)
-}
-
-/// Removes what an uninstall has set aside, if there is a conflist again: somebody has written what he wants.
-fn forget_older(net: &Folder, out: &mut impl io::Write) -> Result<(), Failure> {
-    if net.has(conflist::FILE)? && net.has(conflist::ASIDE)? {
-        net.remove(conflist::ASIDE)?;
-        writeln!(
-            out,
-            "removed     {}, which an uninstall had set aside: {} is there again",
-            net.path(conflist::ASIDE).display(),
-            conflist::FILE
-        )?;
     }
     Ok(())
 }
