@@ -59,6 +59,22 @@ fn a_node_without_a_network_of_ours_is_told_so() -> Result<()> {
 }
 
 #[test]
+fn a_network_that_an_uninstall_has_set_aside_is_found() -> Result<()> {
+    const ASIDE: &str = ".10-underpass.conflist.uninstall";
+    needs_root!();
+    let lab = lab()?;
+    let text = conflist(&lab);
+    lab.node.netns().run(|| fs::remove_dir_all(NET_DIR))?;
+    put(&lab, network(ASIDE), &text)?;
+    let said = ask(&lab)?;
+    said.expect(&["network-set-aside"])?;
+    said.expect_words(&[ASIDE, "underpass uninstall", "underpass install"])?;
+    // Where it is there again, the other is nobody's concern.
+    put(&lab, network("10-underpass.conflist"), &text)?;
+    ask(&lab)?.expect(&[])
+}
+
+#[test]
 fn a_networkd_that_takes_routes_away_is_found() -> Result<()> {
     needs_root!();
     let lab = lab()?;

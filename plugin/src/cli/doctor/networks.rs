@@ -6,14 +6,15 @@ use serde_json::Value;
 use underpass_cni::{Error as CniError, net_dir::NetworkFile};
 
 use super::{Diagnosis, Node, Report};
-use crate::{cli::NAME, conf::Conf, step::link};
+use crate::{cli::NAME, conf::Conf, install::conflist, step::link};
 
 /// Plugins that hand containers over to networks of others, as their own configs say.
 const META: [&str; 4] = ["multus", "multus-shim", "danm", "genie"];
 
 pub(super) fn check(node: &Node<'_>, report: &mut Report) {
     let folder = node.places.net_dir;
-    report.add(order(folder, &node.networks));
+    let aside = folder.join(conflist::ASIDE);
+    report.add(order(folder, &node.networks, aside.exists()));
     for network in node.networks.iter().flatten() {
         report.add(refused(network));
     }
@@ -36,8 +37,12 @@ fn is_meta(network: &NetworkFile) -> bool {
 }
 
 /// Looks at the folder as a runtime does: it takes the first network. containerd takes none if it comes to a broken file
-/// before that, and CRI-O goes past it.
-fn order(folder: &Path, networks: &[Result<NetworkFile, CniError>]) -> Vec<Diagnosis> {
+/// before that, and CRI-O goes past it. Where none is ours, an uninstall that was killed may have set it aside.
+fn order(
+    folder: &Path,
+    networks: &[Result<NetworkFile, CniError>],
+    is_set_aside: bool,
+) -> Vec<Diagnosis> {
     let is_our_own = |network: &Result<NetworkFile, CniError>| network.as_ref().is_ok_and(is_ours);
     let ours = networks.iter().position(is_our_own);
     let mut found = Vec::new();
@@ -56,17 +61,11 @@ fn order(folder: &Path, networks: &[Result<NetworkFile, CniError>]) -> Vec<Diagn
         });
     }
     let Some(ours) = ours else {
-        found.push(Diagnosis::warning(
-            "no-network",
-            format!(
-                "no network in {} is ours: a runtime that looks there never calls {NAME}",
-                folder.display()
-            ),
-            format!(
-                "write one, such as the README has, to {}; name the runtime's folder with --net-dir if it is another",
-                folder.join("10-underpass.conflist").display()
-            ),
-        ));
+        found.push(if is_set_aside {
+            set_aside(folder)
+        } else {
+            no_network(folder)
+        });
         return found;
     };
     let first = networks.iter().flatten().next();
@@ -85,6 +84,31 @@ fn order(folder: &Path, networks: &[Result<NetworkFile, CniError>]) -> Vec<Diagn
         ));
     }
     found
+}
+
+fn no_network(folder: &Path) -> Diagnosis {
+    Diagnosis::warning(
+        "no-network",
+        format!(
+            "no network in {} is ours: a runtime that looks there never calls {NAME}",
+            folder.display()
+        ),
+        format!(
+            "write one, such as the README has, to {}; name the runtime's folder with --net-dir if it is another",
+            folder.join(conflist::FILE).display()
+        ),
+    )
+}
+
+fn set_aside(folder: &Path) -> Diagnosis {
+    Diagnosis::warning(
+        "network-set-aside",
+        format!(
+            "an uninstall runs, or was killed: it has set our network aside as {}, which no runtime reads",
+            folder.join(conflist::ASIDE).display()
+        ),
+        "if none runs: `underpass uninstall` to go on with it, `underpass install` to have the network back",
+    )
 }
 
 /// Says why an ADD to a network of ours would be refused by its config alone.
@@ -124,8 +148,20 @@ mod tests {
                 NetworkFile::parse(format!("/n/{number}.conflist").into(), text.as_bytes())
             })
             .collect();
-        let found = order(Path::new("/n"), &networks);
+        let found = order(Path::new("/n"), &networks, false);
         found.into_iter().map(|found| found.id).collect()
+    }
+
+    #[test]
+    fn what_is_set_aside_counts_where_nothing_is_there() {
+        let one = |text: &str| NetworkFile::parse("/n/x.conflist".into(), text.as_bytes());
+        let ids = |networks: &[_]| {
+            let found = order(Path::new("/n"), networks, true);
+            found.into_iter().map(|found| found.id).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&[]), ["network-set-aside"]);
+        assert_eq!(ids(&[one(OTHER)]), ["network-set-aside"]);
+        assert_eq!(ids(&[one(OURS)]), [""; 0]);
     }
 
     #[test]
@@ -153,7 +189,7 @@ mod tests {
         let severity = |texts: &[&str]| {
             let parse = |text: &&str| NetworkFile::parse("/n/x.conflist".into(), text.as_bytes());
             let networks: Vec<_> = texts.iter().map(parse).collect();
-            let mut found = order(Path::new("/n"), &networks);
+            let mut found = order(Path::new("/n"), &networks, false);
             found.retain(|found| found.id == "network-broken");
             found.first().map(|found| found.severity)
         };
