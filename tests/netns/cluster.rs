@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use underpass_tests::prelude::*;
 
-use self::fixture::{Cluster, eventually};
+use self::fixture::Cluster;
 
 mod agent;
 mod announce;

@@ -5,8 +5,7 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rstest::rstest;
@@ -15,7 +14,6 @@ use underpass_tests::{
     leak::Traces,
     netns::die_together,
     node::{REFERENCE, plugin},
-    patience,
     prelude::*,
     runtime::Conf,
 };
@@ -226,14 +224,12 @@ exec {REFERENCE}/host-local
     let conf = lab.conf().with("cniVersion", "1.0.0");
     write(&lab.node, &conf.with_ipam("type", "slow"), &[])?;
     let arguments = ["selftest", "--net-dir", NET, "--bin-dir", BIN];
-    let wait_for = |name: &str| -> Result<()> {
-        let file = Path::new(BIN).join(name);
-        let end = Instant::now() + patience::here(Duration::from_secs(20));
-        while !file.exists() {
-            ensure!(Instant::now() < end, "there is no {}", file.display());
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+    let wait_for = |name: &str| {
+        eventually("the slow ADD", || {
+            let file = Path::new(BIN).join(name);
+            ensure!(file.exists(), "there is no {}", file.display());
+            Ok(())
+        })
     };
     node.run(|| {
         let mut command = Command::new(plugin());

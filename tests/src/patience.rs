@@ -1,6 +1,13 @@
 //! How long the fixtures wait for what must come, on machines that are slower than those the tests were written on.
 
-use std::{env, sync::LazyLock, time::Duration};
+use std::{
+    env,
+    sync::LazyLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
 
 /// How many times longer than elsewhere anything may take here; `cargo xtask test vm` sets it in its emulated machines.
 const VARIABLE: &str = "UNDERPASS_TEST_PATIENCE";
@@ -30,4 +37,17 @@ pub fn factor() -> u32 {
         })
     });
     *FACTOR
+}
+
+/// Tries every now and then until it holds, or for too long: a client of the API that was refused a few times asks again only after half
+/// a minute. `what` is said with the last error.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> Result<()>) -> Result<()> {
+    let end = Instant::now() + here(Duration::from_mins(1));
+    loop {
+        match holds() {
+            Ok(()) => return Ok(()),
+            Err(error) if Instant::now() > end => return Err(error.context(what.to_owned())),
+            Err(_) => thread::sleep(Duration::from_millis(50)),
+        }
+    }
 }

@@ -8,5 +8,6 @@ pub use crate::{
     Lab, Node, Pod,
     counter::Meter,
     needs_root,
+    patience::eventually,
     traffic::{ping, tcp, udp},
 };

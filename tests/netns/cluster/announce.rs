@@ -4,10 +4,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use underpass_tests::prelude::*;
 
-use super::{
-    fixture::{Cluster, eventually},
-    member::Member,
-};
+use super::{fixture::Cluster, member::Member};
 
 const TAINT: &str = "underpass.example/no-network";
 const OPTIONS: [&str; 5] = [

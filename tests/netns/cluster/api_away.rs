@@ -4,10 +4,7 @@ use std::{fs, process::Command};
 
 use underpass_tests::prelude::*;
 
-use super::{
-    fixture::{Cluster, eventually},
-    member::LOG,
-};
+use super::{fixture::Cluster, member::LOG};
 
 /// A kubeconfig that names an address where nobody listens.
 const AWAY: &str = "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster:\n    server: http://127.0.0.1:1\n\

@@ -1,25 +1,16 @@
 //! A cluster: nodes on one or two links, an agent on each, and what they have become.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, fs, sync::Arc};
 
 use nix::mount::{MsFlags, mount};
 use underpass_tests::{
-    counter::Counters, netfilter::Netfilter, netns::Netns, patience, prelude::*, traffic::serve,
+    counter::Counters, netfilter::Netfilter, netns::Netns, prelude::*, traffic::serve,
 };
 
 use super::{
     api::Api,
     member::{LOG, Member, cidr, nodad},
 };
-
-/// How long a change may take until it is everywhere: a client of the API that was refused a few times asks again after half a minute.
-const SOON: Duration = Duration::from_mins(1);
 
 /// The nodes of a cluster, and what connects them.
 pub(super) struct Cluster {
@@ -234,17 +225,5 @@ impl Cluster {
             drop(servers);
         }
         Ok(())
-    }
-}
-
-/// Tries until it holds, or for too long.
-pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> Result<()>) -> Result<()> {
-    let end = Instant::now() + patience::here(SOON);
-    loop {
-        match holds() {
-            Ok(()) => return Ok(()),
-            Err(error) if Instant::now() > end => return Err(error.context(what.to_owned())),
-            Err(_) => thread::sleep(Duration::from_millis(50)),
-        }
     }
 }

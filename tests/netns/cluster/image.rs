@@ -6,10 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use underpass_tests::prelude::*;
 
-use super::{
-    fixture::{Cluster, eventually},
-    member::HEALTH,
-};
+use super::{fixture::Cluster, member::HEALTH};
 use container::Container;
 
 mod container;

@@ -23,7 +23,7 @@ use underpass_tests::{
 };
 
 use super::{
-    fixture::{Cluster, eventually},
+    fixture::Cluster,
     member::{BIN, Member, NET},
 };
 

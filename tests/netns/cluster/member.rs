@@ -16,7 +16,6 @@ use underpass_tests::{node::plugin, prelude::*, runtime::Conf};
 use super::{
     agent::Agent,
     api::{AT, Door},
-    fixture::eventually,
 };
 
 /// The folder of networks, in each node's own `/run`.

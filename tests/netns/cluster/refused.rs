@@ -5,7 +5,7 @@ use std::{net::IpAddr, thread::sleep, time::Duration};
 use underpass_tests::prelude::*;
 
 use super::{
-    fixture::{Cluster, eventually},
+    fixture::Cluster,
     member::{Member, TUNNEL},
 };
 

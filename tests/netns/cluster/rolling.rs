@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use nix::sys::signal::Signal;
 use underpass_tests::{another_build, prelude::*};
 
-use super::fixture::{Cluster, eventually};
+use super::fixture::Cluster;
 use crate::upgrade::{
     expect_exchanged, programs,
     traffic::{Path, while_talking},

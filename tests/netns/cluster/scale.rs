@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use underpass_tests::prelude::*;
 
 use super::{
-    fixture::{Cluster, eventually},
+    fixture::Cluster,
     member::{Member, nodad},
 };
 

@@ -12,10 +12,7 @@ use underpass_tests::{
     traffic::{SILENCE, offload, option::Setting, serve},
 };
 
-use super::{
-    fixture::{Cluster, eventually},
-    member::TUNNEL,
-};
+use super::{fixture::Cluster, member::TUNNEL};
 
 const PORT: u16 = 80;
 /// The length of a transfer, in bytes.

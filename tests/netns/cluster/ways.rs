@@ -6,7 +6,7 @@ use rstest::rstest;
 use underpass_tests::{prelude::*, traffic::serve};
 
 use super::{
-    fixture::{Cluster, eventually},
+    fixture::Cluster,
     member::{Member, cidr, nodad, outside},
 };
 
