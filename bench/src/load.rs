@@ -3,16 +3,20 @@
 use std::{
     io::{self, ErrorKind},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 use nix::{
     sys::socket::{setsockopt, sockopt::ReceiveTimeout},
     sys::time::{TimeVal, TimeValLike as _},
 };
 use serde::Serialize;
 use underpass_tests::netns::Netns;
+
+use crate::{join, others};
 
 mod connections;
 mod packets;
@@ -29,7 +33,7 @@ const ATTEMPTS: usize = 3;
 pub(crate) const PORT: u16 = 5001;
 
 /// A kind of traffic.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ValueEnum)]
 pub(crate) enum Load {
     /// One connection, as many bytes as it carries.
     #[serde(rename = "TCP_STREAM")]
@@ -37,9 +41,21 @@ pub(crate) enum Load {
     /// One connection, one byte there and one byte back.
     #[serde(rename = "TCP_RR")]
     Requests,
+    /// The same on 8 connections at once.
+    #[serde(rename = "TCP_RR_8")]
+    Requests8,
+    /// The same on 64.
+    #[serde(rename = "TCP_RR_64")]
+    Requests64,
     /// A connection for each byte there and back; the server closes first.
     #[serde(rename = "TCP_CRR")]
     Connections,
+    /// The same by 8 clients at once.
+    #[serde(rename = "TCP_CRR_8")]
+    Connections8,
+    /// The same by 64.
+    #[serde(rename = "TCP_CRR_64")]
+    Connections64,
     /// One flow of datagrams of 64 bytes, one system call for each; what arrives counts.
     #[serde(rename = "UDP_64")]
     Packets,
@@ -50,7 +66,20 @@ pub(crate) enum Load {
 
 impl Load {
     /// All, in the order of tables.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Stream,
+        Self::Requests,
+        Self::Requests8,
+        Self::Requests64,
+        Self::Connections,
+        Self::Connections8,
+        Self::Connections64,
+        Self::Packets,
+        Self::Mix,
+    ];
+
+    /// Those of one client.
+    pub(crate) const SINGLE: [Self; 5] = [
         Self::Stream,
         Self::Requests,
         Self::Connections,
@@ -63,7 +92,11 @@ impl Load {
         match self {
             Self::Stream => "TCP_STREAM",
             Self::Requests => "TCP_RR",
+            Self::Requests8 => "TCP_RR x 8",
+            Self::Requests64 => "TCP_RR x 64",
             Self::Connections => "TCP_CRR",
+            Self::Connections8 => "TCP_CRR x 8",
+            Self::Connections64 => "TCP_CRR x 64",
             Self::Packets => "UDP 64 B",
             Self::Mix => "UDP mix",
         }
@@ -73,8 +106,8 @@ impl Load {
     pub(crate) const fn unit(self) -> &'static str {
         match self {
             Self::Stream => "Gb/s",
-            Self::Requests | Self::Connections => "k/s",
             Self::Packets | Self::Mix => "kpps",
+            _ => "k/s",
         }
     }
 
@@ -82,22 +115,40 @@ impl Load {
     pub(crate) const fn scale(self) -> f64 {
         match self {
             Self::Stream => 1e9,
-            Self::Requests | Self::Connections | Self::Packets | Self::Mix => 1e3,
+            _ => 1e3,
         }
     }
 
-    /// Bits, transactions or packets per second from a client to a server.
-    pub(crate) fn measure(self, ends: &Ends<'_>, timing: Timing) -> Result<f64> {
+    /// What processor time is told for, as printed: a megabyte, or one transaction, connection or packet.
+    pub(crate) const fn piece(self) -> &'static str {
+        match self {
+            Self::Stream => "us/MB",
+            _ => "us",
+        }
+    }
+
+    /// How many bits, transactions or packets that is.
+    const fn pieces(self) -> f64 {
+        match self {
+            Self::Stream => 8e6,
+            _ => 1.0,
+        }
+    }
+
+    /// Sends for a while from a client to a server.
+    pub(crate) fn measure(self, ends: &Ends<'_>, timing: Timing) -> Result<Sample> {
         for _ in 0..ATTEMPTS {
-            let counted = match self {
-                Self::Stream => stream::measure(ends, timing),
-                Self::Requests => requests::measure(ends, timing),
-                Self::Connections => connections::measure(ends, timing),
-                Self::Packets => packets::measure(ends, timing, &packets::SMALL),
-                Self::Mix => packets::measure(ends, timing, &packets::MIX),
-            }?;
+            let (counted, worked) = thread::scope(|scope| {
+                let worked = scope.spawn(|| worked_in(timing));
+                let counted = self.count(ends, timing);
+                (counted, join(worked))
+            });
+            let counted = counted?;
             if counted > 0.0 {
-                return Ok(counted / timing.window.as_secs_f64());
+                return Ok(Sample {
+                    rate: counted / timing.window.as_secs_f64(),
+                    cpu_us: worked? * 1e6 / (counted / self.pieces()),
+                });
             }
         }
         bail!(
@@ -105,6 +156,38 @@ impl Load {
             timing.window
         )
     }
+
+    /// Bits, transactions or packets in the window.
+    fn count(self, ends: &Ends<'_>, timing: Timing) -> Result<f64> {
+        match self {
+            Self::Stream => stream::measure(ends, timing),
+            Self::Requests => requests::measure(ends, timing, 1),
+            Self::Requests8 => requests::measure(ends, timing, 8),
+            Self::Requests64 => requests::measure(ends, timing, 64),
+            Self::Connections => connections::measure(ends, timing, 1),
+            Self::Connections8 => connections::measure(ends, timing, 8),
+            Self::Connections64 => connections::measure(ends, timing, 64),
+            Self::Packets => packets::measure(ends, timing, &packets::SMALL),
+            Self::Mix => packets::measure(ends, timing, &packets::MIX),
+        }
+    }
+}
+
+/// What one window of a load gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// Bits, transactions or packets per second.
+    pub(crate) rate: f64,
+    /// Processor time of the whole machine for each [piece](Load::piece), in microseconds.
+    pub(crate) cpu_us: f64,
+}
+
+/// Processor time of the whole machine in a window that begins now, in seconds. The kernel tells it in hundredths.
+fn worked_in(timing: Timing) -> Result<f64> {
+    thread::sleep(timing.warm_up);
+    let before = others::worked()?;
+    thread::sleep(timing.window);
+    Ok(others::worked()? - before)
 }
 
 /// Where traffic starts, and where it goes.
@@ -141,8 +224,18 @@ impl Ends<'_> {
 
     /// Both ends of a new connection, the client's first.
     fn connection(&self) -> Result<(TcpStream, TcpStream)> {
-        let target = self.target();
+        let mut one = self.connections(1)?;
+        one.pop().context("a connection")
+    }
+
+    /// Both ends of so many.
+    fn connections(&self, many: usize) -> Result<Vec<(TcpStream, TcpStream)>> {
         let listener = self.listen()?;
+        (0..many).map(|_| self.connect_to(&listener)).collect()
+    }
+
+    fn connect_to(&self, listener: &TcpListener) -> Result<(TcpStream, TcpStream)> {
+        let target = self.target();
         let client = self
             .client
             .run(|| TcpStream::connect_timeout(&target, SILENCE))

@@ -33,7 +33,7 @@ mod sample;
 mod target;
 mod traffic;
 
-use load::Timing;
+use load::{Load, Timing};
 use machine::Machine;
 use others::Used;
 use path::Paths;
@@ -51,6 +51,16 @@ struct Arguments {
     /// Both ends of all traffic on one core, so that all work counts, and no time is spent on waking another one.
     #[arg(long)]
     one_core: bool,
+    /// Measure only ways whose name, such as `pod to pod, learned`, has this text in it, beside their limits; may be given several times.
+    /// The result is printed, but not kept.
+    #[arg(long, value_name = "TEXT")]
+    way: Vec<String>,
+    /// Measure only these loads; may be given several times. The result is printed, but not kept.
+    #[arg(long, value_enum)]
+    load: Vec<Load>,
+    /// The executable of another build, whose ways are measured beside this one's. The result is printed, but not kept.
+    #[arg(long, value_name = "FILE")]
+    before: Option<PathBuf>,
     /// What version of the sources this is, for the record.
     #[arg(long, default_value = "unknown")]
     revision: String,
@@ -60,6 +70,13 @@ struct Arguments {
     /// Milliseconds that each load is counted for in a round.
     #[arg(long)]
     window: Option<u64>,
+}
+
+impl Arguments {
+    /// Whether this is no measurement of all that a part of it has to say.
+    const fn is_choice(&self) -> bool {
+        !self.way.is_empty() || !self.load.is_empty() || self.before.is_some()
+    }
 }
 
 /// A part of the measurement.
@@ -89,6 +106,9 @@ pub(crate) struct Settings {
     window_ms: u64,
     /// Whether both ends of traffic share a core.
     one_core: bool,
+    /// What is sent.
+    #[serde(skip)]
+    loads: Vec<Load>,
     /// Containers on the node while calls are timed.
     containers: Vec<usize>,
     /// Timed ADDs and DELs for each plugin and number of containers.
@@ -104,10 +124,17 @@ pub(crate) struct Settings {
 
 impl Settings {
     fn of(arguments: &Arguments) -> Self {
+        // Many clients on two cores measure the scheduler.
+        let loads = if arguments.one_core && !arguments.only.contains(&Part::Services) {
+            Load::ALL.to_vec()
+        } else {
+            Load::SINGLE.to_vec()
+        };
         let mut settings = if arguments.quick {
             Self {
                 quick: true,
                 one_core: arguments.one_core,
+                loads: loads.clone(),
                 rounds: 3,
                 warm_up_ms: 50,
                 window_ms: 250,
@@ -121,6 +148,7 @@ impl Settings {
             Self {
                 quick: false,
                 one_core: arguments.one_core,
+                loads: loads.clone(),
                 rounds: 7,
                 warm_up_ms: 150,
                 window_ms: 800,
@@ -131,6 +159,9 @@ impl Settings {
                 limit_s: 40 * 60,
             }
         };
+        if !arguments.load.is_empty() {
+            settings.loads.clone_from(&arguments.load);
+        }
         settings.rounds = arguments.rounds.unwrap_or(settings.rounds);
         settings.window_ms = arguments.window.unwrap_or(settings.window_ms);
         settings
@@ -182,6 +213,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     if settings.one_core {
         cpu::share();
     }
+    if let Some(executable) = &arguments.before {
+        plugin::compare_with(executable)?;
+    }
     // The namespaces go with the process, so the bluntest of clocks is good enough.
     alarm::set(settings.limit_s);
     let wanted = |part| arguments.only.is_empty() || arguments.only.contains(&part);
@@ -218,6 +252,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         } else {
             Paths::build_xdp()?
         });
+        built.retain(&arguments.way);
         outcome.traffic = traffic::measure(&built.ways, &outcome.settings)?;
         outcome.bypassed = built.bypassed()?;
         outcome.left_out.clone_from(&built.left_out);
@@ -236,11 +271,13 @@ fn run(arguments: &Arguments) -> Result<()> {
 
     println!("{}", report::table(&outcome));
     match arguments.only[..] {
+        _ if arguments.is_choice() => Ok(()),
         [] => {
-            let kind = if outcome.settings.quick {
-                "quick"
-            } else {
-                "full"
+            let kind = match (outcome.settings.quick, outcome.settings.one_core) {
+                (true, false) => "quick",
+                (false, false) => "full",
+                (true, true) => "quick-one-core",
+                (false, true) => "one-core",
             };
             keep(&outcome, kind)
         }

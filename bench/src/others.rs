@@ -1,4 +1,4 @@
-//! How much of the machine other processes took while something was measured.
+//! Processor time: how much the machine worked, and how much of that was others' work.
 
 use std::{fs, time::Instant};
 
@@ -23,11 +23,7 @@ pub(crate) struct Used {
 impl Used {
     /// Until now.
     pub(crate) fn now() -> Result<Self> {
-        let ticks = sysconf(SysconfVar::CLK_TCK)
-            .context("ask for the length of a tick")?
-            .context("the system does not say how long a tick is")?;
-        let stat = fs::read_to_string("/proc/stat").context("read /proc/stat")?;
-        let all = busy(&stat).context("find the processors' times in /proc/stat")?;
+        let all = processors(&BUSY)?;
         let own = [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN]
             .map(getrusage)
             .into_iter()
@@ -36,7 +32,7 @@ impl Used {
             .context("ask for the own processor time")?;
         Ok(Self {
             moment: Instant::now(),
-            all: all / to_f64(ticks),
+            all,
             own,
         })
     }
@@ -49,8 +45,28 @@ impl Used {
     }
 }
 
-/// Ticks in user mode, niced or not, in the kernel and stolen by the hypervisor: fields 1, 2, 3 and 8 of the first line.
-fn busy(stat: &str) -> Option<f64> {
+/// Processor time of the whole machine until now, in seconds, what interrupts took included.
+pub(crate) fn worked() -> Result<f64> {
+    processors(&WORKED)
+}
+
+/// Fields of /proc/stat's first line: time in user mode, niced or not, in the kernel, and stolen by the hypervisor.
+const BUSY: [usize; 4] = [0, 1, 2, 7];
+
+/// Time in user mode, niced or not, in the kernel, for interrupts and for what they have left to do later.
+const WORKED: [usize; 5] = [0, 1, 2, 5, 6];
+
+/// The sum of these fields of /proc/stat's first line, in seconds.
+fn processors(fields: &[usize]) -> Result<f64> {
+    let ticks = sysconf(SysconfVar::CLK_TCK)
+        .context("ask for the length of a tick")?
+        .context("the system does not say how long a tick is")?;
+    let stat = fs::read_to_string("/proc/stat").context("read /proc/stat")?;
+    let all = sum(&stat, fields).context("find the processors' times in /proc/stat")?;
+    Ok(all / to_f64(ticks))
+}
+
+fn sum(stat: &str, wanted: &[usize]) -> Option<f64> {
     let fields: Vec<i64> = stat
         .lines()
         .next()?
@@ -58,9 +74,9 @@ fn busy(stat: &str) -> Option<f64> {
         .split_whitespace()
         .map_while(|field| field.parse().ok())
         .collect();
-    [0, 1, 2, 7]
-        .into_iter()
-        .map(|index| fields.get(index).copied().map(to_f64))
+    wanted
+        .iter()
+        .map(|&index| fields.get(index).copied().map(to_f64))
         .sum()
 }
 
@@ -87,9 +103,9 @@ mod tests {
     #[test]
     fn interrupts_and_idle_time_are_not_work_of_processes() {
         let stat = "cpu  100 20 30 4000 5 6 7 8 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n";
-        let ticks = busy(stat).expect("the line has all fields");
-        assert!((ticks - 158.0).abs() < 1e-9, "{ticks}");
-        assert_eq!(busy("intr 1 2 3\n"), None);
+        assert_eq!(sum(stat, &BUSY), Some(158.0));
+        assert_eq!(sum(stat, &WORKED), Some(163.0));
+        assert_eq!(sum("intr 1 2 3\n", &BUSY), None);
     }
 
     #[test]

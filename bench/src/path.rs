@@ -20,6 +20,9 @@ mod services;
 
 pub(crate) use services::{Many, Rules, Translated};
 
+/// The ways of another build.
+const BEFORE: [Plugin; 2] = [Plugin::LearnedBefore, Plugin::OffBefore];
+
 /// Where a way leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -140,6 +143,11 @@ impl From<IpAddr> for Address {
 }
 
 impl Path {
+    /// Its route and what carries its packets.
+    pub(crate) fn name(&self) -> String {
+        format!("{}, {}", self.route.name(), self.carrier.name(self.route))
+    }
+
     /// Both ends of traffic of a family.
     pub(crate) const fn ends(&self, family: Family) -> Ends<'_> {
         let Address { target, own } = match family {
@@ -205,13 +213,31 @@ pub(crate) struct Bypassed {
 }
 
 impl Paths {
+    /// Keeps the ways that one of these texts names, by a part of their route's or their own name, and the limit of each route that is left.
+    /// None, and all stay.
+    pub(crate) fn retain(&mut self, wanted: &[String]) {
+        let is_named = |name: &str| {
+            wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()))
+        };
+        let is_wanted = |way: &Path| is_named(&way.name());
+        let routes: Vec<Route> = self
+            .ways
+            .iter()
+            .filter(|way| is_wanted(way))
+            .map(|way| way.route)
+            .collect();
+        self.ways.retain(|way| {
+            is_wanted(way) || way.carrier == Carrier::Limit && routes.contains(&way.route)
+        });
+    }
+
     /// Builds everything.
     pub(crate) fn build() -> Result<Self> {
         let mut paths = vec![limit::one_pair()?];
         let mut worlds = vec![limit::two_pairs(Route::PodToWorld)?];
         let mut sites = Vec::new();
         let mut left_out = Vec::new();
-        for plugin in [
+        let mut plugins = vec![
             Plugin::Bridge,
             Plugin::BridgeMasquerade,
             Plugin::Ptp,
@@ -219,7 +245,10 @@ impl Paths {
             Plugin::PtpFlowtable,
             Plugin::Learned,
             Plugin::Off,
-        ] {
+        ];
+        let before = plugin::before().map_or(&[][..], |_| &BEFORE[..]);
+        plugins.extend_from_slice(before);
+        for plugin in plugins {
             let site = site(plugin).with_context(|| format!("set up {}", plugin.name()));
             let (lab, [inner, outer]) = match site {
                 // Not every kernel has flowtables.
@@ -243,6 +272,7 @@ impl Paths {
         }
         paths.append(&mut worlds);
         paths.push(limit::two_pairs(Route::WorldToPort)?);
+        let before = before.iter().copied().map(Carrier::Plugin);
         for carrier in [
             Carrier::Plugin(Plugin::BridgeMasquerade),
             Carrier::Plugin(Plugin::PtpMasquerade),
@@ -251,7 +281,10 @@ impl Paths {
             Carrier::Crowded,
             Carrier::Wire,
             Carrier::WireXdp,
-        ] {
+        ]
+        .into_iter()
+        .chain(before)
+        {
             add_host_ports(carrier, &mut paths, &mut sites)?;
         }
         Self::ready(paths, left_out, sites)

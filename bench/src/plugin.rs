@@ -1,10 +1,12 @@
 //! Plugins under measurement: ours and the reference ones, called the same way and timed as whole processes.
 
 use std::{
+    fs,
     io::Write as _,
     net::IpAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -18,6 +20,23 @@ const REFERENCE: &str = "/usr/lib/cni";
 
 /// The container's interface.
 const IFNAME: &str = "eth0";
+
+/// The executable of another build.
+static BEFORE: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on there is another build to compare with. Its executable must have the plugin's name.
+pub(crate) fn compare_with(executable: &Path) -> Result<()> {
+    let executable = fs::canonicalize(executable)
+        .with_context(|| format!("find the other build {}", executable.display()))?;
+    // Nobody has set it before: this is called once.
+    let _ = BEFORE.set(executable);
+    Ok(())
+}
+
+/// The other build, if there is one.
+pub(crate) fn before() -> Option<&'static Path> {
+    BEFORE.get().map(PathBuf::as_path)
+}
 
 /// A plugin with the keys that matter for speed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
@@ -39,6 +58,10 @@ pub(crate) enum Plugin {
     Routed,
     /// Ours with `ipMasq`, the stack forwards everything.
     Off,
+    /// [`Self::Learned`] by the executable of another build, see [`compare_with`].
+    LearnedBefore,
+    /// [`Self::Off`] by that.
+    OffBefore,
     /// Ours with `ipMasq`, flows learned, XDP on the uplink.
     Xdp,
 }
@@ -54,13 +77,23 @@ impl Plugin {
             Self::PtpFlowtable => "ptp flowtable",
             Self::Learned | Self::Routed => "learned",
             Self::Off => "off",
+            Self::LearnedBefore => "learned before",
+            Self::OffBefore => "off before",
             Self::Xdp => "xdp",
         }
     }
 
     /// Whether it is this project's.
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Self::Learned | Self::Routed | Self::Off | Self::Xdp)
+        matches!(
+            self,
+            Self::Learned
+                | Self::Routed
+                | Self::Off
+                | Self::LearnedBefore
+                | Self::OffBefore
+                | Self::Xdp
+        )
     }
 
     fn executable(self) -> PathBuf {
@@ -70,6 +103,9 @@ impl Plugin {
                 Path::new(REFERENCE).join("ptp")
             }
             Self::Learned | Self::Routed | Self::Off | Self::Xdp => node::plugin().to_owned(),
+            Self::LearnedBefore | Self::OffBefore => {
+                before().unwrap_or_else(node::plugin).to_owned()
+            }
         }
     }
 
@@ -89,13 +125,13 @@ impl Plugin {
             }
             Self::Ptp => json!({ "type": "ptp" }),
             Self::PtpMasquerade | Self::PtpFlowtable => json!({ "type": "ptp", "ipMasq": true }),
-            Self::Learned => own("learned", node),
+            Self::Learned | Self::LearnedBefore => own("learned", node),
             Self::Routed => {
                 let mut keys = own("learned", node);
                 keys["ipMasq"] = json!(false);
                 keys
             }
-            Self::Off => own("off", node),
+            Self::Off | Self::OffBefore => own("off", node),
             Self::Xdp => {
                 let mut keys = own("learned", node);
                 keys["xdp"] = json!("native");

@@ -27,13 +27,17 @@ pub(crate) struct Series {
     /// Against the limit of the same route, load and family.
     pub(crate) of_limit: Summary,
     pub(crate) samples: Vec<f64>,
+    /// Processor time of the whole machine for each [piece](Load::piece), in microseconds.
+    pub(crate) cpu_us: Summary,
 }
 
 /// Measures everything; paths must begin each route with its limit.
 pub(crate) fn measure(paths: &[Path], settings: &Settings) -> Result<Vec<Series>> {
     let begin = Instant::now();
-    let turns: Vec<(Load, Family)> = Load::ALL
-        .into_iter()
+    let turns: Vec<(Load, Family)> = settings
+        .loads
+        .iter()
+        .copied()
         .flat_map(|load| Family::BOTH.map(|family| (load, family)))
         .collect();
     let mut samples = vec![vec![Vec::new(); paths.len()]; turns.len()];
@@ -51,14 +55,7 @@ pub(crate) fn measure(paths: &[Path], settings: &Settings) -> Result<Vec<Series>
                 let path = &paths[index];
                 let sample = load
                     .measure(&path.ends(family), settings.timing())
-                    .with_context(|| {
-                        format!(
-                            "{} over {family:?}, {}, {}",
-                            load.name(),
-                            path.route.name(),
-                            path.carrier.name(path.route)
-                        )
-                    })?;
+                    .with_context(|| format!("{} over {family:?}, {}", load.name(), path.name()))?;
                 samples[turn][index].push(sample);
             }
         }
@@ -66,7 +63,12 @@ pub(crate) fn measure(paths: &[Path], settings: &Settings) -> Result<Vec<Series>
 
     let mut all = Vec::new();
     for (&(load, family), samples) in turns.iter().zip(&samples) {
-        for (path, own) in paths.iter().zip(samples) {
+        let rates: Vec<Vec<f64>> = samples
+            .iter()
+            .map(|own| own.iter().map(|sample| sample.rate).collect())
+            .collect();
+        for ((path, own), samples) in paths.iter().zip(&rates).zip(samples) {
+            let cpu: Vec<f64> = samples.iter().map(|sample| sample.cpu_us).collect();
             let limit = paths
                 .iter()
                 .position(|other| other.route == path.route && other.carrier == Carrier::Limit)
@@ -77,8 +79,9 @@ pub(crate) fn measure(paths: &[Path], settings: &Settings) -> Result<Vec<Series>
                 load,
                 family,
                 summary: Summary::of(own).context("no rounds of traffic were asked for")?,
-                of_limit: Summary::ratio(own, &samples[limit]).context("no rounds of the limit")?,
+                of_limit: Summary::ratio(own, &rates[limit]).context("no rounds of the limit")?,
                 samples: own.clone(),
+                cpu_us: Summary::of(&cpu).context("no rounds of traffic were asked for")?,
             });
         }
     }

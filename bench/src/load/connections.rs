@@ -20,23 +20,31 @@ const REQUEST: u8 = 1;
 /// The request of the last connection.
 const LAST: u8 = 2;
 
-/// Connections made, used and ended.
-pub(super) fn measure(ends: &Ends<'_>, timing: Timing) -> Result<f64> {
-    let listener = ends.listen()?;
+/// Connections made, used and ended, by so many clients at once.
+pub(super) fn measure(ends: &Ends<'_>, timing: Timing, many: usize) -> Result<f64> {
+    let listener = &ends.listen()?;
     let target = ends.target();
     let window = timing.begin();
     let connections = thread::scope(|scope| {
-        let server = scope.spawn(|| serve(&listener));
-        // Unlike the other loads, sockets are made all the time: the thread has to be inside.
-        let connections = ends.client.run(|| {
-            cpu::pin(End::Client)?;
-            let connections = connect(target, window)?;
-            exchange(target, LAST).context("end the series of connections")?;
-            anyhow::Ok(connections)
-        });
+        let servers: Vec<_> = (0..many).map(|_| scope.spawn(|| serve(listener))).collect();
+        let clients: Vec<_> = (0..many)
+            .map(|_| {
+                scope.spawn(move || {
+                    // Unlike the other loads, sockets are made all the time: the thread has to be inside.
+                    ends.client.run(|| {
+                        cpu::pin(End::Client)?;
+                        let connections = connect(target, window)?;
+                        // Each ends one of the servers, whichever gets it.
+                        exchange(target, LAST).context("end the series of connections")?;
+                        anyhow::Ok(connections)
+                    })
+                })
+            })
+            .collect();
         // The client's reason is the better one: without it the server only says that nobody came.
+        let connections: Result<u64> = clients.into_iter().map(join).sum();
         let connections = connections?;
-        join(server)?;
+        servers.into_iter().try_for_each(join)?;
         anyhow::Ok(connections)
     })?;
     Ok(number(connections))

@@ -16,7 +16,7 @@ use crate::{
 /// Cores that other processes may take on average before the result says that it is worth little.
 const QUIET: f64 = 0.1;
 
-/// Everything, as lines of at most some 110 characters.
+/// Everything, as lines of at most some 120 characters.
 pub(crate) fn table(outcome: &Outcome) -> String {
     let mut text = String::new();
     // Writing to a String can't fail.
@@ -118,15 +118,22 @@ fn programs(text: &mut String, all: &program::Outcome) -> fmt::Result {
 
 fn packets(text: &mut String, route: Route, all: &[Series]) -> fmt::Result {
     writeln!(text, "\n{}", route.name().to_uppercase())?;
-    for load in Load::ALL {
-        writeln!(
-            text,
-            "{:<18} {:>10}  {:<24} {:>10}  of limit [quartiles]",
-            load.name(),
-            format!("v4 {}", load.unit()),
-            "of limit [quartiles]",
-            format!("v6 {}", load.unit()),
-        )?;
+    let is_measured = |load: &Load| {
+        all.iter()
+            .any(|series| series.route == route && series.load == *load)
+    };
+    for load in Load::ALL.into_iter().filter(is_measured) {
+        write!(text, "{:<18}", load.name())?;
+        for family in ["v4", "v6"] {
+            write!(
+                text,
+                " {:>10}  {:<24} {:>9}",
+                format!("{family} {}", load.unit()),
+                "of limit [quartiles]",
+                format!("CPU {}", load.piece()),
+            )?;
+        }
+        writeln!(text)?;
         for series in all {
             if series.route != route || series.load != load || series.family != Family::V4 {
                 continue;
@@ -156,7 +163,7 @@ fn figures(text: &mut String, series: &Series) -> fmt::Result {
         let ratio = series.of_limit;
         format!("{:.3} [{:.3} - {:.3}]", ratio.median, ratio.q1, ratio.q3)
     };
-    write!(text, "{share:<24}")
+    write!(text, "{share:<24} {:>9.2}", series.cpu_us.median)
 }
 
 fn calls(text: &mut String, control: &control::Outcome) -> fmt::Result {
