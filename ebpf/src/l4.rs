@@ -95,6 +95,9 @@ impl L4 {
         }
     }
 
+    /// Length in bytes of the longest transport header, as far as [`Self::parse`] reads it: TCP up to its flags.
+    pub const READ: u32 = 14;
+
     /// A later fragment has no transport header.
     pub const LATER: Self = Self::without_ports(Kind::Later);
 
