@@ -5,30 +5,36 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     counter::Counter,
     endpoint::device as flags,
-    flow::{Half, action, state},
+    flow::{End, Half, Key, action, state},
 };
 use underpass_ebpf::{
     fingerprint::fingerprint,
     ip::Head,
-    l4::{Kind, tcp},
+    l4::{Kind, L4, tcp},
     packet::{Covers, Packet},
     translate::{Untranslatable, translate},
 };
 
 use crate::{
     bypass::revalidate::revalidate,
-    flow::entry::find,
+    flow::{
+        entry::find,
+        tracking::{Noted, Seen, note},
+    },
     kernel::{
         ETHERNET, container,
         global::{global, number},
         maps::{constant, count, device, stamp, tcp_forgotten, tick},
-        memory::mac_words,
+        memory::{self, mac_words},
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
         work_area::WorkArea,
     },
-    model::direction::{half_of, outgoing},
+    model::{
+        direction::{half_of, outgoing},
+        work::Work,
+    },
 };
 
 pub mod revalidate;
@@ -60,17 +66,18 @@ number!(
         Stack,
         /// Its flow has to be revalidated first.
         Stale,
+        /// It has no flow.
+        Unknown,
     }
 );
 
-/// Length of the longest transport header that is read, as far as it is read: TCP up to its flags.
-const L4: u32 = 14;
-
 /// Sends the packet on its flow's bypass, unless it has none, or the packet is one for the stack.
 #[inline(always)]
-pub fn take<I: Net>(ctx: *mut __sk_buff, side: Side) -> Step<()> {
-    if send::<I>(ctx, side, Trust::Stamp)? == Unsent::Stack {
-        return Ok(());
+pub fn take<I: Net>(ctx: *mut __sk_buff, side: Side) -> Step<Seen> {
+    match send::<I>(ctx, side, Trust::Stamp)? {
+        Unsent::Stack => return Ok(Seen::Perhaps),
+        Unsent::Unknown => return Ok(Seen::None),
+        Unsent::Stale => {}
     }
     // SAFETY: nobody has looked at the area yet, nor does while this view lives.
     let is_settled =
@@ -78,16 +85,17 @@ pub fn take<I: Net>(ctx: *mut __sk_buff, side: Side) -> Step<()> {
     if is_settled {
         send::<I>(ctx, side, Trust::Settled)?;
     }
-    Ok(())
+    Ok(Seen::Perhaps)
 }
 
 global!(
     /// See [`take`].
     fn send<I: Net>(ctx: *mut __sk_buff, side: Side, trust: Trust) -> Step<Unsent> {
         let mut skb = Skb::new(ctx);
-        let Some(mut head) =
-            I::parse_plain(&skb.linear(ETHERNET + I::HEADER_LENGTH + L4), ETHERNET)
-        else {
+        let Some(mut head) = I::parse_plain(
+            &skb.linear(ETHERNET + I::HEADER_LENGTH + L4::READ),
+            ETHERNET,
+        ) else {
             return Ok(Unsent::Stack);
         };
         if head.kind != Kind::Flow {
@@ -95,14 +103,15 @@ global!(
         }
         let (key, end) = head.tuple.key();
         let Some(flow) = find::<I>(&key) else {
-            return Ok(Unsent::Stack);
+            return Ok(Unsent::Unknown);
         };
         if flow.state & state::BYPASS == 0 {
             return Ok(Unsent::Stack);
         }
         let is_sticky = flow.state & state::STICKY != 0;
-        // Until it is known to be answered, and while it may have been reset, each packet is taken note of.
-        let is_usual_state = flow.state & (state::ANSWERED | state::RST) == state::ANSWERED;
+        // Until it is known to be answered each packet is taken note of; while it may have been reset it is revalidated by each.
+        let is_answered = flow.state & state::ANSWERED == state::ANSWERED;
+        let may_be_reset = flow.state & state::RST != 0;
         let tag = &raw const flow.tag;
         let half = half_of(flow, end);
         let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
@@ -126,8 +135,15 @@ global!(
             }
             return Ok(Unsent::Stack);
         }
-        let is_noted = !changes_state && is_usual_state;
-        if trust == Trust::Stamp && (!is_noted || !fits || half.stamp != stamp()) {
+        let is_reset = may_be_reset || head.tcp_flags & tcp::RST != 0;
+        if trust == Trust::Stamp && (is_reset || !fits || half.stamp != stamp()) {
+            return Ok(Unsent::Stale);
+        }
+        let is_noted = is_answered && head.tcp_flags & tcp::FIN == 0;
+        if trust == Trust::Stamp
+            && !is_noted
+            && note_state::<I>(&key, end, head.tcp_flags) != Noted::Whole
+        {
             return Ok(Unsent::Stale);
         }
         if half.queue & flags::TUNNEL != 0 {
@@ -166,6 +182,20 @@ global!(
         })
     }
 );
+
+/// Takes note of a packet of a flow whose way is as its stamp says: its state is all that may change.
+#[inline(always)]
+fn note_state<I: Net>(key: &Key<I::Addr>, end: End, tcp_flags: u8) -> Noted {
+    // SAFETY: who called has no view of the area.
+    let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
+        return Noted::Incomplete;
+    };
+    let Work { head, place, .. } = &mut *work;
+    (head.tuple.protocol, head.tcp_flags) = (key.0.protocol, tcp_flags);
+    memory::copy(&mut place.key, key);
+    place.end = end;
+    note(&mut work)
+}
 
 /// Whether nothing about the packet calls for the stack.
 #[inline(always)]

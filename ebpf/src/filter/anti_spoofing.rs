@@ -1,6 +1,8 @@
 //! What a pod may send: its own addresses, whichever of its interfaces has them, the MAC of this
 //! interface, and nothing that only routers or servers of the network send.
 
+use core::num::NonZeroU32;
+
 use underpass_abi::{
     addr::{Addr4, Family as _},
     counter::Counter,
@@ -29,15 +31,20 @@ const ARP: u16 = 0x0806u16.to_be();
 const DHCP_SERVER: u16 = 67u16.to_be();
 const DHCPV6_SERVER: u16 = 547u16.to_be();
 
-/// Drops what a pod has no business to send.
+/// Drops what a pod has no business to send. `owner` is the host veth of its container that the source
+/// address is of, if it is the container's.
 #[inline(always)]
-pub fn check<I: Net>(skb: &Skb, head: &Head<I>, pod: &Device) -> Step<()> {
+pub fn check<I: Net>(
+    skb: &Skb,
+    head: &Head<I>,
+    pod: &Device,
+    owner: Option<NonZeroU32>,
+) -> Step<()> {
     check_mac(skb, pod)?;
     if pod.flags & device::ANTI_SPOOF == 0 {
         return Ok(());
     }
-    let owned = container::owns(skb.ifindex(), head.tuple.src.wide());
-    if !owned && !I::is_local_scope(head.tuple.src) {
+    if owner.is_none() && !I::is_local_scope(head.tuple.src) {
         return Err(Verdict::dropped(Counter::DropSourceAddress));
     }
     if head.tuple.protocol == I::ICMP {

@@ -26,6 +26,16 @@ use crate::{
 };
 
 number!(
+    /// What an earlier look has seen of a packet's flow.
+    pub enum Seen {
+        /// There may be one.
+        Perhaps,
+        /// There is none under its tuple.
+        None,
+    }
+);
+
+number!(
     /// What [`note`] found of a flow.
     pub enum Noted {
         /// One of its entries is not there.

@@ -11,7 +11,7 @@ use underpass_abi::{
 use underpass_ebpf::{l4::Kind, packet::Packet as _};
 
 use crate::{
-    flow::tracking::look_up,
+    flow::tracking::{Seen, look_up},
     icmp_error::error_from_pod,
     kernel::{
         ETHERNET,
@@ -39,7 +39,9 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
     if Skb::new(ctx).is_returning() {
         return finish(work, ctx);
     }
-    hairpin::serve(work, ctx, LOOPBACK, serve_host)?;
+    hairpin::serve(work, ctx, LOOPBACK, Seen::Perhaps, |work, ctx, _| {
+        serve_host(work, ctx)
+    })?;
     Ok(Verdict::STACK)
 }
 

@@ -1,6 +1,8 @@
 //! What a pod sends: the bypass for flows that are known, else checks of its source, then the
 //! stack.
 
+use core::num::NonZeroU32;
+
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _, counter::Counter, endpoint::device as flags, flow::rewrite,
@@ -10,7 +12,10 @@ use underpass_ebpf::{l4::Kind, packet::Load as _};
 use crate::{
     bypass::{self, Side},
     filter::{anti_spoofing, tunnel},
-    flow::{signed, tracking::look_up},
+    flow::{
+        signed,
+        tracking::{Seen, look_up},
+    },
     fragment::{
         self,
         reorder::{self, Way},
@@ -37,19 +42,20 @@ use crate::{
 /// IPv4 and IPv6.
 #[inline(always)]
 pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
-    bypass::take::<I>(ctx, Side::Pod)?;
+    let seen = bypass::take::<I>(ctx, Side::Pod)?;
     // SAFETY: this is the only view, but for those that it is lent for.
     let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
         return Ok(Verdict::STACK);
     };
     let work = &mut work;
-    check(work, ctx)?;
+    let client = check(work, ctx)?;
     if work.head.kind == Kind::Error {
         let is_quoted = parse_quote(work, ctx);
         error_from_pod(work, ctx, is_quoted)?;
     }
-    let client = client(work, ctx);
-    let served = hairpin::serve(work, ctx, client, serve_pod);
+    let served = hairpin::serve(work, ctx, client, seen, |work, ctx, seen| {
+        serve_pod(work, ctx, client, seen)
+    });
     reorder::copy(work, ctx);
     let is_known = served? == Served::Known;
     enter_stack(work, ctx, is_known)
@@ -58,12 +64,16 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
 global!(
     /// Gives the packet in [`Work::head`](crate::model::work::Work::head) the container that serves the
     /// host port that it is for, if it is for one. One that goes back to where it came from, or to a
-    /// process of the host, is sent.
-    fn serve_pod<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Served> {
-        let served = if look_up(work) {
+    /// process of the host, is sent. `client` is the host veth that it is from.
+    fn serve_pod<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        client: u32,
+        seen: Seen,
+    ) -> Step<Served> {
+        let served = if seen == Seen::Perhaps && look_up(work) {
             Served::Known
         } else {
-            let client = client(work, ctx);
             open_host_port(work, ctx, client)?
         };
         if served != Served::Known {
@@ -76,13 +86,6 @@ global!(
         Ok(Served::Known)
     }
 );
-
-/// The host veth that the client of the packet in [`Work::head`](crate::model::work::Work::head) is
-/// behind: of its address, which another interface of the container may have.
-#[inline(always)]
-fn client<I: Net>(work: &WorkArea<I>, ctx: *mut __sk_buff) -> u32 {
-    container::sender(work.head.tuple.src.wide(), Skb::new(ctx).ifindex())
-}
 
 /// What has a VLAN tag. The tag is beside the packet, not in it, so such a packet looks like any
 /// other; but the bypass would put the tag back, and the wire is another network for it.
@@ -115,8 +118,9 @@ pub fn other(ctx: *mut __sk_buff) -> Step<Verdict> {
 
 global!(
     /// Parses a packet that no bypass took into [`Work::head`](crate::model::work::Work::head), and
-    /// drops what the pod may not send.
-    fn check<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
+    /// drops what the pod may not send. Returns the host veth that its source address is of, which may
+    /// be another one of the same container.
+    fn check<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<u32> {
         let mut skb = Skb::new(ctx);
         let Some(pod) = device(skb.ifindex()) else {
             return Err(Verdict::STACK);
@@ -141,11 +145,12 @@ global!(
             signed::sign(&mut skb, &work.head);
             return Err(Verdict::STACK);
         }
-        anti_spoofing::check(&skb, &work.head, pod)?;
-        if pod.flags & flags::ANTI_SPOOF == 0 {
-            return Ok(());
+        let owner = container::owner(skb.ifindex(), work.head.tuple.src.wide());
+        anti_spoofing::check(&skb, &work.head, pod, owner)?;
+        if pod.flags & flags::ANTI_SPOOF != 0 {
+            tunnel::check(&work.head)?;
         }
-        tunnel::check(&work.head)
+        Ok(owner.map_or(skb.ifindex(), NonZeroU32::get))
     }
 );
 

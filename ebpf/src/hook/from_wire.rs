@@ -13,7 +13,7 @@ use crate::{
     bypass::{self, Side},
     flow::{
         signed,
-        tracking::{look_up, note},
+        tracking::{Seen, look_up, note},
     },
     fragment::{
         self,
@@ -40,15 +40,19 @@ use crate::{
 /// IPv4 and IPv6; the network header is at `L3`.
 #[inline(always)]
 pub fn ip<I: Net, const L3: u32>(ctx: *mut __sk_buff) -> Step<Verdict> {
-    if L3 == ETHERNET {
-        bypass::take::<I>(ctx, Side::Wire)?;
-    }
+    let seen = if L3 == ETHERNET {
+        bypass::take::<I>(ctx, Side::Wire)?
+    } else {
+        Seen::Perhaps
+    };
     // SAFETY: this is the only view, but for those that it is lent for.
     let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
         return Ok(Verdict::STACK);
     };
     let work = &mut work;
-    hairpin::serve(work, ctx, 0, |work, ctx| translate_back(work, ctx, L3))?;
+    hairpin::serve(work, ctx, 0, seen, |work, ctx, seen| {
+        translate_back(work, ctx, L3, seen)
+    })?;
     Ok(Verdict::STACK)
 }
 
@@ -58,6 +62,7 @@ global!(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
         l3: u32,
+        seen: Seen,
     ) -> Step<Served> {
         let mut skb = Skb::new(ctx);
         if !parse_packet(work, ctx, l3) || !skb.is_for_host() {
@@ -71,7 +76,7 @@ global!(
             reorder::copy(work, ctx);
             return Err(Verdict::STACK);
         }
-        let served = if look_up(work) {
+        let served = if seen == Seen::Perhaps && look_up(work) {
             Served::Known
         } else {
             open_host_port(work, ctx, 0)?

@@ -1,6 +1,8 @@
 //! Which host veths are of one container: one that is in several networks has one for each, and its own
 //! stack decides which interface a packet leaves by, whichever of its addresses the packet carries.
 
+use core::num::NonZeroU32;
+
 use underpass_abi::{addr::Addr, endpoint::device as flags};
 
 use crate::kernel::{
@@ -24,20 +26,26 @@ global!(
     }
 );
 
-/// Whether the container behind a host veth has the address, at this interface or at another.
+/// The host veth that an address is of, if the container behind `ifindex` has it: at this interface or
+/// at another. (No device has the number 0. An `Option<u32>` would be a pair, of which nobody writes the
+/// second where there is none, and the verifier of 5.10 refuses to have it copied.)
+#[inline(always)]
+pub fn owner(ifindex: u32, addr: Addr) -> Option<NonZeroU32> {
+    let owner = NonZeroU32::new(endpoint(addr)?.ifindex)?;
+    is_same(owner.get(), ifindex).then_some(owner)
+}
+
+/// Whether the container behind a host veth has the address.
 #[inline(always)]
 pub fn owns(ifindex: u32, addr: Addr) -> bool {
-    endpoint(addr).is_some_and(|endpoint| is_same(endpoint.ifindex, ifindex))
+    owner(ifindex, addr).is_some()
 }
 
 /// The host veth that a packet's source address is of, if the packet came by another of the same
 /// container; else the device that it came by.
 #[inline(always)]
 pub fn sender(src: Addr, ifindex: u32) -> u32 {
-    match endpoint(src) {
-        Some(owner) if is_same(owner.ifindex, ifindex) => owner.ifindex,
-        _ => ifindex,
-    }
+    owner(ifindex, src).map_or(ifindex, NonZeroU32::get)
 }
 
 /// Whether the bypass treats what comes by the host veth `ifindex` as what comes by `owner`: they are

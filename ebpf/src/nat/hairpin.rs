@@ -18,7 +18,7 @@ use underpass_ebpf::l4::Kind;
 
 use crate::{
     filter::quota::{charge, refund},
-    flow::tracking::look_up,
+    flow::tracking::{Seen, look_up},
     kernel::{
         container,
         global::global,
@@ -54,16 +54,17 @@ pub fn is_in_the_way<I: Net>(work: &Work<I>) -> bool {
 }
 
 /// Has a packet served, and served again if both ends of its flow had to be translated first.
-/// `client` is as in [`open_hairpin`].
+/// `client` is as in [`open_hairpin`]; `seen` is what is known of the packet's flow before that.
 #[inline(always)]
 pub fn serve<I: Net>(
     work: &mut WorkArea<I>,
     ctx: *mut __sk_buff,
     client: u32,
-    serve: impl Fn(&mut WorkArea<I>, *mut __sk_buff) -> Step<Served>,
+    seen: Seen,
+    serve: impl Fn(&mut WorkArea<I>, *mut __sk_buff, Seen) -> Step<Served>,
 ) -> Step<Served> {
-    match serve(work, ctx)? {
-        Served::Crowded if open_hairpin(work, ctx, client)? => serve(work, ctx),
+    match serve(work, ctx, seen)? {
+        Served::Crowded if open_hairpin(work, ctx, client)? => serve(work, ctx, Seen::Perhaps),
         served => Ok(served),
     }
 }
