@@ -28,7 +28,7 @@ use crate::{
     },
     kernel::{
         container,
-        global::global,
+        global::{global, number},
         maps::{count, device, endpoint, policy, stamp, tick},
         memory,
         net::Net,
@@ -44,6 +44,16 @@ use crate::{
     trace,
 };
 
+number!(
+    /// What is known of a flow after a packet of it was learned.
+    pub enum Learned {
+        /// It may be one that is translated.
+        Perhaps,
+        /// Nothing of it is translated.
+        Plain,
+    }
+);
+
 global!(
     /// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
     /// `from_ifindex` to the pod behind `to_ifindex`.
@@ -52,26 +62,26 @@ global!(
         ctx: *mut __sk_buff,
         from_ifindex: u32,
         to_ifindex: u32,
-    ) {
+    ) -> Learned {
         let end = work.place.end;
         // A forged source, or an address that moved since, is nothing to remember.
         let owner = endpoint(work.head.tuple.src.wide()).map(|owner| owner.ifindex);
         if owner.is_some_and(|owner| !container::is_same(from_ifindex, owner)) {
-            return;
+            return Learned::Perhaps;
         }
         let is_alike = owner.is_none_or(|owner| container::stands_in(from_ifindex, owner));
         let from_ifindex = owner.unwrap_or(from_ifindex);
         let (Some(from), Some(to)) = (device(from_ifindex), device(to_ifindex)) else {
-            return;
+            return Learned::Perhaps;
         };
         let from_pod = from.flags & flags::POD != 0;
         if from_pod != owner.is_some() {
-            return;
+            return Learned::Perhaps;
         }
         if endpoint(work.head.tuple.dst.wide())
             .is_none_or(|endpoint| endpoint.ifindex != to_ifindex)
         {
-            return;
+            return Learned::Perhaps;
         }
         let is_wanted =
             to.flags & flags::BYPASS != 0 && (!from_pod || from.flags & flags::BYPASS != 0);
@@ -90,7 +100,7 @@ global!(
         // keep their source.
         let is_needed = !from_pod && to.flags & flags::MASQUERADE != 0;
         if !bypass && !is_needed {
-            return;
+            return Learned::Perhaps;
         }
         let payer = if from_pod {
             Payer::Opener(from_ifindex)
@@ -101,7 +111,7 @@ global!(
             }
         };
         let Some(flow) = open(work, end, payer) else {
-            return;
+            return Learned::Perhaps;
         };
         let uplink = if from_pod { 0 } else { from_ifindex };
         let (own, opposite) = (
@@ -109,16 +119,16 @@ global!(
             half_of(flow, end.other()).rewrite,
         );
         if own & TWICE == TWICE || opposite & TWICE == TWICE {
-            return;
+            return Learned::Perhaps;
         }
         if own | opposite != 0 && !bypass {
-            return;
+            return Learned::Perhaps;
         }
         if own != 0 {
             // An answer from a host port, to a pod of this node: `to_pod` is about to translate it.
             let back = half_of(flow, end);
             if back.rewrite & rewrite::EARLY == 0 {
-                return;
+                return Learned::Perhaps;
             }
             leave_to_pod(back, to_ifindex, to);
             back.action = action::PEER;
@@ -128,11 +138,11 @@ global!(
             let sent = outgoing::<I>(half_of(flow, end.other()), work.head.tuple.protocol);
             work.partner_place.set(&sent);
             let Some(outer) = find::<I>(&work.partner_place.key) else {
-                return;
+                return Learned::Perhaps;
             };
             let into = half_of(outer, work.partner_place.end.other());
             if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, &work.head.tuple) {
-                return;
+                return Learned::Perhaps;
             }
             leave_to_pod(into, to_ifindex, to);
             into.action = action::PEER;
@@ -156,6 +166,11 @@ global!(
         show_opening(work);
         join(work);
         trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
+        if own | opposite == 0 {
+            Learned::Plain
+        } else {
+            Learned::Perhaps
+        }
     }
 );
 

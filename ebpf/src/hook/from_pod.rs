@@ -150,7 +150,14 @@ global!(
         if pod.flags & flags::ANTI_SPOOF != 0 {
             tunnel::check(&work.head)?;
         }
-        Ok(owner.map_or(skb.ifindex(), NonZeroU32::get))
+        let client = owner.map_or(skb.ifindex(), NonZeroU32::get);
+        // What comes by another interface than that of its address may be of a pod that has a bypass.
+        work.sender = if client == skb.ifindex() {
+            pod.flags
+        } else {
+            pod.flags | flags::BYPASS
+        };
+        Ok(client)
     }
 );
 
@@ -174,7 +181,10 @@ global!(
         }
         // Of a datagram to the host, so that the later ones are not kept.
         fragment::remember(&work.head);
-        signed::sign(&mut skb, &work.head);
+        // Without a bypass nobody asks whose it was.
+        if work.sender & flags::BYPASS != 0 {
+            signed::sign(&mut skb, &work.head);
+        }
         Ok(Verdict::STACK)
     }
 );

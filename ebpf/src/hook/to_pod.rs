@@ -2,16 +2,22 @@
 //! learned for its tuple is forgotten.
 
 use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::endpoint::device as flags;
 use underpass_ebpf::l4::Kind;
 
 use crate::{
     flow::{
-        join::forget, learn::learn_to_pod, signed, tracking::look_up, translated::learn_translated,
+        join::forget,
+        learn::{Learned, learn_to_pod},
+        signed,
+        tracking::look_up,
+        translated::learn_translated,
     },
     icmp_error::error_to_pod,
     kernel::{
         ETHERNET,
         global::global,
+        maps::device,
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
@@ -50,12 +56,16 @@ global!(
             return Err(Verdict::STACK);
         }
         if work.head.kind == Kind::Flow {
-            if signed::is_unchanged::<I>(&skb, &work.head) {
-                learn_to_pod(work, ctx, skb.arrival(), skb.ifindex());
-            } else if learn_translated(work, ctx, skb.arrival(), skb.ifindex()) {
-                return Err(Verdict::STACK);
-            } else {
-                forget(work);
+            if is_learned_from(&skb) {
+                if signed::is_unchanged::<I>(&skb, &work.head) {
+                    if learn_to_pod(work, ctx, skb.arrival(), skb.ifindex()) == Learned::Plain {
+                        return Err(Verdict::STACK);
+                    }
+                } else if learn_translated(work, ctx, skb.arrival(), skb.ifindex()) {
+                    return Err(Verdict::STACK);
+                } else {
+                    forget(work);
+                }
             }
             return Err(arrive(work, ctx)?);
         }
@@ -65,6 +75,13 @@ global!(
         Err(Verdict::STACK)
     }
 );
+
+/// Whether there is something to learn from the packet: not between pods if this one has no bypass.
+#[inline(always)]
+fn is_learned_from(skb: &Skb) -> bool {
+    let has = |ifindex, flag| device(ifindex).is_some_and(|device| device.flags & flag != 0);
+    has(skb.ifindex(), flags::BYPASS) || !has(skb.arrival(), flags::POD)
+}
 
 global!(
     /// Gives what comes back from a host port the address and port that the pod asked for: here, since

@@ -140,9 +140,11 @@ fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Dev
     if !mapping::note(work) || is_given_up(work, skb) {
         return Ok(Left::Unknown);
     }
-    if !signed::is_unchanged(skb, &work.head) {
+    if pod.flags & flags::BYPASS == 0 {
+        // Nobody has signed it.
+    } else if !signed::is_unchanged(skb, &work.head) {
         forget(work);
-    } else if pod.flags & flags::BYPASS != 0 && work.head.plain {
+    } else if work.head.plain {
         // Nothing takes the bypass to a device without Ethernet headers.
         let may_leave = work.head.l3 == ETHERNET
             && (from != owner || container::stands_in(skb.ingress_ifindex(), owner));
