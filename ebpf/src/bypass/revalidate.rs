@@ -212,11 +212,7 @@ global!(
             return Way::Stale;
         };
         let half = half_of(flow, work.place.end);
-        half.mtu = work.route.mtu;
-        half.queue = half.queue & flags::NETKIT | kind & flags::TUNNEL;
-        memory::copy(&mut half.eth, &work.route.eth);
-        // An unresolved neighbour left no Ethernet addresses: the next packet asks again.
-        half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
+        learn::settle_on_wire(half, &work.route, kind);
         Way::Settled
     }
 );

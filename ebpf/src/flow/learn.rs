@@ -38,6 +38,7 @@ use crate::{
     },
     model::{
         direction::{TWICE, half_of, leaves_as, outgoing, set_outgoing},
+        route::Route,
         state::begins,
         work::{Place, Work},
     },
@@ -176,7 +177,7 @@ global!(
 
 global!(
     /// Learns the way of the packet in [`Work::head`], of a flow that is not known yet, from the pod
-    /// behind `pod_ifindex` out of an uplink.
+    /// behind `pod_ifindex` out of an uplink, by which it goes as in [`leave_by_wire`].
     pub fn learn_to_wire<I: Net>(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
@@ -194,11 +195,12 @@ global!(
 
 global!(
     /// The flow of the packet in [`Work::head`], which came out of this uplink unchanged, has a way to
-    /// the world.
+    /// the world: that in [`Work::route`], as [`agrees`] has just found.
     pub fn leave_by_wire<I: Net>(work: &mut WorkArea<I>, pod_ifindex: u32, uplink: u32) {
         let Work {
             head,
             place: Place { key, end },
+            route,
             ..
         } = &mut **work;
         let Some(flow) = find::<I>(key) else {
@@ -216,6 +218,8 @@ global!(
             enter::<I>(out, pod_ifindex, pod);
         }
         leave_to_wire(out, uplink);
+        let kind = device(uplink).map_or(0, |uplink| uplink.flags);
+        settle_on_wire(out, route, kind);
         out.action = action::WIRE;
         pass(out, 0);
         show_opening(work);
@@ -335,6 +339,18 @@ pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
     half.out_ifindex = ifindex;
     half.mtu = u32::MAX;
     half.stamp = 0;
+}
+
+/// Packets of this half go the way that the routing table has just named, out of an uplink of this kind ([flags]). A
+/// neighbour that is not known left no Ethernet addresses: the next packet asks again.
+///
+/// [flags]: underpass_abi::endpoint::device
+#[inline(always)]
+pub fn settle_on_wire<A>(half: &mut Half<A>, route: &Route<A>, kind: u32) {
+    half.mtu = route.mtu;
+    half.queue = half.queue & flags::NETKIT | kind & flags::TUNNEL;
+    memory::copy(&mut half.eth, &route.eth);
+    half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
 }
 
 /// Who pays for a flow that begins: the pod behind a host veth.

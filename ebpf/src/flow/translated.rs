@@ -29,7 +29,8 @@ use crate::{
         entry::{find, prolong, remove_one},
         join::{forget, join, suspend, vacate},
         learn::{
-            self, enter, is_reachable, leave_to_pod, leave_to_wire, pass, queue, show_opening,
+            self, enter, is_reachable, leave_to_pod, leave_to_wire, pass, queue, settle_on_wire,
+            show_opening,
         },
         signed,
         table::{At, Share, Stored, store},
@@ -130,7 +131,9 @@ global!(
         if !is_there {
             return true;
         }
-        let Work { head, place, .. } = &mut **work;
+        let Work {
+            head, place, route, ..
+        } = &mut **work;
         let Some(flow) = find::<I>(&place.key) else {
             return true;
         };
@@ -143,6 +146,7 @@ global!(
             half.action = action::PEER;
         } else {
             leave_to_wire(half, to_ifindex);
+            settle_on_wire(half, route, to.flags);
             half.action = action::WIRE;
         }
         pass(half, if owner.is_some() { 0 } else { arrival });
