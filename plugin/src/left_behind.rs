@@ -4,12 +4,13 @@
 use std::{collections::BTreeSet, path::Path};
 
 use underpass_dataplane::Maps;
-use underpass_netlink::Netlink;
+use underpass_netlink::{Netlink, link::Link};
 
 use crate::{
     error::Error,
     finding::{Finding, Findings},
     identity::Alias,
+    uplink::devices,
 };
 
 /// Finds the devices of containers that `maps` do not know, if there are any maps: of the attachments that `is_asked`
@@ -19,31 +20,37 @@ pub(crate) fn left_behind(
     maps: Option<&Maps>,
     is_asked: impl Fn(&Alias) -> bool,
 ) -> Result<Findings, Error> {
-    let known = |maps: &Maps| -> Result<BTreeSet<u32>, Error> {
-        let attachments = maps.attachments()?.into_iter();
-        Ok(attachments.map(|(_, record)| record.ifindex).collect())
-    };
     let node = Netlink::open()?;
+    let is_asked = |link: &Link| Alias::of(link).is_some_and(|alias| is_asked(&alias));
     let links = match maps {
-        None => node.links()?,
+        None => {
+            let mut links = node.links()?;
+            links.retain(is_asked);
+            links
+        }
         Some(maps) => {
-            let before = known(maps)?;
-            let mut links = node.links_where(|index| !before.contains(&index))?;
-            // Those of ADDs that have ended meanwhile.
-            let after = known(maps)?;
-            links.retain(|link| link.up && !after.contains(&link.index));
+            let all = node.indices()?;
+            let unknown = &all - &known(maps)?;
+            let mut links = devices(&node, &unknown, all.len())?;
+            links.retain(|link| link.up && is_asked(link));
+            if !links.is_empty() {
+                // Those of ADDs that have ended meanwhile.
+                let known = known(maps)?;
+                links.retain(|link| !known.contains(&link.index));
+            }
             links
         }
     };
     let mut findings = Findings::default();
-    findings.extend(
-        links
-            .into_iter()
-            .filter(|link| Alias::of(link).is_some_and(|alias| is_asked(&alias)))
-            .map(|link| Finding::LeftBehind {
-                device: link.name,
-                root: root.to_owned(),
-            }),
-    );
+    findings.extend(links.into_iter().map(|link| Finding::LeftBehind {
+        device: link.name,
+        root: root.to_owned(),
+    }));
     Ok(findings)
+}
+
+/// The host's ends that the maps know.
+fn known(maps: &Maps) -> Result<BTreeSet<u32>, Error> {
+    let attachments = maps.attachments()?.into_iter();
+    Ok(attachments.map(|(_, record)| record.ifindex).collect())
 }

@@ -20,7 +20,7 @@ mod look;
 pub(crate) mod reconcile;
 mod tunnel;
 
-pub(crate) use look::Uplinks;
+pub(crate) use look::{Uplinks, devices};
 
 /// Value of `rp_filter`: a packet must come in by the device that the answer would leave by.
 const STRICT: i32 = 1;

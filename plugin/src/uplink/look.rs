@@ -54,15 +54,7 @@ impl<'a> Uplinks<'a> {
             .copied()
             .filter(|index| !pods.contains(index))
             .collect();
-        // One in a list costs as much as one that is asked for.
-        let mut links = if others.len() <= FEW.max(all.len() / 2) {
-            let asked = others.iter().map(|index| node.link(By::Index(*index)));
-            asked
-                .filter_map(Result::transpose)
-                .collect::<Result<_, _>>()?
-        } else {
-            node.links_where(|index| others.contains(&index))?
-        };
+        let mut links = devices(node, &others, all.len())?;
         // Many ADDs at once make many devices that the maps do not know yet.
         links.retain(is_not_ours);
         let (mut addresses, mut routes) = (Vec::new(), Vec::new());
@@ -91,4 +83,20 @@ impl<'a> Uplinks<'a> {
             patterns,
         })
     }
+}
+
+/// Asks about these devices of the node, which has `all` of them.
+pub(crate) fn devices(
+    node: &Netlink,
+    wanted: &BTreeSet<u32>,
+    all: usize,
+) -> Result<Vec<Link>, Error> {
+    // One in a list costs as much as one that is asked for.
+    if wanted.len() > FEW.max(all / 2) {
+        return Ok(node.links_where(|index| wanted.contains(&index))?);
+    }
+    let asked = wanted.iter().map(|index| node.link(By::Index(*index)));
+    Ok(asked
+        .filter_map(Result::transpose)
+        .collect::<Result<_, _>>()?)
 }

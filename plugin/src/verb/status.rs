@@ -3,7 +3,10 @@
 //! run nothing, and the ADD that mends it never comes. Polled every few seconds: reads a little,
 //! changes nothing.
 
-use std::path::Path;
+use std::{
+    hash::{BuildHasher as _, Hasher as _, RandomState},
+    path::Path,
+};
 
 use tracing::warn;
 use underpass_abi::endpoint::device;
@@ -82,11 +85,16 @@ fn existing(pins: &Pins, network: u32) -> Result<Findings, Error> {
     let node = Netlink::open()?;
     // Uplinks that are new or have changed are the next ADD's business: a network that is not ready
     // for them would never see that ADD.
-    let devices: Vec<_> = maps
+    let (pods, others): (Vec<_>, Vec<_>) = maps
         .devices()?
         .into_iter()
         .filter(|(_, entry)| entry.flags & device::POD == 0 || entry.network == network)
-        .map(|(index, entry)| (index, attach::places(entry.flags)))
+        .map(|(index, entry)| (index, entry.flags))
+        .partition(|(_, flags)| flags & device::POD != 0);
+    let devices: Vec<_> = others
+        .into_iter()
+        .chain(some_of(pods, turn()))
+        .map(|(index, flags)| (index, attach::places(flags)))
         .collect();
     for (index, place) in attach::missing(&node, pins, &devices)? {
         // A device that is gone took its filters along.
@@ -98,4 +106,44 @@ fn existing(pins: &Pins, network: u32) -> Result<Findings, Error> {
         }
     }
     Ok(findings)
+}
+
+/// Containers whose programs one STATUS looks at. Each look is a question to the kernel under its one lock for all
+/// that concerns devices, and a runtime asks every few seconds: with a thousand containers these would be two
+/// thousand. The next one looks at others; CHECK and `underpass status` look at all.
+const SOME: usize = 64;
+
+/// A number by chance: one that follows from the time could be the same whenever a runtime asks.
+fn turn() -> usize {
+    let number = RandomState::new().build_hasher().finish();
+    usize::try_from(number >> 32).unwrap_or_default()
+}
+
+/// As many as are looked at, from another place each turn.
+fn some_of<T>(mut all: Vec<T>, turn: usize) -> Vec<T> {
+    if all.len() > SOME {
+        let first = turn % all.len().div_ceil(SOME) * SOME;
+        all.rotate_left(first);
+        all.truncate(SOME);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_looked_at_in_turn() {
+        for all in [0, 1, SOME, SOME + 1, 1_000] {
+            let turns = all.div_ceil(SOME);
+            let mut seen: Vec<_> = (0..turns)
+                .flat_map(|turn| some_of((0..all).collect(), turn))
+                .collect();
+            seen.sort_unstable();
+            seen.dedup();
+            assert_eq!(seen.len(), all, "{turns} turns");
+            assert!(some_of((0..all).collect(), turns + 1).len() <= SOME);
+        }
+    }
 }
