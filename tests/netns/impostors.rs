@@ -152,15 +152,23 @@ fn a_stray_reset_costs_no_life(#[values(V4, V6)] family: Family) -> Result<()> {
 
 /// A container that may forge has others' packets in its name, and no say in their flows.
 #[rstest]
-fn a_forged_packet_ends_no_flow(#[values(V4, V6)] family: Family) -> Result<()> {
+fn a_forged_packet_ends_no_flow(
+    #[values(V4, V6)] family: Family,
+    #[values(Towards::World, Towards::Pod)] towards: Towards,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     lab.world.route_pods()?;
     let conf = lab.conf().with("ipMasq", false);
-    let pod = lab.pod_with("a", &conf)?;
-    let forger = lab.pod_with("c", &conf.with("antiSpoof", false))?;
-    let remote = family.remote_at(PORT);
-    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let (pod, other) = (lab.pod_with("a", &conf)?, lab.pod_with("b", &conf)?);
+    let may_forge = conf.with("antiSpoof", false).with("bypass", bypass);
+    let forger = lab.pod_with("c", &may_forge)?;
+    let (netns, link, remote) = match towards {
+        Towards::World => (lab.world.netns(), World::LINK, family.remote_at(PORT)),
+        Towards::Pod => (other.netns(), Pod::IFNAME, other.at(family, PORT)),
+    };
+    let _server = udp::Server::start(netns, remote)?;
     let mut client = udp::Client::open_at(pod.netns(), family, SOURCE)?;
     client.chat(remote, 10)?;
     let ends = [pod.at(family, SOURCE), remote];
@@ -173,9 +181,9 @@ fn a_forged_packet_ends_no_flow(#[values(V4, V6)] family: Family) -> Result<()> 
     };
     let before = bypassed()?;
     ensure!(before >= 10, "{before} packets took the bypass");
+    let arrived = Capture::start(netns, link)?;
     let link = RawLink::open(forger.netns(), Pod::IFNAME)?;
     let forged = forger.ends(remote.ip())?.from_ip(pod.ip(family));
-    let arrived = Capture::start(lab.world.netns(), World::LINK)?;
     link.send(&forged.udp(SOURCE, PORT, b"forged"))?;
     let is_forged = |bytes: &[u8]| bytes.ends_with(b"forged");
     ensure!(
@@ -188,6 +196,13 @@ fn a_forged_packet_ends_no_flow(#[values(V4, V6)] family: Family) -> Result<()> 
     let after = bypassed()?;
     ensure!(after >= meanwhile + 16, "{after} after {meanwhile}");
     Ok(())
+}
+
+/// Where a flow leads.
+#[derive(Clone, Copy, Debug)]
+enum Towards {
+    World,
+    Pod,
 }
 
 /// Nor do the flags of one end a connection.

@@ -150,14 +150,11 @@ global!(
         if pod.flags & flags::ANTI_SPOOF != 0 {
             tunnel::check(&work.head)?;
         }
-        let client = owner.map_or(skb.ifindex(), NonZeroU32::get);
-        // What comes by another interface than that of its address may be of a pod that has a bypass.
-        work.sender = if client == skb.ifindex() {
-            pod.flags
-        } else {
-            pod.flags | flags::BYPASS
-        };
-        Ok(client)
+        // Without a bypass nobody asks whose it was. But what has an address that is not this interface's own may be of a flow of
+        // somebody who has one, and must not be taken for something that the stack has translated.
+        let is_own = owner.is_some_and(|owner| owner.get() == skb.ifindex());
+        work.is_signed = !is_own || pod.flags & flags::BYPASS != 0;
+        Ok(owner.map_or(skb.ifindex(), NonZeroU32::get))
     }
 );
 
@@ -181,8 +178,7 @@ global!(
         }
         // Of a datagram to the host, so that the later ones are not kept.
         fragment::remember(&work.head);
-        // Without a bypass nobody asks whose it was.
-        if work.sender & flags::BYPASS != 0 {
+        if work.is_signed {
             signed::sign(&mut skb, &work.head);
         }
         Ok(Verdict::STACK)

@@ -30,8 +30,8 @@ pub struct Work<I: Ip> {
     pub head: Head<I>,
     /// The packet that it quotes.
     pub inner: Head<I>,
-    /// What is known of the pod that it is from: [flags](underpass_abi::endpoint::device).
-    pub sender: u32,
+    /// Whether it must be known again where it comes out of the stack.
+    pub is_signed: bool,
     /// Where its flow's entry is.
     pub place: Place<I>,
     /// What is known of its flow's direction.
