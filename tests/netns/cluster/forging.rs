@@ -6,6 +6,7 @@ use std::{
 };
 
 use rstest::rstest;
+use underpass_dataplane::kernel;
 use underpass_tests::{
     capture::Capture,
     frame::{self, Ends},
@@ -55,7 +56,11 @@ fn a_pod_sends_no_packets_of_the_tunnel(
             // The end of the tunnel has all addresses of its node: those of its own device are reached through it.
             let behind = Family::BOTH.map(|family| node.tunnel_address(family));
             let behind: Vec<IpAddr> = behind.into_iter().collect::<Result<_>>()?;
-            let ways = [&[node.address(outside)][..], &behind].concat();
+            let mut ways = [&[node.address(outside)][..], &behind].concat();
+            if kernel::version() < (5, 14) {
+                // The first address of a subnet is a broadcast address there, to which nobody sends by chance.
+                ways.retain(|way| way.is_ipv6() || *way == node.address(outside));
+            }
             for (count, way) in (1..).zip(ways) {
                 let socket = udp::Client::open(attacker.netns(), Family::of(way))?;
                 let mark = [MARK, &[count]].concat();
