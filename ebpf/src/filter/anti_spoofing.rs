@@ -4,7 +4,7 @@
 use core::num::NonZeroU32;
 
 use underpass_abi::{
-    addr::{Addr4, Family as _},
+    addr::Addr4,
     counter::Counter,
     endpoint::{Device, device},
     flow::protocol,

@@ -55,6 +55,17 @@ number!(
     }
 );
 
+impl Learned {
+    /// What bits of [`rewrite`] say, of both directions.
+    #[inline(always)]
+    const fn with(rewrites: u8) -> Self {
+        match rewrites {
+            0 => Self::Plain,
+            _ => Self::Perhaps,
+        }
+    }
+}
+
 global!(
     /// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
     /// `from_ifindex` to the pod behind `to_ifindex`.
@@ -167,11 +178,7 @@ global!(
         show_opening(work);
         join(work);
         trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
-        if own | opposite == 0 {
-            Learned::Plain
-        } else {
-            Learned::Perhaps
-        }
+        Learned::with(own | opposite)
     }
 );
 
@@ -341,10 +348,8 @@ pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
     half.stamp = 0;
 }
 
-/// Packets of this half go the way that the routing table has just named, out of an uplink of this kind ([flags]). A
-/// neighbour that is not known left no Ethernet addresses: the next packet asks again.
-///
-/// [flags]: underpass_abi::endpoint::device
+/// Packets of this half go the way that the routing table has just named, out of an uplink with these flags. Where the
+/// neighbour is not known it has no Ethernet addresses: the next packet asks again.
 #[inline(always)]
 pub fn settle_on_wire<A>(half: &mut Half<A>, route: &Route<A>, kind: u32) {
     half.mtu = route.mtu;
