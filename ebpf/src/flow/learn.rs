@@ -224,7 +224,7 @@ global!(
             };
             enter::<I>(out, pod_ifindex, pod);
         }
-        leave_to_wire(out, uplink);
+        out.out_ifindex = uplink;
         let kind = device(uplink).map_or(0, |uplink| uplink.flags);
         settle_on_wire(out, route, kind);
         out.action = action::WIRE;

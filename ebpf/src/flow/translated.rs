@@ -29,8 +29,7 @@ use crate::{
         entry::{find, prolong, remove_one},
         join::{forget, join, suspend, vacate},
         learn::{
-            self, enter, is_reachable, leave_to_pod, leave_to_wire, pass, queue, settle_on_wire,
-            show_opening,
+            self, enter, is_reachable, leave_to_pod, pass, queue, settle_on_wire, show_opening,
         },
         signed,
         table::{At, Share, Stored, store},
@@ -145,7 +144,7 @@ global!(
             leave_to_pod(half, to_ifindex, to);
             half.action = action::PEER;
         } else {
-            leave_to_wire(half, to_ifindex);
+            half.out_ifindex = to_ifindex;
             settle_on_wire(half, route, to.flags);
             half.action = action::WIRE;
         }
