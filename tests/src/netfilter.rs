@@ -68,9 +68,13 @@ impl Netfilter {
     /// The strict firewall beside kube-proxy's rules, and connection tracking with a short memory.
     pub fn new(node: &Arc<Node>) -> Result<Self> {
         static RULES: LazyLock<String> = LazyLock::new(|| {
-            let proxy =
-                kube_proxy::usual().map(|mode| kube_proxy::rules(mode, &kube_proxy::elsewhere()));
-            [STRICT, proxy.as_deref().unwrap_or_default()].concat()
+            let services = kube_proxy::elsewhere();
+            let rules = |mode| {
+                Family::BOTH
+                    .map(|family| kube_proxy::rules(mode, family, &services))
+                    .concat()
+            };
+            STRICT.to_owned() + &kube_proxy::usual().map(rules).unwrap_or_default()
         });
         let netfilter = Self {
             node: Arc::clone(node),
@@ -217,8 +221,12 @@ impl Netfilter {
     /// Has kube-proxy serve these Services in this mode, and no others.
     pub fn proxy(&self, mode: Mode, services: &[Service]) -> Result<()> {
         kube_proxy::prepare(self.node.netns(), mode)?;
-        let rules = [kube_proxy::removal(), kube_proxy::rules(mode, services)];
-        self.load(&rules.concat())
+        // Each family at once, but not both: kube-proxy does not either.
+        for family in Family::BOTH {
+            let rules = kube_proxy::rules(mode, family, services);
+            self.load(&(kube_proxy::removal(family) + &rules))?;
+        }
+        Ok(())
     }
 
     /// Has kube-proxy in its nftables mode take this for the node's primary address: it serves node ports there, too.

@@ -188,19 +188,20 @@ fn an_endpoint_goes(
     lab.firewall.delete_entries(family, "udp")?;
     let line = Capture::start(lab.world.netns(), World::LINK)?;
     ask_until_moved(&mut asking, cluster)?;
-    let to_old = || {
-        let is_to_old =
-            |bytes: &&Vec<u8>| frame::read(bytes).is_some_and(|packet| packet.dst == old.ip());
-        line.frames().iter().filter(is_to_old).count()
+    let frames_to = |at: SocketAddr| {
+        let is_to =
+            |bytes: &&Vec<u8>| frame::read(bytes).is_some_and(|packet| packet.dst == at.ip());
+        line.frames().iter().filter(is_to).count()
     };
-    let before = to_old();
+    let before = frames_to(old);
     let meter = Meter::start(&lab.node)?;
     asking.chat(cluster, MANY)?;
     meter.expect(Counter::BypassWire, MOST / 2)?;
-    let after = to_old();
+    let (after, at_new) = (frames_to(old), frames_to(new));
+    // A node that is slow to take the rules feeds connection tracking with the first question: the old one gets none then.
     ensure!(
-        after == before && before > 0,
-        "{before} frames reached the old one while it was still asked, {after} in all"
+        after == before && at_new >= MANY,
+        "the old one got {before} frames while it was still asked, {after} in all, and the new one {at_new}"
     );
     Ok(())
 }

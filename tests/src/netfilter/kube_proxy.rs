@@ -80,8 +80,10 @@ impl Service {
     /// What comes to its cluster IP from outside the cluster. Another node may have the endpoint, and the answer must come back here.
     fn outside_cluster(&self) -> String {
         let ip = self.family().nft();
-        let (pods, cluster) = (self.pods(), self.cluster.ip());
-        format!("{ip} daddr {cluster} {ip} saddr != {pods}")
+        let (family, cluster) = (self.family(), self.cluster.ip());
+        let (pods, others) = (family.pods(), family.cluster_pods());
+        // Two conditions instead of one with a set: among ten thousand sets the kernel takes minutes to find each one's own.
+        format!("{ip} daddr {cluster} {ip} saddr != {pods} {ip} saddr != {others}")
     }
 
     /// All that pods' addresses are from, on whatever node: a set of `nft`.
@@ -140,19 +142,16 @@ fn of_cluster(family: Family) -> Vec<Service> {
     .collect()
 }
 
-/// Rules for these Services, of both families.
-pub(super) fn rules(mode: Mode, services: &[Service]) -> String {
-    let tables = Family::BOTH.map(|family| {
-        let services: Vec<&Service> = services
-            .iter()
-            .filter(|service| service.family() == family)
-            .collect();
-        match mode {
-            Mode::Iptables => iptables::tables(family, &services),
-            Mode::Nftables => nftables::table(family, &services),
-        }
-    });
-    tables.concat()
+/// Rules for those of these Services that are of one family.
+pub(super) fn rules(mode: Mode, family: Family, services: &[Service]) -> String {
+    let services: Vec<&Service> = services
+        .iter()
+        .filter(|service| service.family() == family)
+        .collect();
+    match mode {
+        Mode::Iptables => iptables::tables(family, &services),
+        Mode::Nftables => nftables::table(family, &services),
+    }
 }
 
 /// Sets what kube-proxy sets beside its rules.
@@ -174,16 +173,15 @@ pub(super) fn primary_address(address: IpAddr) -> String {
     )
 }
 
-/// What removes the rules of any mode, where there are some.
-pub(super) fn removal() -> String {
+/// What removes a family's rules of any mode, where there are some.
+pub(super) fn removal(family: Family) -> String {
+    let ip = family.nft();
     let tables = [&iptables::TABLES[..], &[nftables::TABLE]].concat();
-    let remove = |table: &str| {
-        // To delete a table that is not there would fail; to add one that is there does nothing.
-        Family::BOTH
-            .map(Family::nft)
-            .map(|ip| format!("add table {ip} {table}\ndelete table {ip} {table}\n"))
-    };
-    tables.into_iter().flat_map(remove).collect()
+    // To delete a table that is not there would fail; to add one that is there does nothing.
+    tables
+        .into_iter()
+        .map(|table| format!("add table {ip} {table}\ndelete table {ip} {table}\n"))
+        .collect()
 }
 
 /// The chain of each endpoint, with this prefix to its name; `mark` is the chain that marks for masquerade.

@@ -74,20 +74,23 @@ fn node_ports_of(family: Family) -> String {
     format!("fib daddr type local {but}jump KUBE-NODEPORTS")
 }
 
-/// The chains of a Service with endpoints: those that choose, one for each endpoint, and one for what comes to its node port.
+/// The chains of a Service with endpoints: one for each endpoint, one that chooses, and, where it has a node port, one for what
+/// comes there.
 fn chains_of(service: &Service) -> String {
     let key = service.key();
     let outside = format!("{} jump KUBE-MARK-MASQ", service.outside_cluster());
-    let endpoints = endpoint_chains(service, "KUBE-SEP", "KUBE-MARK-MASQ");
-    let choices = [
-        chain(
-            &format!("KUBE-SVC-{key}"),
-            &[vec![outside], choice(service)].concat(),
-        ),
-        chain(&format!("KUBE-SVL-{key}"), &choice(service)),
-        chain(&format!("KUBE-EXT-{key}"), &external(service)),
-    ];
-    endpoints + &choices.concat()
+    let mut chains = endpoint_chains(service, "KUBE-SEP", "KUBE-MARK-MASQ");
+    chains += &chain(
+        &format!("KUBE-SVC-{key}"),
+        &[vec![outside], choice(service)].concat(),
+    );
+    if service.node_port.is_some() {
+        if service.policy == Policy::Local {
+            chains += &chain(&format!("KUBE-SVL-{key}"), &choice(service));
+        }
+        chains += &chain(&format!("KUBE-EXT-{key}"), &external(service));
+    }
+    chains
 }
 
 /// Each rule takes its share of what the rules before it left.

@@ -141,17 +141,20 @@ fn common_chains(family: Family) -> String {
     )
 }
 
-/// The chains of a Service with endpoints: those that choose, one for each endpoint, and one for what comes to its node port.
+/// The chains of a Service with endpoints: one for each endpoint, one that chooses, and, where it has a node port, one for what
+/// comes there.
 fn chains_of(service: &Service) -> String {
     let key = service.key();
     let outside = format!("{} jump mark-for-masquerade", service.outside_cluster());
-    let endpoints = endpoint_chains(service, "endpoint", "mark-for-masquerade");
-    let choices = [
-        chain(&format!("service-{key}"), &[outside, choice(service)]),
-        chain(&format!("local-{key}"), &[choice(service)]),
-        chain(&format!("external-{key}"), &external(service)),
-    ];
-    endpoints + &choices.concat()
+    let mut chains = endpoint_chains(service, "endpoint", "mark-for-masquerade");
+    chains += &chain(&format!("service-{key}"), &[outside, choice(service)]);
+    if service.node_port.is_some() {
+        if service.policy == Policy::Local {
+            chains += &chain(&format!("local-{key}"), &[choice(service)]);
+        }
+        chains += &chain(&format!("external-{key}"), &external(service));
+    }
+    chains
 }
 
 fn choice(service: &Service) -> String {
