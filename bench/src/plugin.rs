@@ -56,6 +56,8 @@ pub(crate) enum Plugin {
     Learned,
     /// Ours without masquerade, flows learned.
     Routed,
+    /// [`Self::Routed`], but the stack forwards everything.
+    RoutedOff,
     /// Ours with `ipMasq`, the stack forwards everything.
     Off,
     /// [`Self::Learned`] by the executable of another build, see [`compare_with`].
@@ -76,7 +78,7 @@ impl Plugin {
             Self::PtpMasquerade => "ptp ipMasq",
             Self::PtpFlowtable => "ptp flowtable",
             Self::Learned | Self::Routed => "learned",
-            Self::Off => "off",
+            Self::Off | Self::RoutedOff => "off",
             Self::LearnedBefore => "learned before",
             Self::OffBefore => "off before",
             Self::Xdp => "xdp",
@@ -89,6 +91,7 @@ impl Plugin {
             self,
             Self::Learned
                 | Self::Routed
+                | Self::RoutedOff
                 | Self::Off
                 | Self::LearnedBefore
                 | Self::OffBefore
@@ -102,7 +105,9 @@ impl Plugin {
             Self::Ptp | Self::PtpMasquerade | Self::PtpFlowtable => {
                 Path::new(REFERENCE).join("ptp")
             }
-            Self::Learned | Self::Routed | Self::Off | Self::Xdp => node::plugin().to_owned(),
+            Self::Learned | Self::Routed | Self::RoutedOff | Self::Off | Self::Xdp => {
+                node::plugin().to_owned()
+            }
             Self::LearnedBefore | Self::OffBefore => {
                 before().unwrap_or_else(node::plugin).to_owned()
             }
@@ -126,8 +131,13 @@ impl Plugin {
             Self::Ptp => json!({ "type": "ptp" }),
             Self::PtpMasquerade | Self::PtpFlowtable => json!({ "type": "ptp", "ipMasq": true }),
             Self::Learned | Self::LearnedBefore => own("learned", node),
-            Self::Routed => {
-                let mut keys = own("learned", node);
+            Self::Routed | Self::RoutedOff => {
+                let bypass = if self == Self::Routed {
+                    "learned"
+                } else {
+                    "off"
+                };
+                let mut keys = own(bypass, node);
                 keys["ipMasq"] = json!(false);
                 keys
             }

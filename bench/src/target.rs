@@ -237,7 +237,8 @@ fn one_core(all: &[Series]) -> Vec<Target> {
     targets
 }
 
-/// A Service is as fast as its endpoint, however many there are, and a connection to it no slower than by the stack alone.
+/// A Service is as fast as its endpoint, however many there are, and a connection to it no slower than if nothing were learned, or by
+/// the stack alone.
 fn services(all: &[Series]) -> Vec<Target> {
     let mut targets = Vec::new();
     let measured = Route::SERVICES
@@ -257,23 +258,24 @@ fn services(all: &[Series]) -> Vec<Target> {
             let name = series.carrier.name(route);
             format!("{}, {family:?}, {name}, {}", route.name(), load.name())
         };
-        for (rules, most) in [
-            (Rules::Iptables, Many::TenThousand),
-            (Rules::Nftables, Many::Thousand),
-        ] {
+        for rules in [Rules::Iptables, Rules::Nftables] {
             let few = find(Plugin::Routed, rules, Many::One);
-            for services in [Many::One, most] {
+            for services in [Many::One, Many::TenThousand] {
                 let Some(own) = find(Plugin::Routed, rules, services) else {
                     continue;
                 };
                 if load != Load::Connections {
                     let (what, ratio) = (format!("{}: of direct", what(own)), own.of_limit);
                     targets.push(Target::of(what, Wanted::AtLeast, 0.95, ratio));
-                } else if let Some(peer) = find(Plugin::Ptp, rules, services)
-                    && let Some(ratio) = Summary::ratio(&own.samples, &peer.samples)
-                {
-                    let what = format!("{}: of {}", what(own), peer.carrier.name(route));
-                    targets.push(Target::of(what, Wanted::AtLeast, 1.0, ratio));
+                }
+                for plugin in [Plugin::RoutedOff, Plugin::Ptp] {
+                    if load == Load::Connections
+                        && let Some(peer) = find(plugin, rules, services)
+                        && let Some(ratio) = Summary::ratio(&own.samples, &peer.samples)
+                    {
+                        let what = format!("{}: of {}", what(own), peer.carrier.name(route));
+                        targets.push(Target::of(what, Wanted::AtLeast, 1.0, ratio));
+                    }
                 }
                 if services != Many::One
                     && load != Load::Connections

@@ -42,8 +42,6 @@ pub(crate) enum Rules {
 pub(crate) enum Many {
     One,
     Hundred,
-    /// Of nftables' maps `nft` takes minutes to read ten times as many.
-    Thousand,
     TenThousand,
 }
 
@@ -52,7 +50,6 @@ impl Many {
         match self {
             Self::One => 1,
             Self::Hundred => 100,
-            Self::Thousand => 1_000,
             Self::TenThousand => 10_000,
         }
     }
@@ -61,7 +58,6 @@ impl Many {
         match self {
             Self::One => "1",
             Self::Hundred => "100",
-            Self::Thousand => "1k",
             Self::TenThousand => "10k",
         }
     }
@@ -83,7 +79,7 @@ impl Translated {
 }
 
 /// All that are compared.
-pub(super) const ALL: [Translated; 11] = {
+pub(super) const ALL: [Translated; 13] = {
     const fn by(plugin: Plugin, rules: Rules, services: Many) -> Translated {
         Translated {
             plugin,
@@ -91,20 +87,22 @@ pub(super) const ALL: [Translated; 11] = {
             services,
         }
     }
-    use Many::{Hundred, One, TenThousand, Thousand};
+    use Many::{Hundred, One, TenThousand};
     use Rules::{Iptables, Nftables};
     [
         by(Plugin::Ptp, Iptables, One),
         by(Plugin::Ptp, Iptables, Hundred),
         by(Plugin::Ptp, Iptables, TenThousand),
         by(Plugin::Ptp, Nftables, One),
-        by(Plugin::Ptp, Nftables, Thousand),
+        by(Plugin::Ptp, Nftables, TenThousand),
         by(Plugin::PtpFlowtable, Nftables, One),
         by(Plugin::Routed, Iptables, One),
         by(Plugin::Routed, Iptables, Hundred),
         by(Plugin::Routed, Iptables, TenThousand),
         by(Plugin::Routed, Nftables, One),
-        by(Plugin::Routed, Nftables, Thousand),
+        by(Plugin::Routed, Nftables, TenThousand),
+        by(Plugin::RoutedOff, Iptables, One),
+        by(Plugin::RoutedOff, Nftables, One),
     ]
 };
 
