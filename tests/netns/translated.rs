@@ -295,10 +295,25 @@ fn connection_tracking_is_flushed(
     let mut client = udp::Client::open(scene.client.netns(), family)?;
     for _ in 0..3 {
         let meter = Meter::start(&scene.lab.node)?;
-        client.chat(cluster, MANY)?;
+        talk_on(&mut client, cluster)?;
         meter.expect(Counter::BypassPeer, MOST)?;
         scene.lab.firewall.delete_entries(family, "udp")?;
     }
+    Ok(())
+}
+
+/// Asks many times, perhaps after connection tracking has forgotten the flow. If it is the turn of an answer then to go through the
+/// stack, the stack takes it for the first packet of another flow, and the firewall drops it: as it does without any bypass if the answer is
+/// on its way when that happens. The next question mends it.
+fn talk_on(client: &mut udp::Client, to: SocketAddr) -> Result<()> {
+    let lost: Vec<_> = (0..MANY)
+        .filter_map(|_| client.ask(to, 100).err())
+        .collect();
+    ensure!(
+        lost.len() <= 1,
+        "{} answers were lost: {lost:?}",
+        lost.len()
+    );
     Ok(())
 }
 

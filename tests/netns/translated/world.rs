@@ -25,7 +25,7 @@ use underpass_tests::{
     world::World,
 };
 
-use super::{MANY, MOST, ask_until_moved, at_once, service, set_liberal};
+use super::{MANY, MOST, ask_until_moved, at_once, service, set_liberal, talk_on};
 use crate::{
     kube_proxy::{BY_POD, BY_WORLD, PORT, SOURCE, Scene, crosses, node_at},
     routers,
@@ -151,7 +151,7 @@ fn connection_tracking_is_flushed(
     let mut client = udp::Client::open(client, family)?;
     for _ in 0..3 {
         let meter = Meter::start(&scene.lab.node)?;
-        client.chat(service, MANY)?;
+        talk_on(&mut client, service)?;
         crosses(&meter, MOST)?;
         scene.lab.firewall.delete_entries(family, "udp")?;
     }
