@@ -176,12 +176,11 @@ pub(super) fn primary_address(address: IpAddr) -> String {
 /// What removes a family's rules of any mode, where there are some.
 pub(super) fn removal(family: Family) -> String {
     let ip = family.nft();
-    let tables = [&iptables::TABLES[..], &[nftables::TABLE]].concat();
+    let [nat, filter] = iptables::TABLES;
+    let tables = [nat, filter, nftables::TABLE];
     // To delete a table that is not there would fail; to add one that is there does nothing.
-    tables
-        .into_iter()
-        .map(|table| format!("add table {ip} {table}\ndelete table {ip} {table}\n"))
-        .collect()
+    let remove = |table| format!("add table {ip} {table}\ndelete table {ip} {table}\n");
+    tables.map(remove).concat()
 }
 
 /// The chain of each endpoint, with this prefix to its name; `mark` is the chain that marks for masquerade.
