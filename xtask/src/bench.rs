@@ -64,15 +64,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
 
 /// The commit, and whether the sources differ from it; a tree without git has none.
 fn revision(workspace: &Workspace) -> String {
-    let output = Command::new("git")
-        .arg("-C")
-        .arg(&workspace.root)
-        .args(["describe", "--always", "--dirty", "--abbrev=12"])
-        .output();
-    match output {
-        Ok(output) if output.status.success() => {
-            String::from_utf8_lossy(&output.stdout).trim().to_owned()
-        }
-        _ => "unknown".to_owned(),
-    }
+    workspace
+        .git(&["describe", "--always", "--dirty", "--abbrev=12"])
+        .unwrap_or_else(|| "unknown".to_owned())
 }

@@ -24,6 +24,7 @@ mod frames;
 mod guest;
 mod initramfs;
 pub(crate) mod inside;
+mod kept;
 mod kernel;
 mod page;
 mod record;
@@ -32,8 +33,8 @@ mod verifier;
 
 use executables::{Executables, TESTS};
 use guest::Guest;
+use kept::Kept;
 use kernel::{Kernel, Kernels, NEWEST};
-use page::Part;
 use record::Record;
 use results::Results;
 
@@ -68,6 +69,10 @@ const SHORT: [&str; 19] = [
 const AROUND: Duration = Duration::from_mins(5);
 
 #[derive(clap::Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of the command line"
+)]
 pub(crate) struct Arguments {
     /// Kernels by their version or its beginning, or `newest`; all if none is named.
     #[arg(value_name = "KERNEL")]
@@ -84,6 +89,10 @@ pub(crate) struct Arguments {
     /// Run a small choice of tests: a few minutes, and docs/kernels.md is left alone.
     #[arg(long, conflicts_with_all = ["only", "programs"])]
     short: bool,
+    /// Begin with tests that have no result in docs/kernels.md, then those whose result is the oldest; what the minutes do not suffice
+    /// for is left to the next time, and no failure.
+    #[arg(long, conflicts_with_all = ["short", "programs"])]
+    resume: bool,
     /// Give containers this device (`netkit`, `auto`) in all tests that do not say which; docs/kernels.md is left alone.
     #[arg(long, conflicts_with = "programs", value_parser = ["veth", "netkit", "auto"])]
     device: Option<String>,
@@ -99,15 +108,19 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The parts of docs/kernels.md that this run can fill.
-    fn parts(&self) -> &'static [Part] {
-        match (self.programs, self.chosen().is_empty()) {
-            (true, _) => &[Part::Programs],
-            (false, true) if self.device.is_none() && self.proxy.is_none() => {
-                &[Part::Programs, Part::Tests]
-            }
-            (false, _) => &[],
-        }
+    /// Whether containers and nodes have what they usually have.
+    const fn is_usual(&self) -> bool {
+        self.device.is_none() && self.proxy.is_none()
+    }
+
+    /// Whether docs/kernels.md gets what this run says of the programs.
+    fn tells_of_programs(&self) -> bool {
+        self.programs || self.chosen().is_empty() && !self.resume && self.is_usual()
+    }
+
+    /// Whether docs/kernels.md gets what this run says of tests.
+    const fn tells_of_tests(&self) -> bool {
+        !self.programs && !self.short && self.is_usual()
     }
 
     /// Parts of the names of the tests to run; empty for all.
@@ -130,6 +143,11 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         Emulator::find(Emulator::folder(&workspace.tools())).context("set-up left no emulator")?;
     build::executables(workspace)?;
     let executables = Executables::build(workspace)?;
+    // Before anybody commits something else meanwhile.
+    let revision = arguments
+        .tells_of_tests()
+        .then(|| tested(workspace))
+        .flatten();
     let kernels = kernels(workspace, arguments)?;
     let kind: Vec<&str> = ["vm"]
         .into_iter()
@@ -148,7 +166,14 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         for _ in 0..arguments.guests {
             scope.spawn(|| {
                 while let Some(kernel) = next() {
-                    if let Err(error) = one(kernel, &emulator, &folder, &executables, arguments) {
+                    if let Err(error) = one(
+                        workspace,
+                        kernel,
+                        &emulator,
+                        &folder,
+                        &executables,
+                        arguments,
+                    ) {
                         let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
                         faults.push(format!("kernel {}: {error:#}", kernel.version));
                     }
@@ -162,11 +187,14 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
     for kernel in kernels {
         let results = Results::read(&kernel, &results_of(&folder, &kernel))?;
         report::step(&kernel.version, &results.summary());
-        faults.extend(results.faults());
+        faults.extend(results.faults(!arguments.resume));
         faults.extend(results.unknown(&arguments.chosen()));
         all.push(results);
     }
-    if !arguments.parts().is_empty() {
+    if let Some(revision) = revision {
+        keep(workspace, &folder, &all, &revision)?;
+    }
+    if arguments.tells_of_programs() {
         let others = KERNELS
             .iter()
             .filter_map(|name| Kernels::at(&workspace.tools()).cached(name))
@@ -177,7 +205,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         for kernel in others {
             all.push(Results::read(&kernel, &results_of(&folder, &kernel))?);
         }
-        page::write(&workspace.root, arguments.parts(), &mut all)?;
+        page::write_programs(&workspace.root, &mut all)?;
     }
     if !faults.is_empty() {
         bail!(
@@ -214,8 +242,43 @@ fn results_of(folder: &Path, kernel: &Kernel) -> PathBuf {
     folder.join(&kernel.version)
 }
 
+/// The commit that is tested. None, and results can't be kept: the reason is told.
+fn tested(workspace: &Workspace) -> Option<String> {
+    // What no test looks at.
+    let but = [":(exclude)docs", ":(exclude)bench", ":(exclude)*.md"];
+    let status = ["status", "--porcelain", "--untracked-files=no", "--", "."];
+    let changed = workspace.git(&[&status[..], &but].concat());
+    let commit = workspace.git(&["rev-parse", "--short=7", "HEAD"]);
+    let reason = match (changed.as_deref(), commit) {
+        (Some(""), Some(commit)) => return Some(commit),
+        (Some(_), Some(_)) => "the sources are not those of a commit",
+        _ => "git knows no commit here",
+    };
+    report::step("not kept", &format!("what the tests will say: {reason}"));
+    None
+}
+
+/// Joins what the tests said with what is known of them.
+fn keep(
+    workspace: &Workspace,
+    folder: &Path,
+    all: &[Results],
+    revision: &str,
+) -> anyhow::Result<()> {
+    let mut names = Vec::new();
+    for results in all {
+        let mut kept = Kept::read(&workspace.root, &page::short(&results.version))?;
+        kept.join(results, revision)?;
+        kept.write(&workspace.root)?;
+        let bin = folder.join(&results.version).join(executables::BIN);
+        names = inside::names(&bin, &TESTS)?;
+    }
+    page::write_tests(&workspace.root, &names)
+}
+
 /// Runs everything on one kernel.
 fn one(
+    workspace: &Workspace,
     kernel: &Kernel,
     emulator: &Emulator,
     folder: &Path,
@@ -229,6 +292,12 @@ fn one(
     }
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let bin = executables.copy_to(&folder)?;
+    if arguments.resume {
+        let kept = Kept::read(&workspace.root, &page::short(&kernel.version))?;
+        let order = folder.join(inside::ORDER);
+        fs::write(&order, kept.oldest_first().join("\n"))
+            .with_context(|| format!("cannot write {}", order.display()))?;
+    }
 
     let tests = Duration::from_mins(arguments.minutes);
     let mut job = format!("'{0}/xtask' vm-guest '{0}'", bin.display());

@@ -35,6 +35,19 @@ impl Workspace {
         })
     }
 
+    /// What `git` prints in the workspace, or nothing where it fails: a tree may have no history.
+    pub(crate) fn git(&self, arguments: &[&str]) -> Option<String> {
+        let mut git = Command::new("git");
+        let output = git
+            .arg("-C")
+            .arg(&self.root)
+            .args(arguments)
+            .output()
+            .ok()?;
+        let printed = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        output.status.success().then_some(printed)
+    }
+
     /// The host's cargo, in the workspace.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = Command::new(&self.cargo);

@@ -88,7 +88,8 @@ impl Executables {
     }
 }
 
-const BIN: &str = "bin";
+/// The folder of the copies, in that of the guest.
+pub(super) const BIN: &str = "bin";
 
 /// The executable that a message of cargo is about, if it is one of tests.
 fn test_executable(message: &str) -> Option<(String, PathBuf)> {

@@ -1,5 +1,6 @@
 //! What a guest does: loads the programs and listens to the verifier, asks for the kernel's features, runs the tests one by one.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +18,9 @@ mod test;
 const SHARED: &str = "/guest";
 /// A file there that the host makes when it is time to come to an end.
 pub(super) const STOP: &str = "stop";
+
+/// A file there with the names of tests, a line each, in the order of their turns. Those that it does not name come first.
+pub(super) const ORDER: &str = "order";
 
 /// Tests that run at the same time where all are run: most wait most of the time. A choice of them runs one by one, so
 /// that none is late because of another.
@@ -46,10 +50,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         bail!("this is what a guest of `cargo xtask test vm` runs: run that");
     }
     let mut results = Writer::create(shared)?;
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease")
-        .context("the kernel does not tell its release")?;
-    let release = release.trim().to_owned();
-    results.write(&Record::Kernel { release })?;
     let plugin = arguments.bin.join("underpass");
     let measured = load::measure(&plugin)?;
     for record in &measured {
@@ -70,6 +70,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let name = test.full_name();
         arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part))
     });
+    if let Ok(order) = fs::read_to_string(shared.join(ORDER)) {
+        let turns: HashMap<&str, usize> = order.lines().zip(1..).collect();
+        tests.sort_by_key(|test| turns.get(&*test.full_name()).copied());
+    }
     let bench = test::Bench {
         stop: shared.join(STOP),
         logs,
@@ -88,6 +92,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         results.write(&record)?;
     }
     results.write(&Record::Complete)
+}
+
+/// The names of all tests, those of these executables.
+pub(super) fn names(bin: &Path, files: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for file in files {
+        names.extend(test::list(bin, file)?.iter().map(test::Test::full_name));
+    }
+    Ok(names)
 }
 
 /// Runs tests, some at once, each as soon as there is a place for it; writes what becomes of them in the order in which they end.

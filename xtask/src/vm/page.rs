@@ -1,52 +1,50 @@
 //! docs/kernels.md: kernels, and on each of them programs, features and tests. Only what is between marks is written here; the rest of the page
 //! is written by people.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::iter;
 use std::path::Path;
 
 use anyhow::Context as _;
 
+use super::kept::{FOLDER, Kept, Known, SUFFIX};
 use super::record::{Outcome, Program};
 use super::results::Results;
 use crate::report;
 
-/// A part of the page, by the word in its marks.
-#[derive(Clone, Copy)]
-pub(super) enum Part {
-    /// Programs and features, which take a minute to measure.
-    Programs,
-    /// All tests, which take an hour.
-    Tests,
-}
+/// The page.
+const PAGE: &str = "docs/kernels.md";
 
-impl Part {
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Programs => "programs",
-            Self::Tests => "tests",
-        }
-    }
-
-    fn measured(self, results: &[Results]) -> String {
-        match self {
-            Self::Programs => programs(results),
-            Self::Tests => tests(results),
-        }
-    }
-}
-
-/// Replaces parts of the page.
-pub(super) fn write(root: &Path, parts: &[Part], results: &mut [Results]) -> anyhow::Result<()> {
-    let path = root.join("docs/kernels.md");
-    let mut page =
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+/// Replaces what the page says of programs and features, which takes a minute to measure.
+pub(super) fn write_programs(root: &Path, results: &mut [Results]) -> anyhow::Result<()> {
     results.sort_by_key(|results| numbers(&results.version));
-    for part in parts {
-        page = replace(&page, part.word(), &part.measured(results))
-            .with_context(|| format!("{} is not as expected", path.display()))?;
+    write(root, "programs", &programs(results))
+}
+
+/// Replaces what the page says of tests, by all that is known of those with these names.
+pub(super) fn write_tests(root: &Path, names: &[String]) -> anyhow::Result<()> {
+    let folder = root.join(FOLDER);
+    let entries =
+        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut kernels = Vec::new();
+    for entry in entries {
+        let file = entry.context("cannot read a folder")?.file_name();
+        if let Some(kernel) = file.to_str().and_then(|file| file.strip_suffix(SUFFIX)) {
+            let mut kept = Kept::read(root, kernel)?;
+            kept.keep_only(names);
+            kernels.push(kept);
+        }
     }
+    kernels.sort_by_key(|kept| numbers(&kept.kernel));
+    write(root, "tests", &tests(&kernels, names))
+}
+
+fn write(root: &Path, word: &str, text: &str) -> anyhow::Result<()> {
+    let path = root.join(PAGE);
+    let page =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let page = replace(&page, word, text)
+        .with_context(|| format!("{} is not as expected", path.display()))?;
     fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
     report::step("written", &path.display().to_string());
     Ok(())
@@ -102,16 +100,64 @@ fn programs(results: &[Results]) -> String {
     format!("{programs}\n{features}")
 }
 
-fn tests(results: &[Results]) -> String {
-    let mut kernels = row(["kernel", "package", "result"]);
-    kernels.push_str(&row(["---"; 3]));
-    for kernel in results {
-        kernels.push_str(&row([kernel.release(), &kernel.version, &kernel.summary()]));
+/// How many tests passed, by kernel and by file of tests.
+fn tests(kernels: &[Kept], names: &[String]) -> String {
+    let mut sums = row([
+        "kernel",
+        "package",
+        "passed",
+        "failed",
+        "not on this kernel",
+        "not yet run",
+        "revisions",
+    ]);
+    sums += &row(["---"; 7]);
+    for kept in kernels {
+        sums += &sum(kept, names);
     }
-    let tests = table("test", results, |kernel| {
-        groups(kernel).into_iter().collect()
-    });
-    format!("{kernels}\n{tests}")
+    let mut modules: Vec<&str> = Vec::new();
+    for name in names {
+        if !modules.contains(&module(name)) {
+            modules.push(module(name));
+        }
+    }
+    let mut table = row(iter::once("tests").chain(kernels.iter().map(|kept| &*kept.kernel)));
+    table += &row(iter::repeat_n("---", kernels.len() + 1));
+    for wanted in modules {
+        let names: Vec<&String> = names.iter().filter(|name| module(name) == wanted).collect();
+        let cells: Vec<String> = kernels.iter().map(|kept| cell(kept, &names)).collect();
+        let first = format!("`{wanted}`");
+        table += &row(iter::once(&*first).chain(cells.iter().map(String::as_str)));
+    }
+    format!("{sums}\n{table}")
+}
+
+/// The row of a kernel.
+fn sum(kept: &Kept, names: &[String]) -> String {
+    let count = |wanted: fn(&Outcome) -> bool| {
+        let count = kept.tests().filter(|known| wanted(&known.outcome)).count();
+        count.to_string()
+    };
+    let mut by_age: Vec<_> = kept.tests().collect();
+    by_age.sort_by_key(|known| known.at);
+    let unique = |field: fn(&Known) -> &str| {
+        let mut values: Vec<&str> = Vec::new();
+        for known in &by_age {
+            if !values.contains(&field(known)) {
+                values.push(field(known));
+            }
+        }
+        values.join(", ")
+    };
+    row([
+        &*kept.kernel,
+        &unique(|known| &known.package),
+        &count(|outcome| *outcome == Outcome::Passed),
+        &count(|outcome| *outcome == Outcome::Failed),
+        &count(|outcome| matches!(outcome, Outcome::NotHere(_))),
+        &(names.len() - by_age.len()).to_string(),
+        &unique(|known| &known.revision),
+    ])
 }
 
 /// A row for everything that a kernel has a cell for, in the order of the kernel that has it first.
@@ -150,87 +196,109 @@ fn row<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
 }
 
 /// `6.12.107-1` as `6.12`.
-fn short(version: &str) -> String {
+pub(super) fn short(version: &str) -> String {
     let parts: Vec<String> = numbers(version).iter().map(u64::to_string).collect();
     parts.get(..2).unwrap_or(&parts).join(".")
 }
 
-/// By test, without its case: how many of how many passed, and why not the others.
-fn groups(kernel: &Results) -> BTreeMap<String, String> {
-    let mut groups: BTreeMap<String, Vec<(&str, &Outcome)>> = BTreeMap::new();
-    for (name, outcome) in kernel.tests() {
-        let (test, case) = split(name);
-        groups
-            .entry(format!("`{test}`"))
-            .or_default()
-            .push((case, outcome));
-    }
-    groups
-        .into_iter()
-        .map(|(test, cases)| (test, cell(&cases)))
-        .collect()
-}
-
-fn cell(cases: &[(&str, &Outcome)]) -> String {
-    let passed = cases
+/// How many of these tests passed of how many, and why not the others.
+fn cell(kept: &Kept, names: &[&String]) -> String {
+    let known: Vec<&Known> = names.iter().filter_map(|name| kept.get(name)).collect();
+    let passed = known
         .iter()
-        .filter(|(_, outcome)| **outcome == Outcome::Passed);
+        .filter(|known| known.outcome == Outcome::Passed);
     let passed = passed.count();
-    if passed == cases.len() {
+    if known.is_empty() {
+        return String::new();
+    }
+    if passed == names.len() {
         return passed.to_string();
     }
-    let text = format!("{passed} of {}", cases.len());
     let mut reasons: Vec<String> = Vec::new();
-    for (case, outcome) in cases {
-        let reason = match outcome {
-            Outcome::Passed => continue,
-            Outcome::Failed => format!("**failed** {case}").trim_end().to_owned(),
+    for known in &known {
+        let reason = match &known.outcome {
+            Outcome::Passed | Outcome::NotRun => continue,
+            Outcome::Failed => format!(
+                "**failed** `{}`",
+                &known.name[module(&known.name).len() + 2..]
+            ),
             Outcome::NotHere(reason) => format!("not on this kernel: {reason}"),
-            Outcome::NotRun => "not run".to_owned(),
         };
         if !reasons.contains(&reason) {
             reasons.push(reason);
         }
     }
-    text + " (" + &reasons.join("; ") + ")"
+    if known.len() < names.len() {
+        reasons.push(format!("{} not yet run", names.len() - known.len()));
+    }
+    format!("{passed} of {} ({})", names.len(), reasons.join("; "))
 }
 
-/// `file::module::test` and the case, which may be empty.
-fn split(name: &str) -> (&str, &str) {
-    match name.match_indices("::").nth(2) {
-        Some((at, separator)) => (&name[..at], &name[at + separator.len()..]),
-        None => (name, ""),
-    }
+/// The file of tests that a name is from, with the module: all before the second `::`.
+fn module(name: &str) -> &str {
+    let end = name.match_indices("::").nth(1);
+    end.map_or(name, |(at, _)| &name[..at])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vm::record::Record;
+
+    /// What is known where these tests ended like that.
+    fn kept(outcomes: &[(&str, Outcome)]) -> Kept {
+        let root = tempfile::tempdir().expect("a folder");
+        let records: Vec<Record> = outcomes
+            .iter()
+            .map(|(name, outcome)| Record::Test {
+                name: (*name).to_owned(),
+                outcome: outcome.clone(),
+                seconds: 1.0,
+            })
+            .collect();
+        let mut kept = Kept::read(root.path(), "5.10").expect("nothing is known");
+        kept.join(&Results::of("5.10-1", &records), "abc")
+            .expect("a clock");
+        kept
+    }
 
     #[test]
-    fn cases_are_one_cell_that_hides_no_failure() {
+    fn tests_are_one_cell_that_hides_no_failure() {
+        let [one, two] = ["netns::hops::one::v4", "netns::hops::one::v6"];
+        let names = [one, two].map(str::to_owned);
+        let names: Vec<&String> = names.iter().collect();
         let excused = Outcome::NotHere("no tcx before 6.6".to_owned());
+        for (outcomes, expected) in [
+            (&[(one, Outcome::Passed), (two, Outcome::Passed)][..], "2"),
+            (
+                &[(one, Outcome::Passed), (two, Outcome::Failed)],
+                "1 of 2 (**failed** `one::v6`)",
+            ),
+            (
+                &[(one, excused.clone()), (two, excused)],
+                "0 of 2 (not on this kernel: no tcx before 6.6)",
+            ),
+            (&[(one, Outcome::Passed)], "1 of 2 (1 not yet run)"),
+            (&[], ""),
+        ] {
+            assert_eq!(cell(&kept(outcomes), &names), expected);
+        }
+    }
+
+    #[test]
+    fn a_kernel_has_a_row_of_sums() {
+        let names = ["netns::hops::one", "netns::hops::two"].map(str::to_owned);
+        let kept = kept(&[("netns::hops::one", Outcome::Passed)]);
         assert_eq!(
-            cell(&[("v4", &Outcome::Passed), ("v6", &Outcome::Passed)]),
-            "2"
-        );
-        assert_eq!(
-            cell(&[("v4", &Outcome::Passed), ("v6", &Outcome::Failed)]),
-            "1 of 2 (**failed** v6)"
-        );
-        assert_eq!(
-            cell(&[("v4", &excused), ("v6", &excused)]),
-            "0 of 2 (not on this kernel: no tcx before 6.6)"
+            sum(&kept, &names),
+            "| 5.10 | 5.10-1 | 1 | 0 | 0 | 1 | abc |\n"
         );
     }
 
     #[test]
-    fn a_case_is_what_follows_the_test() {
-        assert_eq!(
-            split("netns::hops::one::family_1_V4"),
-            ("netns::hops::one", "family_1_V4")
-        );
-        assert_eq!(split("netns::hops::one"), ("netns::hops::one", ""));
+    fn a_module_ends_before_the_test() {
+        assert_eq!(module("netns::hops::one::family_1_V4"), "netns::hops");
+        assert_eq!(module("odd"), "odd");
     }
 
     #[test]

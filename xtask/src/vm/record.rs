@@ -14,9 +14,6 @@ pub(super) const FILE: &str = "results.jsonl";
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Record {
-    Kernel {
-        release: String,
-    },
     Program(Program),
     /// The plugin could not load its programs: what it said.
     NotLoaded {
