@@ -1,5 +1,5 @@
 //! What a pod may send: its own addresses, whichever of its interfaces has them, the MAC of this
-//! interface, and nothing that only routers or servers of the network send.
+//! interface, and nothing that only routers, servers of the network or ends of the node's tunnels send.
 
 use core::num::NonZeroU32;
 
@@ -15,11 +15,14 @@ use underpass_ebpf::{
     packet::Load as _,
 };
 
-use crate::kernel::{
-    ETHERNET, container,
-    net::Net,
-    skb::Skb,
-    verdict::{Step, Verdict},
+use crate::{
+    filter::tunnel,
+    kernel::{
+        ETHERNET, container,
+        net::Net,
+        skb::Skb,
+        verdict::{Step, Verdict},
+    },
 };
 
 const ICMP_REDIRECT: u8 = 5;
@@ -69,7 +72,7 @@ pub fn check<I: Net>(
     {
         return Err(Verdict::dropped(Counter::DropMalformed));
     }
-    Ok(())
+    tunnel::check(head)
 }
 
 /// Whether this is the port of a DHCP server. What such a port is asked is not learned: the answer

@@ -32,6 +32,8 @@ number!(
         Perhaps,
         /// There is none under its tuple.
         None,
+        /// It is there, and the direction of the packet is in [`Work::half`].
+        Flow,
     }
 );
 

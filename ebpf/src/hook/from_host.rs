@@ -39,26 +39,30 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
     if Skb::new(ctx).is_returning() {
         return finish(work, ctx);
     }
-    hairpin::serve(work, ctx, LOOPBACK, Seen::Perhaps, |work, ctx, _| {
-        serve_host(work, ctx)
-    })?;
+    hairpin::serve(work, ctx, LOOPBACK, Seen::Perhaps, serve_host)?;
     Ok(Verdict::STACK)
 }
 
 global!(
     /// Sends a packet of the host to itself to the container, if its flow is to a host port.
-    fn serve_host<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Served> {
-        // Nearly all of it ends here. A link-local address means something together with its device
-        // only, which an answer would not come from.
-        if !parse_packet(work, ctx, ETHERNET)
-            || work.head.kind != Kind::Flow
-            || serving::<I>(&work.head.tuple).is_none()
-            || I::is_local_scope(work.head.tuple.dst)
-        {
-            return Ok(Served::Unknown);
-        }
-        if !look_up(work) {
-            return Ok(Served::Crowded);
+    fn serve_host<I: Net>(
+        work: &mut WorkArea<I>,
+        ctx: *mut __sk_buff,
+        seen: Seen,
+    ) -> Step<Served> {
+        if seen != Seen::Flow {
+            // Nearly all of it ends here. A link-local address means something together with its device
+            // only, which an answer would not come from.
+            if !parse_packet(work, ctx, ETHERNET)
+                || work.head.kind != Kind::Flow
+                || serving::<I>(&work.head.tuple).is_none()
+                || I::is_local_scope(work.head.tuple.dst)
+            {
+                return Ok(Served::Unknown);
+            }
+            if !look_up(work) {
+                return Ok(Served::Crowded);
+            }
         }
         if work.half.action != action::HOST || work.half.in_ifindex != 0 {
             return Ok(Served::Unknown);

@@ -11,7 +11,7 @@ use underpass_ebpf::{l4::Kind, packet::Load as _};
 
 use crate::{
     bypass::{self, Side},
-    filter::{anti_spoofing, tunnel},
+    filter::anti_spoofing,
     flow::{
         signed,
         tracking::{Seen, look_up},
@@ -71,7 +71,7 @@ global!(
         client: u32,
         seen: Seen,
     ) -> Step<Served> {
-        let served = if seen == Seen::Perhaps && look_up(work) {
+        let served = if seen == Seen::Flow || seen == Seen::Perhaps && look_up(work) {
             Served::Known
         } else {
             open_host_port(work, ctx, client)?
@@ -80,7 +80,7 @@ global!(
             return Ok(served);
         }
         if hairpin::is_in_the_way(work) {
-            return Ok(Served::Crowded);
+            return Ok(Served::InTheWay);
         }
         turn_back(work, ctx)?;
         Ok(Served::Known)
@@ -147,9 +147,6 @@ global!(
         }
         let owner = container::owner(skb.ifindex(), work.head.tuple.src.wide());
         anti_spoofing::check(&skb, &work.head, pod, owner)?;
-        if pod.flags & flags::ANTI_SPOOF != 0 {
-            tunnel::check(&work.head)?;
-        }
         // Without a bypass nobody asks whose it was. But what has an address that is not this interface's own may be of a flow of
         // somebody who has one, and must not be taken for something that the stack has translated.
         let is_own = owner.is_some_and(|owner| owner.get() == skb.ifindex());

@@ -65,7 +65,8 @@ global!(
         seen: Seen,
     ) -> Step<Served> {
         let mut skb = Skb::new(ctx);
-        if !parse_packet(work, ctx, l3) || !skb.is_for_host() {
+        let is_first = seen != Seen::Flow;
+        if is_first && (!parse_packet(work, ctx, l3) || !skb.is_for_host()) {
             return Err(Verdict::STACK);
         }
         if work.head.kind == Kind::Error {
@@ -76,14 +77,17 @@ global!(
             reorder::copy(work, ctx);
             return Err(Verdict::STACK);
         }
-        let served = if seen == Seen::Perhaps && look_up(work) {
+        let served = if !is_first || seen == Seen::Perhaps && look_up(work) {
             Served::Known
         } else {
             open_host_port(work, ctx, 0)?
         };
         let is_known = served == Served::Known;
-        if served == Served::Crowded || is_known && hairpin::is_in_the_way(work) {
-            return Ok(Served::Crowded);
+        if served == Served::Crowded {
+            return Ok(served);
+        }
+        if is_known && hairpin::is_in_the_way(work) {
+            return Ok(Served::InTheWay);
         }
         // Nobody in the world has a tuple of the host with itself.
         if is_known && work.half.rewrite & rewrite::DST != 0 && work.half.action != action::HOST {

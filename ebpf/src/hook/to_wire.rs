@@ -140,18 +140,19 @@ fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Dev
     if !mapping::note(work) || is_given_up(work, skb) {
         return Ok(Left::Unknown);
     }
-    if pod.flags & flags::BYPASS == 0 {
-        // Nobody has signed it.
-    } else if !signed::is_unchanged(skb, &work.head) {
-        forget(work);
-    } else if work.head.plain {
-        // Nothing takes the bypass to a device without Ethernet headers.
-        let may_leave = work.head.l3 == ETHERNET
-            && (from != owner || container::stands_in(skb.ingress_ifindex(), owner));
-        if may_leave && learn::agrees(work, skb, from, pod, Asked::Way) {
-            leave_by_wire(work, from, skb.ifindex());
-        } else {
-            suspend(work);
+    // Without a bypass nobody has signed it.
+    if pod.flags & flags::BYPASS != 0 {
+        if !signed::is_unchanged(skb, &work.head) {
+            forget(work);
+        } else if work.head.plain {
+            // Nothing takes the bypass to a device without Ethernet headers.
+            let may_leave = work.head.l3 == ETHERNET
+                && (from != owner || container::stands_in(skb.ingress_ifindex(), owner));
+            if may_leave && learn::agrees(work, skb, from, pod, Asked::Way) {
+                leave_by_wire(work, from, skb.ifindex());
+            } else {
+                suspend(work);
+            }
         }
     }
     if work.half.rewrite & rewrite::SRC != 0 {

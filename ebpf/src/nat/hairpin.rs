@@ -54,7 +54,8 @@ pub fn is_in_the_way<I: Net>(work: &Work<I>) -> bool {
 }
 
 /// Has a packet served, and served again if both ends of its flow had to be translated first.
-/// `client` is as in [`open_hairpin`]; `seen` is what is known of the packet's flow before that.
+/// `client` is as in [`open_hairpin`]; `seen` is what is known of the packet's flow before that. The
+/// second time it is in [`Work::half`].
 #[inline(always)]
 pub fn serve<I: Net>(
     work: &mut WorkArea<I>,
@@ -63,26 +64,31 @@ pub fn serve<I: Net>(
     seen: Seen,
     serve: impl Fn(&mut WorkArea<I>, *mut __sk_buff, Seen) -> Step<Served>,
 ) -> Step<Served> {
-    match serve(work, ctx, seen)? {
-        Served::Crowded if open_hairpin(work, ctx, client)? => serve(work, ctx, Seen::Perhaps),
-        served => Ok(served),
+    let served = serve(work, ctx, seen)?;
+    let is_in_the_way = served == Served::InTheWay;
+    if (served == Served::Crowded || is_in_the_way)
+        && open_hairpin(work, ctx, client, is_in_the_way)?
+    {
+        return serve(work, ctx, Seen::Flow);
     }
+    Ok(served)
 }
 
 global!(
     /// Translates both ends of the flow of the packet in [`Work::head`]. Whether there is such a flow
     /// now; its direction is in [`Work::half`]. `client` is the device that the packet came from: a host
-    /// veth, [`LOOPBACK`], or 0 for an uplink.
+    /// veth, [`LOOPBACK`], or 0 for an uplink. `is_in_the_way` is as [`Served::InTheWay`].
     fn open_hairpin<I: Net>(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
         client: u32,
+        is_in_the_way: bool,
     ) -> Step<bool> {
         if work.head.kind != Kind::Flow || !may_open(&work.head) {
             return Ok(false);
         }
-        let is_prepared = if look_up(work) {
-            is_in_the_way(work) && prepare_direct(work, client)
+        let is_prepared = if is_in_the_way {
+            prepare_direct(work, client)
         } else {
             is_for_port(work, ctx, client) && prepare(work, client)
         };

@@ -48,9 +48,11 @@ number!(
     pub enum Served {
         /// It is for none, and of no flow that is known.
         Unknown,
-        /// It is for one, or its flow is in the way of one: both ends of the flow must be translated,
-        /// see [`hairpin`](crate::nat::hairpin).
+        /// It is for one, and its flow, which is not known, must be translated at both ends, see
+        /// [`hairpin`](crate::nat::hairpin).
         Crowded,
+        /// Its flow is known, and in the way of one to a host port: the same holds for it.
+        InTheWay,
         /// Its flow is known, and its direction is in [`Work::half`].
         Known,
     }
