@@ -124,6 +124,47 @@ fn what_somebody_removes_comes_back() -> Result<()> {
     Cluster::all_reach_all(&pods)
 }
 
+/// So many events that the kernel has no room for those that matter: who is told that some were lost looks at everything.
+#[test]
+fn what_happened_unheard_is_found() -> Result<()> {
+    /// Several times what a socket's buffer holds.
+    const MANY: u16 = 4_000;
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    let member = &mut cluster.members[0];
+    // No comparison comes by itself.
+    member.start_agent_with(&["--resync", "3600"])?;
+    let member = &cluster.members[0];
+    cluster.settle_one(member)?;
+    member.is_ready()?;
+    let all = (0..MANY).map(|number| format!("198.19.{}.{}/32", number / 256, number % 256));
+    let flood: Vec<String> = all
+        .flat_map(|net| {
+            [
+                format!("route add unreachable {net}"),
+                format!("route del {net}"),
+            ]
+        })
+        .collect();
+    for family in Family::BOTH {
+        // It hears of its own changes as well, and compares again.
+        member.rests()?;
+        member.running()?.hold(true)?;
+        member.node.netns().ip(&flood)?;
+        member.flush(family)?;
+        let left = member.routes()?;
+        ensure!(
+            left.len() == cluster.members.len(),
+            "of the other family alone: {left:?}"
+        );
+        member.running()?.hold(false)?;
+        cluster
+            .settle_one(member)
+            .with_context(|| format!("{family:?} flushed unheard"))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn what_is_not_ours_stays() -> Result<()> {
     needs_root!();

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use crate::{cluster::Cluster, score::Score};
 
+mod announced;
 mod deployed;
 mod leaving;
 mod life;
@@ -36,6 +37,10 @@ const THEN: &[Check] = &[
     (
         "the agent's role is to list and watch nodes, and nothing else",
         readiness::role_is_small,
+    ),
+    (
+        "with two components the agent says in its Node that there is a network, and takes a taint off",
+        announced::condition_and_taint,
     ),
     ("pods of one node reach each other", traffic::on_one_node),
     (

@@ -158,9 +158,18 @@ impl Control {
 
     /// As [`Self::apply`], for what people write.
     pub(crate) fn apply_text(&self, text: &str) -> Result<()> {
+        self.with_objects("apply", text)
+    }
+
+    /// Has it forget them.
+    pub(crate) fn delete_text(&self, text: &str) -> Result<()> {
+        self.with_objects("delete", text)
+    }
+
+    fn with_objects(&self, verb: &str, text: &str) -> Result<()> {
         let file = format!("{FOLDER}/objects.yaml");
         self.cage.write(&file, text)?;
-        self.kubectl(&["apply", "--filename", &file]).map(drop)
+        self.kubectl(&[verb, "--filename", &file]).map(drop)
     }
 
     /// What each part said last, for who looks for the reason of a failure.

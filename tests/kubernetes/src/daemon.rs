@@ -36,8 +36,15 @@ impl Daemon {
 
     /// Gives it a variable of the environment.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
-        self.environment.push((name.to_owned(), value.to_owned()));
+        self.set(name, Some(value));
         self
+    }
+
+    /// Has it started with another value of a variable the next time, or without it.
+    pub(crate) fn set(&mut self, name: &str, value: Option<&str>) {
+        self.environment.retain(|(known, _)| known != name);
+        let variable = value.map(|value| (name.to_owned(), value.to_owned()));
+        self.environment.extend(variable);
     }
 
     /// Starts it. What it says goes to the end of its log.

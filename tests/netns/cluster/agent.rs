@@ -60,6 +60,16 @@ impl Agent {
         Ok(word(11)?.parse::<u64>()? + word(12)?.parse::<u64>()?)
     }
 
+    /// Stops it from running, or has it run on.
+    pub(super) fn hold(&self, is_held: bool) -> Result<()> {
+        let signal = if is_held {
+            Signal::SIGSTOP
+        } else {
+            Signal::SIGCONT
+        };
+        Ok(kill(self.id, signal)?)
+    }
+
     /// Kills it by SIGKILL, alone or with all that it runs.
     pub(super) fn kill(&self, with_commands: bool) -> Result<()> {
         // Nobody starts another one meanwhile.

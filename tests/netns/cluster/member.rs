@@ -7,6 +7,8 @@ use std::{
     path::PathBuf,
     process::Command,
     sync::Arc,
+    thread::sleep,
+    time::Duration,
 };
 
 use nix::sys::signal::Signal;
@@ -131,6 +133,17 @@ impl Member {
         eventually("three comparisons", || {
             let now = self.metric("syncs_total")?;
             ensure!(now >= before + 3, "{now} after {before}");
+            Ok(())
+        })
+    }
+
+    /// Waits until the agent has compared nothing for a while, and will not unless something happens.
+    pub(super) fn rests(&self) -> Result<()> {
+        eventually("no comparison", || {
+            let before = self.metric("syncs_total")?;
+            sleep(Duration::from_secs(1));
+            let now = self.metric("syncs_total")?;
+            ensure!(now == before, "{now} after {before}");
             Ok(())
         })
     }
