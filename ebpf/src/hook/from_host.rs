@@ -45,11 +45,7 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
 
 global!(
     /// Sends a packet of the host to itself to the container, if its flow is to a host port.
-    fn serve_host<I: Net>(
-        work: &mut WorkArea<I>,
-        ctx: *mut __sk_buff,
-        seen: Seen,
-    ) -> Step<Served> {
+    fn serve_host<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, seen: Seen) -> Step<Served> {
         if seen != Seen::Flow {
             // Nearly all of it ends here. A link-local address means something together with its device
             // only, which an answer would not come from.
