@@ -268,9 +268,12 @@ fn services(all: &[Series]) -> Vec<Target> {
                     let (what, ratio) = (format!("{}: of direct", what(own)), own.of_limit);
                     targets.push(Target::of(what, Wanted::AtLeast, 0.95, ratio));
                 }
-                for plugin in [Plugin::RoutedOff, Plugin::Ptp] {
-                    if load == Load::Connections
-                        && let Some(peer) = find(plugin, rules, services)
+                let peers = match load {
+                    Load::Connections => &[Plugin::RoutedOff, Plugin::Ptp][..],
+                    _ => &[],
+                };
+                for &plugin in peers {
+                    if let Some(peer) = find(plugin, rules, services)
                         && let Some(ratio) = Summary::ratio(&own.samples, &peer.samples)
                     {
                         let what = format!("{}: of {}", what(own), peer.carrier.name(route));

@@ -62,10 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let files = if loaded { &arguments.tests[..] } else { &[] };
     let logs = shared.join("logs");
     fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
-    let mut tests = Vec::new();
-    for file in files {
-        tests.append(&mut test::list(&arguments.bin, file)?);
-    }
+    let mut tests = tests(&arguments.bin, files)?;
     tests.retain(|test| {
         let name = test.full_name();
         arguments.only.is_empty() || arguments.only.iter().any(|part| name.contains(part))
@@ -96,11 +93,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// The names of all tests, those of these executables.
 pub(super) fn names(bin: &Path, files: &[&str]) -> anyhow::Result<Vec<String>> {
-    let mut names = Vec::new();
+    let tests = tests(bin, files)?;
+    Ok(tests.iter().map(test::Test::full_name).collect())
+}
+
+/// The tests of these files.
+fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test>> {
+    let mut tests = Vec::new();
     for file in files {
-        names.extend(test::list(bin, file)?.iter().map(test::Test::full_name));
+        tests.append(&mut test::list(bin, file.as_ref())?);
     }
-    Ok(names)
+    Ok(tests)
 }
 
 /// Runs tests, some at once, each as soon as there is a place for it; writes what becomes of them in the order in which they end.

@@ -14,9 +14,9 @@ use super::record::Outcome;
 use super::results::Results;
 
 /// Where the files are, one for each kernel, named by it.
-pub(super) const FOLDER: &str = "docs/kernels";
+const FOLDER: &str = "docs/kernels";
 /// What follows the kernel in the name of its file.
-pub(super) const SUFFIX: &str = ".jsonl";
+const SUFFIX: &str = ".jsonl";
 
 /// What is known of a test on a kernel.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -40,6 +40,21 @@ pub(super) struct Kept {
 }
 
 impl Kept {
+    /// Reads what is known of all kernels that ever ran, in any order.
+    pub(super) fn all(root: &Path) -> anyhow::Result<Vec<Self>> {
+        let folder = root.join(FOLDER);
+        let entries =
+            fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        let mut all = Vec::new();
+        for entry in entries {
+            let file = entry.context("cannot read a folder")?.file_name();
+            if let Some(kernel) = file.to_str().and_then(|file| file.strip_suffix(SUFFIX)) {
+                all.push(Self::read(root, kernel)?);
+            }
+        }
+        Ok(all)
+    }
+
     /// Reads what is known of a kernel, by its name in the page's tables. Of one that never ran, that is nothing.
     pub(super) fn read(root: &Path, kernel: &str) -> anyhow::Result<Self> {
         let path = file(root, kernel);
@@ -98,8 +113,7 @@ impl Kept {
 
     /// Forgets tests that there are no longer.
     pub(super) fn keep_only(&mut self, names: &[String]) {
-        self.tests
-            .retain(|name, _| names.iter().any(|known| known == name));
+        self.tests.retain(|name, _| names.contains(name));
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Known> {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use super::kept::{FOLDER, Kept, Known, SUFFIX};
+use super::kept::{Kept, Known};
 use super::record::{Outcome, Program};
 use super::results::Results;
 use crate::report;
@@ -23,17 +23,9 @@ pub(super) fn write_programs(root: &Path, results: &mut [Results]) -> anyhow::Re
 
 /// Replaces what the page says of tests, by all that is known of those with these names.
 pub(super) fn write_tests(root: &Path, names: &[String]) -> anyhow::Result<()> {
-    let folder = root.join(FOLDER);
-    let entries =
-        fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut kernels = Vec::new();
-    for entry in entries {
-        let file = entry.context("cannot read a folder")?.file_name();
-        if let Some(kernel) = file.to_str().and_then(|file| file.strip_suffix(SUFFIX)) {
-            let mut kept = Kept::read(root, kernel)?;
-            kept.keep_only(names);
-            kernels.push(kept);
-        }
+    let mut kernels = Kept::all(root)?;
+    for kept in &mut kernels {
+        kept.keep_only(names);
     }
     kernels.sort_by_key(|kept| numbers(&kept.kernel));
     write(root, "tests", &tests(&kernels, names))
