@@ -82,18 +82,12 @@ global!(
         let tick = tick();
         let mut lives = is_alive(flow, tick);
         if !lives {
-            let (translating, from) = if copy.rewrite != 0 {
-                (&*copy, *end)
+            let from = if copy.rewrite != 0 {
+                *end
             } else {
-                (&*half_of(flow, end.other()), end.other())
+                end.other()
             };
-            if translating.rewrite != 0 {
-                partner_place.set(&outgoing::<I>(translating, head.tuple.protocol));
-                lives = find::<I>(&partner_place.key).is_some_and(|partner| {
-                    is_alive(partner, tick)
-                        && is_partner::<I>(flow, key, from, partner, partner_place.end)
-                });
-            }
+            lives = has_live_partner::<I>(flow, key, from, partner_place, tick);
         }
         if lives {
             if flow.state & state::BY_STACK != 0 {
@@ -102,7 +96,9 @@ global!(
             return true;
         }
         count(Counter::Expired);
-        if is_shared(flow) {
+        if is_shared(flow)
+            && has_live_partner::<I>(flow, key, end.other(), partner_place, tick)
+        {
             withdraw(work);
         } else {
             remove_all::<I>(key, flow);
@@ -110,6 +106,25 @@ global!(
         false
     }
 );
+
+/// Whether the other entry of the direction from `from` is there and lives; `partner_place` becomes its place.
+#[inline(always)]
+fn has_live_partner<I: Net>(
+    flow: &mut Flow<I::Addr>,
+    key: &Key<I::Addr>,
+    from: End,
+    partner_place: &mut Place<I>,
+    tick: u32,
+) -> bool {
+    let half = half_of(flow, from);
+    if half.rewrite == 0 {
+        return false;
+    }
+    partner_place.set(&outgoing::<I>(half, key.0.protocol));
+    find::<I>(&partner_place.key).is_some_and(|partner| {
+        is_alive(partner, tick) && is_partner::<I>(flow, key, from, partner, partner_place.end)
+    })
+}
 
 global!(
     /// Takes note of the packet in [`Work::head`]: when it was, and what it does to its flow's state.

@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 
 use anyhow::anyhow;
 use rstest::rstest;
-use underpass_tests::prelude::*;
+use underpass_tests::{
+    flow_table::{self, Then},
+    prelude::*,
+};
 
 use super::{HOST, INSIDE, SOURCE, Scene, both, mapped, node_at};
 
@@ -53,6 +56,44 @@ fn each_answer_comes_from_whom_was_asked(
             ensure!(seen.ip() == ip, "the container saw {seen}");
             stream.exchange(500_000, 500_000)?;
         }
+    }
+    Ok(())
+}
+
+/// Both flows are in one entry of the container's: when they have expired, none of it is left for the one that begins anew.
+#[rstest]
+fn each_answer_comes_from_whom_was_asked_after_a_while(
+    #[values(V4, V6)] family: Family,
+    #[values("world", "pod")] from: &str,
+    #[values("direct", "port")] again: &str,
+) -> Result<()> {
+    /// Ticks that no timeout has.
+    const LONG_AGO: u32 = 1 << 30;
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = mapped(&lab, &both());
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let lab = &scene.lab;
+    let pod = lab.pod("client")?;
+    let client = match from {
+        "world" => lab.world.netns(),
+        _ => pod.netns(),
+    };
+    let [direct, port] = [scene.server.at(family, INSIDE), node_at(family, HOST)];
+    let mut socket = udp::Client::open_at(client, family, SOURCE)?;
+    for to in [port, direct, port, direct] {
+        socket.chat(to, 3)?;
+    }
+    flow_table::walk(&lab.node, family, |entry| {
+        Then::ExpiresAt(entry.expires.wrapping_sub(LONG_AGO))
+    })?;
+    let ways = match again {
+        "direct" => [direct, port],
+        _ => [port, direct],
+    };
+    for to in ways.repeat(2) {
+        socket.chat(to, 3).context(format!("again, to {to}"))?;
     }
     Ok(())
 }
