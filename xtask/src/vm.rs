@@ -268,14 +268,15 @@ fn keep(
     let Some(any) = all.first() else {
         return Ok(());
     };
-    for results in all {
-        let mut kept = Kept::read(&workspace.root, &page::short(&results.version))?;
-        kept.join(results, revision)?;
-        kept.write(&workspace.root)?;
-    }
     // All kernels have the same executables.
     let bin = folder.join(&any.version).join(executables::BIN);
     let names = inside::names(&bin, &TESTS)?;
+    for results in all {
+        let mut kept = Kept::read(&workspace.root, &page::short(&results.version))?;
+        kept.join(results, revision)?;
+        kept.keep_only(&names);
+        kept.write(&workspace.root)?;
+    }
     page::write_tests(&workspace.root, &names)
 }
 

@@ -37,6 +37,12 @@ number!(
     }
 );
 
+/// Whether the flow of the packet in [`Work::head`] is known; then its direction is in [`Work::half`].
+#[inline(always)]
+pub fn is_known<I: Net>(work: &mut WorkArea<I>, seen: Seen) -> bool {
+    seen == Seen::Flow || seen == Seen::Perhaps && look_up(work)
+}
+
 number!(
     /// What [`note`] found of a flow.
     pub enum Noted {

@@ -14,7 +14,7 @@ use crate::{
     filter::anti_spoofing,
     flow::{
         signed,
-        tracking::{Seen, look_up},
+        tracking::{Seen, is_known},
     },
     fragment::{
         self,
@@ -71,7 +71,7 @@ global!(
         client: u32,
         seen: Seen,
     ) -> Step<Served> {
-        let served = if seen == Seen::Flow || seen == Seen::Perhaps && look_up(work) {
+        let served = if is_known(work, seen) {
             Served::Known
         } else {
             open_host_port(work, ctx, client)?

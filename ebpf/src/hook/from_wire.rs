@@ -13,7 +13,7 @@ use crate::{
     bypass::{self, Side},
     flow::{
         signed,
-        tracking::{Seen, look_up, note},
+        tracking::{Seen, is_known, note},
     },
     fragment::{
         self,
@@ -77,7 +77,7 @@ global!(
             reorder::copy(work, ctx);
             return Err(Verdict::STACK);
         }
-        let served = if !is_first || seen == Seen::Perhaps && look_up(work) {
+        let served = if is_known(work, seen) {
             Served::Known
         } else {
             open_host_port(work, ctx, 0)?

@@ -129,15 +129,25 @@ impl Client {
 
     /// Asks with `len` bytes of payload and waits for the answer, which must come from whom was asked.
     pub fn ask(&mut self, to: SocketAddr, len: usize) -> Result<Answer> {
-        let answer = self
-            .converse(to, len, patience())
-            .with_context(|| format!("ask {to} by UDP with {len} bytes"))?;
+        self.ask_once(to, len)?
+            .with_context(|| format!("asked {to} by UDP with {len} bytes, and no answer came"))
+    }
+
+    /// The same, but that no answer comes in time is none.
+    pub fn ask_once(&mut self, to: SocketAddr, len: usize) -> Result<Option<Answer>> {
+        let answer = match self.converse(to, len, patience()) {
+            Ok(answer) => answer,
+            Err(error) if is_late(&error) => return Ok(None),
+            Err(error) => {
+                return Err(error).with_context(|| format!("ask {to} by UDP with {len} bytes"));
+            }
+        };
         ensure!(
             answer.from == to,
             "asked {to} by UDP, and {} answered",
             answer.from
         );
-        Ok(answer)
+        Ok(Some(answer))
     }
 
     /// Asks some times in a row.
@@ -221,4 +231,12 @@ impl Client {
             }
         }
     }
+}
+
+/// Whether nothing came in time, as a socket with a time limit or its user says it.
+fn is_late(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
 }
