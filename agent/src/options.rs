@@ -31,7 +31,7 @@ pub(crate) struct Options {
     #[arg(long, env = "UNDERPASS_ROUTING", value_enum, default_value = "auto")]
     pub(crate) routing: Routing,
     /// The UDP port of VXLAN, the same on all nodes
-    #[arg(long, env = "UNDERPASS_VXLAN_PORT", default_value_t = 4789)]
+    #[arg(long, env = "UNDERPASS_VXLAN_PORT", default_value_t = 4789, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) vxlan_port: u16,
     /// The network identifier of VXLAN, the same on all nodes
     #[arg(long, env = "UNDERPASS_VXLAN_ID", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..1 << 24))]

@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::install::Network;
-use crate::options::Options;
+use crate::options::{Options, Routing};
 
 /// How long a command may take. The first `install` after boot has the kernel verify all programs, and a self-test.
 const LIMIT: Duration = Duration::from_mins(2);
@@ -84,6 +84,11 @@ impl Verbs {
         }
         if let Some(mtu) = network.mtu {
             command.arg("--mtu").arg(mtu.to_string());
+        }
+        if self.options.routing != Routing::Cloud {
+            // After a boot pods may be faster than the device.
+            let port = self.options.vxlan_port.to_string();
+            command.arg("--tunnel-port").arg(port);
         }
         if let Some(config) = &self.options.config {
             command.arg("--config").arg(config);

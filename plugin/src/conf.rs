@@ -2,6 +2,7 @@
 
 use std::{
     net::IpAddr,
+    num::NonZeroU16,
     path::{Path, PathBuf},
 };
 
@@ -145,6 +146,8 @@ pub struct Conf {
     pub spoofing: Spoofing,
     /// What becomes of frames with another MAC.
     pub mac_check: MacCheck,
+    /// The UDP port of the tunnels between the nodes, which containers are kept out of before there is a device for them.
+    pub tunnel_port: Option<NonZeroU16>,
     /// Where the container's default route leads.
     pub default_gateway: DefaultGateway,
     /// How the kernel treats addresses that the container adds later.
@@ -182,6 +185,7 @@ struct Keys {
     xdp: Option<Xdp>,
     anti_spoof: Option<bool>,
     macspoofchk: Option<bool>,
+    tunnel_port: Option<i64>,
     is_default_gateway: bool,
     // A routed interface is a gateway, and sends packets back to where they came from, without
     // being told.
@@ -265,6 +269,7 @@ impl Conf {
             } else {
                 MacCheck::Off
             },
+            tunnel_port: keys.tunnel_port.map(tunnel_port).transpose()?,
             default_gateway: if keys.is_default_gateway {
                 DefaultGateway::Add
             } else {
@@ -416,6 +421,17 @@ fn half_open_limit(value: i64) -> Result<u32, Error> {
             Error::config(format!(
                 "invalid maxHalfOpenFlows {value}: it must be 1 to {}",
                 quota::LIMIT_MAX
+            ))
+        })
+}
+
+fn tunnel_port(value: i64) -> Result<NonZeroU16, Error> {
+    u16::try_from(value)
+        .ok()
+        .and_then(NonZeroU16::new)
+        .ok_or_else(|| {
+            Error::config(format!(
+                "invalid tunnelPort {value}: it must be a UDP port, 1 to 65535"
             ))
         })
 }

@@ -1,7 +1,10 @@
 //! What an attachment will be, decided before anything is touched: config and lease in, names,
 //! addresses, routes and map entries out. No input or output happens here.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    num::NonZeroU16,
+};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use underpass_abi::endpoint::device;
@@ -85,6 +88,8 @@ pub struct Plan {
     pub masquerade_addresses: Vec<IpAddr>,
     /// How many half-open flows the container may have; the node decides where nothing is said.
     pub half_open_limit: Option<u32>,
+    /// The UDP port of the tunnels between the nodes, which the container is kept out of.
+    pub tunnel_port: Option<NonZeroU16>,
     /// Host ports that lead to the container.
     pub ports: Vec<Binding>,
     /// What each direction is limited to.
@@ -145,6 +150,7 @@ impl Plan {
             no_masquerade: no_masquerade(conf, &addresses, subnets),
             masquerade_addresses: conf.masquerade_addresses.clone(),
             half_open_limit: conf.half_open_limit,
+            tunnel_port: conf.tunnel_port,
             ports: host_ports(conf, &addresses),
             bandwidth: conf.bandwidth.unwrap_or_default(),
             gateways,

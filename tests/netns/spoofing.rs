@@ -205,6 +205,45 @@ fn a_datagram_of_a_tunnel(#[values(V4, V6)] family: Family) -> Result<()> {
     Ok(())
 }
 
+/// The network says it: there is no device, as after a boot.
+#[rstest]
+fn a_datagram_of_a_tunnel_to_come(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
+    const PORT: u16 = 8_472;
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("bypass", bypass);
+    let kept_out = lab.pod_with("a", &conf.clone().with("tunnelPort", PORT))?;
+    let (pod, neighbour) = (lab.pod_with("b", &conf)?, lab.pod_with("c", &conf)?);
+    let [world, other, next] = [
+        family.remote_at(PORT),
+        neighbour.at(family, PORT),
+        neighbour.at(family, PORT + 1),
+    ];
+    let _servers = [
+        serve(lab.world.netns(), world)?,
+        serve(neighbour.netns(), other)?,
+        serve(neighbour.netns(), next)?,
+    ];
+    let chat = |pod: &Pod, to| udp::Client::open(pod.netns(), family)?.chat(to, 5);
+    chat(&pod, world)?;
+    chat(&pod, other)?;
+    chat(&kept_out, next)?;
+    for to in [world, SocketAddr::new(family.node(), PORT), other] {
+        let meter = Meter::start(&lab.node)?;
+        udp::Client::open(kept_out.netns(), family)?.hears_nothing(to)?;
+        meter.expect(Counter::DropTunnel, 1)?;
+        // Who asks by TCP asks for something else.
+        if to.ip() != family.node() {
+            tcp::Client::connect(kept_out.netns(), to)?.chat(3)?;
+        }
+        meter.expect(Counter::DropTunnel, 1)?;
+    }
+    Ok(())
+}
+
 /// GRE and IP in IP have no ports; what has the same number as their protocol, or as none, is something else.
 #[rstest]
 fn a_packet_of_a_tunnel_without_ports(

@@ -44,6 +44,11 @@ pub struct Device {
     /// interfaces of a container (numbers of living namespaces differ). 0 if it is not known: of an
     /// uplink, and of a [`device::FOREIGN`] one.
     pub netns: u32,
+    /// Pod: UDP port (network order) of the tunnels between the nodes, which the pod is kept out of though there is no device for them
+    /// yet. 0 if its network names none.
+    pub tunnel_port: u16,
+    /// Zero: room for what later builds have to say.
+    pub reserved: [u16; 3],
 }
 
 /// Bits of [`Device::flags`].
@@ -137,6 +142,6 @@ plain!(Endpoint, Device, Attachment, Destination);
 pub const LOOPBACK: u32 = 1;
 
 const _: () = assert!(size_of::<Endpoint>() == 24);
-const _: () = assert!(size_of::<Device>() == 64);
+const _: () = assert!(size_of::<Device>() == 72);
 const _: () = assert!(size_of::<Attachment>() == 24 + 16 * MAX_ADDRESSES);
 const _: () = assert!(size_of::<Destination>() == 20);

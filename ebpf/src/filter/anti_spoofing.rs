@@ -72,7 +72,7 @@ pub fn check<I: Net>(
     {
         return Err(Verdict::dropped(Counter::DropMalformed));
     }
-    tunnel::check(head)
+    tunnel::check(head, pod)
 }
 
 /// Whether this is the port of a DHCP server. What such a port is asked is not learned: the answer

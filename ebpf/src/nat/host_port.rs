@@ -9,7 +9,6 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     flow::{Tuple, action, protocol},
-    node::Tunnels,
     quota::WORLD,
 };
 use underpass_ebpf::{
@@ -18,13 +17,16 @@ use underpass_ebpf::{
 };
 
 use crate::{
-    filter::quota::{charge, refund},
+    filter::{
+        quota::{charge, refund},
+        tunnel::is_closed,
+    },
     flow::tracking::look_up,
     kernel::{
         container,
         global::{global, number},
         host_ports::serving,
-        maps::{count, endpoint, is_service_address, is_tunnel},
+        maps::{count, device, endpoint, is_service_address},
         net::Net,
         route,
         skb::Skb,
@@ -75,7 +77,8 @@ global!(
             return Ok(Served::Unknown);
         };
         // Whoever got these would have the traffic of all pods with this node.
-        if is_tunnel(Tunnels::packet(head.tuple.protocol, head.tuple.dport)) {
+        let pod = device(target.ifindex);
+        if is_closed(pod, head.tuple.protocol, head.tuple.dport) {
             return Ok(Served::Unknown);
         }
         if endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {

@@ -4,7 +4,7 @@
 //! containers at once. Each step changes a file as a whole, and nothing where all is as it should be, so whoever is killed
 //! in between repeats the command.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, num::NonZeroU16, path::Path};
 
 use clap::Args;
 use ipnet::IpNet;
@@ -48,6 +48,9 @@ pub(super) struct Options {
     /// The containers' MTU in bytes; by default the smallest of the uplinks with a default route
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(i64::from(MTU_MIN)..=i64::from(MTU_MAX)), requires = "ranges")]
     mtu: Option<u32>,
+    /// The UDP port of the tunnels between the nodes, to which containers may not send though there is no device for it yet
+    #[arg(long, value_name = "PORT", requires = "ranges")]
+    tunnel_port: Option<NonZeroU16>,
     /// Further keys of our entry in the conflist, as an object of JSON such as '{"bypass": "off"}'
     #[arg(long, value_name = "JSON", value_parser = keys, requires = "ranges")]
     config: Option<Keys>,
@@ -77,6 +80,7 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
             ranges: options.ranges,
             cluster: options.cluster_cidrs,
             mtu: options.mtu,
+            tunnel_port: options.tunnel_port,
             bpf_root: root.to_owned(),
             keys: options.config.unwrap_or_default().0,
         })?)

@@ -52,6 +52,7 @@ fn an_empty_config_has_the_documented_defaults() {
             xdp: Xdp::Off,
             spoofing: Spoofing::Dropped,
             mac_check: MacCheck::On,
+            tunnel_port: None,
             default_gateway: DefaultGateway::FromIpam,
             dad: Dad::Off,
             bpf_root: PathBuf::from(BPF_ROOT),
@@ -110,6 +111,21 @@ fn every_key_is_obeyed() {
 fn a_quota_is_a_number_that_can_be_kept() {
     for value in ["0", "-1", "1000001", "4294967297"] {
         let key = "maxHalfOpenFlows";
+        refused(
+            &format!(r#""{key}":{value}"#),
+            Code::InvalidConfig,
+            &format!("{key} {value}"),
+        );
+    }
+}
+
+#[test]
+fn a_tunnel_has_a_port() {
+    let port = |text: &str| network(text).expect("a valid config").tunnel_port;
+    assert_eq!(port(r#""tunnelPort":4789"#), NonZeroU16::new(4789));
+    assert_eq!(port(r#""tunnelPort":null"#), None);
+    for value in ["0", "-1", "65536"] {
+        let key = "tunnelPort";
         refused(
             &format!(r#""{key}":{value}"#),
             Code::InvalidConfig,

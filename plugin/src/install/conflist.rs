@@ -144,6 +144,7 @@ mod tests {
             ranges: vec![range.parse().expect("a prefix")],
             cluster: Vec::new(),
             mtu: None,
+            tunnel_port: None,
             bpf_root: PathBuf::from(BPF_ROOT),
             keys: Map::new(),
         })

@@ -1,6 +1,9 @@
 //! The network of an installation: what was asked for, checked as a whole, and our entry in a conflist.
 
-use std::path::{Path, PathBuf};
+use std::{
+    num::NonZeroU16,
+    path::{Path, PathBuf},
+};
 
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
@@ -26,6 +29,8 @@ pub struct Wish {
     pub cluster: Vec<IpNet>,
     /// The MTU in bytes; if it is not said, the smallest of the uplinks.
     pub mtu: Option<u32>,
+    /// The UDP port of the tunnels between the nodes.
+    pub tunnel_port: Option<NonZeroU16>,
     /// The folder on a bpffs where the node's pins are.
     pub bpf_root: PathBuf,
     /// Further keys of our entry.
@@ -54,7 +59,7 @@ const FREE: [&str; 17] = [
 ];
 
 /// Keys that are decided here, and by what.
-const DECIDED: [(&str, &str); 9] = [
+const DECIDED: [(&str, &str); 10] = [
     ("bpfRoot", "--bpf-root says it"),
     ("capabilities", "it says what the plugin can do"),
     ("cniVersion", "--cni-version says it"),
@@ -63,6 +68,7 @@ const DECIDED: [(&str, &str); 9] = [
     ("name", "--name says it"),
     ("nonMasqueradeCIDRs", "--cluster-cidr says it"),
     ("plugins", "only the entry of underpass is written"),
+    ("tunnelPort", "--tunnel-port says it"),
     ("type", "it is always underpass"),
 ];
 
@@ -127,6 +133,7 @@ impl Network {
             ranges,
             cluster,
             mtu,
+            tunnel_port,
             bpf_root,
             keys,
             ..
@@ -162,6 +169,9 @@ impl Network {
         }
         if let Some(mtu) = mtu {
             entry.insert("mtu".to_owned(), json!(mtu));
+        }
+        if let Some(port) = tunnel_port {
+            entry.insert("tunnelPort".to_owned(), json!(port));
         }
         if bpf_root != Path::new(BPF_ROOT) {
             entry.insert("bpfRoot".to_owned(), json!(bpf_root));
@@ -216,6 +226,7 @@ mod tests {
                 .collect(),
             cluster: Vec::new(),
             mtu: None,
+            tunnel_port: None,
             bpf_root: PathBuf::from(BPF_ROOT),
             keys: Map::new(),
         }
@@ -246,18 +257,20 @@ mod tests {
         let entry = Network::new(wish(&["10.22.0.0/24"]))
             .expect("it makes sense")
             .entry();
-        for key in ["nonMasqueradeCIDRs", "mtu", "bpfRoot"] {
+        for key in ["nonMasqueradeCIDRs", "mtu", "tunnelPort", "bpfRoot"] {
             assert!(!entry.contains_key(key), "{key}");
         }
         let all = Wish {
             cluster: vec!["10.0.0.0/8".parse().expect("a prefix")],
             mtu: Some(1400),
+            tunnel_port: NonZeroU16::new(4789),
             bpf_root: PathBuf::from("/sys/fs/bpf/other"),
             ..wish(&["10.22.0.0/24"])
         };
         let entry = Network::new(all).expect("it makes sense").entry();
         assert_eq!(entry["nonMasqueradeCIDRs"], json!(["10.0.0.0/8"]));
         assert_eq!(entry["mtu"], 1400);
+        assert_eq!(entry["tunnelPort"], 4789);
         assert_eq!(entry["bpfRoot"], "/sys/fs/bpf/other");
     }
 

@@ -63,6 +63,8 @@ impl Step<Interface> for Entries {
                 masquerade6: masquerade_address(plan, IpAddr::is_ipv6),
                 flow_cost: quota::cost(half_open),
                 netns,
+                tunnel_port: plan.tunnel_port.map_or(0, |port| port.get().to_be()),
+                reserved: [0; 3],
             },
         )?;
         for ip in &plan.result.ips {

@@ -2,10 +2,13 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     thread,
 };
 
+use nix::sys::signal::Signal;
 use rstest::rstest;
+use serde_json::Value;
 use underpass_dataplane::kernel;
 use underpass_tests::{
     capture::Capture,
@@ -30,6 +33,52 @@ fn forged(cluster: &Cluster, at: usize, ends: &Ends, mark: &[u8]) -> Result<Vec<
     // The flag that there is a network identifier, and the identifier 1.
     let header = [8, 0, 0, 0, 0, 0, 1, 0];
     Ok([&header[..], &inside.udp(1_000, 2_000, mark)].concat())
+}
+
+/// A pod that starts after a boot may be there before the agent has made the device: its network says what to keep it out of.
+#[rstest]
+fn nor_before_there_is_a_device_for_it(
+    #[values(V4, V6)] outside: Family,
+    #[values(true, false)] guarded: bool,
+) -> Result<()> {
+    needs_root!();
+    let (mut cluster, pods) = beyond_a_router(outside, &["off"])?;
+    let member = &mut cluster.members[0];
+    let conf = member.conf()?;
+    let conf = if guarded {
+        conf
+    } else {
+        conf.with("tunnelPort", Value::Null)
+    };
+    member.stop_agent(Signal::SIGKILL);
+    let node = Arc::clone(&member.node);
+    node.netns().ip(&[format!("link delete {TUNNEL}")])?;
+    let attacker = Pod::add(&node, "attacker", &conf)?;
+    let [_, victim] = &pods[0];
+    let way = cluster.members[1].address(outside);
+    for inside in Family::BOTH {
+        let ends = attacker.ends(victim.ip(inside))?;
+        let capture = Capture::start(victim.netns(), Pod::IFNAME)?;
+        let meter = Meter::start(&node)?;
+        let socket = udp::Client::open(attacker.netns(), outside)?;
+        socket.send(
+            SocketAddr::new(way, VXLAN),
+            &forged(&cluster, 1, &ends, MARK)?,
+        )?;
+        let has_mark = |frame: &[u8]| frame.windows(MARK.len()).any(|part| part == MARK);
+        if guarded {
+            meter.expect(Counter::DropTunnel, 1)?;
+            thread::sleep(SILENCE / 8);
+            ensure!(
+                !capture.frames().iter().any(|frame| has_mark(frame)),
+                "{inside:?}"
+            );
+        } else {
+            let arrived = capture.wait_for(SILENCE, has_mark);
+            ensure!(arrived.is_some(), "{inside:?}: nothing arrived");
+        }
+    }
+    Ok(())
 }
 
 /// Neither to another node nor to its own one, which sees such packets without masquerade; without the guard both get through, so it is the

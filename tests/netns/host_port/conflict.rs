@@ -53,6 +53,27 @@ fn a_tunnel_of_the_node_keeps_its_port(#[values(V4, V6)] family: Family) -> Resu
     ask()?.hears_nothing(node_at(family, PORT))
 }
 
+/// After a boot there is no device for it yet, and other nodes send already.
+#[rstest]
+fn a_tunnel_to_come_keeps_its_port(#[values(V4, V6)] family: Family) -> Result<()> {
+    const PORT: u16 = 8_472;
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with_host_ports(&[(PORT, PORT), (HOST, PORT)]);
+    let ask = |to, server: &Pod| {
+        let _server = udp::Server::start(server.netns(), server.at(family, PORT))?;
+        let mut client = udp::Client::open(lab.world.netns(), family)?;
+        anyhow::Ok(client.ask_once(node_at(family, to), 100)?.is_some())
+    };
+    let pod = lab.pod_with("a", &conf)?;
+    ensure!(ask(PORT, &pod)?, "without such a tunnel it is served");
+    pod.del()?;
+    let pod = lab.pod_with("b", &conf.with("tunnelPort", PORT))?;
+    ensure!(!ask(PORT, &pod)?, "it is served");
+    ensure!(ask(HOST, &pod)?, "another port is not served");
+    Ok(())
+}
+
 #[rstest]
 fn an_older_one_leaves_unnoticed(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();

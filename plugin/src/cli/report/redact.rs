@@ -10,7 +10,7 @@ const REDACTED: &str = "(left out)";
 const NESTED: [&str; 3] = ["plugins", "ipam", "delegate"];
 
 /// Keys whose values are shown.
-const SHOWN: [&str; 62] = [
+const SHOWN: [&str; 63] = [
     "addresses",
     "antiSpoof",
     "backend",
@@ -65,6 +65,7 @@ const SHOWN: [&str; 62] = [
     "snat",
     "subnet",
     "sysctl",
+    "tunnelPort",
     "type",
     "unshapedSubnets",
     "uplinks",
