@@ -4,7 +4,9 @@
 use std::{net::SocketAddr, thread};
 
 use rstest::rstest;
+use underpass_abi::flow::{protocol, state};
 use underpass_tests::{
+    flow_table::{self, Then},
     prelude::*,
     traffic::{SILENCE, raw::RawLink},
     world::World,
@@ -53,6 +55,24 @@ impl Scene {
         ensure!(seen == self.seen, "it was {} and is {seen}", self.seen);
         Ok(())
     }
+}
+
+/// Each of the two is a conversation, with the timeout of one.
+#[rstest]
+fn the_hosts_connection_is_a_conversation(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let (mut scene, mut inside) = Scene::set(family)?;
+    scene.host_goes_on()?;
+    inside.chat(3)?;
+    let mut assured = Vec::new();
+    flow_table::walk(&scene.lab.node, family, |entry| {
+        if entry.protocol == protocol::TCP {
+            assured.push(entry.state & state::ASSURED != 0);
+        }
+        Then::Stays
+    })?;
+    ensure!(assured == [true; 3], "{assured:?}");
+    Ok(())
 }
 
 #[rstest]

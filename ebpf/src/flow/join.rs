@@ -41,11 +41,12 @@ global!(
             }
             return;
         }
-        let inner = if a != 0 {
-            &flow.halves[0]
+        let own = if half_of(flow, place.end).rewrite != 0 {
+            place.end
         } else {
-            &flow.halves[1]
+            place.end.other()
         };
+        let inner = &*half_of(flow, own);
         partner_place.set(&outgoing::<I>(inner, protocol));
         let Some(outer) = find::<I>(&partner_place.key) else {
             return;

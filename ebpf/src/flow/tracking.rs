@@ -20,7 +20,7 @@ use crate::{
     },
     model::{
         direction::{half_of, is_answer, is_answer_to, outgoing},
-        state::{after, begins_anew, is_answered, is_ending, is_shared, unlearn},
+        state::{after, begins_anew, is_answered, is_ending, is_guest, is_shared, unlearn},
         work::{Place, Work},
     },
 };
@@ -88,11 +88,7 @@ global!(
         let tick = tick();
         let mut lives = is_alive(flow, tick);
         if !lives {
-            let from = if copy.rewrite != 0 {
-                *end
-            } else {
-                end.other()
-            };
+            let from = if copy.rewrite != 0 { *end } else { end.other() };
             lives = has_live_partner::<I>(flow, key, from, partner_place, tick);
         }
         if lives {
@@ -102,16 +98,32 @@ global!(
             return true;
         }
         count(Counter::Expired);
-        if is_shared(flow)
-            && has_live_partner::<I>(flow, key, end.other(), partner_place, tick)
-        {
+        if is_shared(flow) && has_live_partner::<I>(flow, key, end.other(), partner_place, tick) {
             withdraw(work);
-        } else {
-            remove_all::<I>(key, flow);
+            // The other flow in it lives, and may be in the way of this packet.
+            return copy_half(work);
         }
+        remove_all::<I>(key, flow);
         false
     }
 );
+
+/// Copies the direction at [`Work::place`] to [`Work::half`], if there is its entry.
+#[inline(always)]
+fn copy_half<I: Net>(work: &mut WorkArea<I>) -> bool {
+    let Work {
+        place: Place { key, end },
+        half: copy,
+        state,
+        ..
+    } = &mut **work;
+    let Some(flow) = find::<I>(key) else {
+        return false;
+    };
+    memory::copy(copy, half_of(flow, *end));
+    *state = flow.state;
+    true
+}
 
 /// Whether the other entry of the direction from `from` is there and lives; `partner_place` becomes its place.
 #[inline(always)]
@@ -147,10 +159,9 @@ global!(
         };
         let protocol = head.tuple.protocol;
         let tick = tick();
-        let is_new = begins_anew(flow.state, head.tcp_flags);
-        flow.state = after(flow.state, *end, head.tcp_flags);
-        if is_new {
-            unlearn(flow);
+        let as_guest = is_guest(flow, *end);
+        if !as_guest {
+            advance(flow, *end, head.tcp_flags);
         }
         let half = half_of(flow, *end);
         *partner = outgoing::<I>(half, protocol);
@@ -167,24 +178,25 @@ global!(
         };
         // Of the packet's key, not of its own tuple: on its way to a process of the host it has another for a
         // while.
-        let back = half_of(other, partner_place.end.other());
-        if !is_answer_to::<I>(back, key, *end) {
+        let from = partner_place.end.other();
+        if !is_answer_to::<I>(half_of(other, from), key, *end) {
             if flow.state & state::BY_STACK != 0 {
                 return Noted::Incomplete;
             }
-            remove_one::<I>(key);
+            leave::<I>(key, flow, *end);
             return Noted::Gone;
         }
-        if back.rewrite & rewrite::SRC != 0 && is_shared(other) {
-            // The host's own flow, in the entry of a pod's: what that is like is the pod's.
+        if is_guest(other, from) {
             prolong(other, protocol, tick);
             mature(flow, protocol, tick);
             prolong(flow, protocol, tick);
             return Noted::Whole;
         }
-        other.state = after(other.state, partner_place.end, head.tcp_flags);
-        if is_new {
-            unlearn(other);
+        advance(other, partner_place.end, head.tcp_flags);
+        if as_guest {
+            mature(other, protocol, tick);
+            prolong(other, protocol, tick);
+            return Noted::Whole;
         }
         if is_answered(flow, other) {
             flow.state |= state::ANSWERED;
@@ -223,6 +235,16 @@ global!(
     }
 );
 
+/// Takes note of what a packet from `end` does to the state of an entry.
+#[inline(always)]
+fn advance<A>(flow: &mut Flow<A>, end: End, tcp_flags: u8) {
+    let is_new = begins_anew(flow.state, tcp_flags);
+    flow.state = after(flow.state, end, tcp_flags);
+    if is_new {
+        unlearn(flow);
+    }
+}
+
 /// Removes the entry of a flow that has this half of it, or the half alone.
 #[inline(always)]
 fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
@@ -232,6 +254,7 @@ fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
         remove_one::<I>(key);
         return;
     }
+    let is_host = !is_guest(flow, end);
     let is_outer = half_of(flow, end.other()).rewrite & rewrite::SRC == 0;
     let own = half_of(flow, end);
     own.rewrite = 0;
@@ -242,9 +265,11 @@ fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
     } else {
         action::NONE
     };
-    if !is_outer {
+    if is_host {
         flow.state &= KEPT;
-        prolong(flow, key.0.protocol, tick());
+        if is_alive(flow, tick()) {
+            prolong(flow, key.0.protocol, tick());
+        }
     }
 }
 
@@ -279,16 +304,18 @@ fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
     }
 }
 
-/// The account that a flow was charged to for who is at this end; of what the stack translates it is one of the pod that was reached if it
-/// came from the world.
+/// The account that a flow was charged to for who is at this end; if that is the world, it is one of the pod that was reached.
 #[inline(always)]
 fn account<A>(flow: &mut Flow<A>, end: End) -> u32 {
-    let is_by_stack = flow.state & state::BY_STACK != 0;
+    let kind = if flow.state & state::BY_STACK != 0 {
+        TRANSLATED
+    } else {
+        0
+    };
     let half = half_of(flow, end);
-    match (is_by_stack, half.in_ifindex) {
-        (false, pod) => pod,
-        (true, 0) => half.out_ifindex | WORLD | TRANSLATED,
-        (true, pod) => pod | TRANSLATED,
+    match half.in_ifindex {
+        0 => half.out_ifindex | WORLD | kind,
+        pod => pod | kind,
     }
 }
 

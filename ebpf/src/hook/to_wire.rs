@@ -193,6 +193,9 @@ fn is_given_up<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> bool {
 #[inline(always)]
 fn known_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Left> {
     if work.half.rewrite & rewrite::SRC != 0 {
+        if !mapping::note(work) {
+            return Ok(Left::Unknown);
+        }
         translate::as_known(work, skb)?;
     } else if work.half.action == action::TAKEN {
         return Ok(Left::Unknown);

@@ -1,6 +1,6 @@
 //! What packets do to a flow's state.
 
-use underpass_abi::flow::{End, Flow, state};
+use underpass_abi::flow::{End, Flow, rewrite, state};
 use underpass_ebpf::{
     ip::{Head, Ip},
     l4::tcp,
@@ -83,6 +83,17 @@ pub const ENDED: u32 = state::ANSWERED
 #[inline(always)]
 pub const fn is_shared<A>(flow: &Flow<A>) -> bool {
     flow.halves[0].rewrite != 0 && flow.halves[1].rewrite != 0
+}
+
+/// Whether the direction from `end` is in an entry that is another flow's: of the two in it the one that came later, and was given
+/// another port for that. What the entry says besides is of the other flow; all that is known of this one its second entry says.
+#[inline(always)]
+pub const fn is_guest<A>(flow: &Flow<A>, end: End) -> bool {
+    let (own, other) = match end {
+        End::A => (&flow.halves[0], &flow.halves[1]),
+        End::B => (&flow.halves[1], &flow.halves[0]),
+    };
+    is_shared(flow) && (own.rewrite & rewrite::ASIDE != 0 || other.rewrite & rewrite::SRC == 0)
 }
 
 /// Whether either entry of a translated flow heard both ends.

@@ -1,12 +1,14 @@
 //! One port of a client, from which it talks to node:hostPort and to container:containerPort.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, thread};
 
 use anyhow::anyhow;
 use rstest::rstest;
+use underpass_abi::flow::state;
 use underpass_tests::{
     flow_table::{self, Then},
     prelude::*,
+    traffic::SILENCE,
 };
 
 use super::{HOST, INSIDE, SOURCE, Scene, both, mapped, node_at};
@@ -94,6 +96,88 @@ fn each_answer_comes_from_whom_was_asked_after_a_while(
     };
     for to in ways.repeat(2) {
         socket.chat(to, 3).context(format!("again, to {to}"))?;
+    }
+    Ok(())
+}
+
+/// The direct flow has expired and the other one lives: it is in the way again, from the first packet on.
+#[rstest]
+fn a_direct_flow_that_expired_steps_aside_again(
+    #[values(V4, V6)] family: Family,
+    #[values("world", "pod")] from: &str,
+) -> Result<()> {
+    /// Ticks that no timeout has.
+    const LONG_AGO: u32 = 1 << 30;
+    /// The entry under what the client asks for.
+    const ASKED: u32 = state::OUTER | state::PORT;
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = mapped(&lab, &both());
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let lab = &scene.lab;
+    let pod = lab.pod("client")?;
+    let client = match from {
+        "world" => lab.world.netns(),
+        _ => pod.netns(),
+    };
+    let [direct, port] = [scene.server.at(family, INSIDE), node_at(family, HOST)];
+    let mut socket = udp::Client::open_at(client, family, SOURCE)?;
+    for to in [port, direct] {
+        socket.chat(to, 3)?;
+    }
+    for _ in 0..2 {
+        flow_table::walk(&lab.node, family, |entry| match entry.state & ASKED {
+            ASKED => Then::Stays,
+            _ => Then::ExpiresAt(entry.expires.wrapping_sub(LONG_AGO)),
+        })?;
+        for to in [direct, port, direct] {
+            socket.chat(to, 3).context(format!("again, to {to}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What the client does with its direct connection says nothing of the one to the port, which is in the same entry.
+#[rstest]
+fn a_direct_connection_that_is_reset_suspends_no_other(
+    #[values(V4, V6)] family: Family,
+    #[values("world", "pod")] from: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = mapped(&lab, &both());
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let lab = &scene.lab;
+    let pod = lab.pod("client")?;
+    let client = match from {
+        "world" => lab.world.netns(),
+        _ => pod.netns(),
+    };
+    let direct = scene.server.at(family, INSIDE);
+    let mut mapped = tcp::Client::connect_from(client, SOURCE, node_at(family, HOST))?;
+    mapped.chat(5)?;
+    let of_port = || -> Result<Vec<u32>> {
+        let mut states = Vec::new();
+        flow_table::walk(&lab.node, family, |entry| {
+            if entry.state & state::PORT != 0 {
+                states.push(entry.state & (state::BYPASS | state::ASSURED));
+            }
+            Then::Stays
+        })?;
+        Ok(states)
+    };
+    let before = of_port()?;
+    ensure!(before == [state::BYPASS | state::ASSURED; 2], "{before:x?}");
+    for _ in 0..3 {
+        let mut aside = tcp::Client::connect_from(client, SOURCE, direct)?;
+        aside.chat(3)?;
+        aside.reset()?;
+        thread::sleep(SILENCE / 8);
+        let after = of_port()?;
+        ensure!(after == before, "{after:x?}");
+        mapped.chat(3)?;
     }
     Ok(())
 }
