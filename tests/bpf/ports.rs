@@ -1,11 +1,12 @@
 //! Ports of masquerade under load: tens of thousands of flows to one server, and pods that want more than their share.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
 use rstest::rstest;
 use underpass_abi::{counter::Counter, map};
 use underpass_tests::{
     counter::Counters,
+    flow_table::{self, Then},
     frame,
     prelude::*,
     test_run::{Bench, SHOT, UNSPEC},
@@ -149,6 +150,56 @@ fn running_out_of_ports_is_a_counted_drop_and_nothing_else(
         counted.get(Counter::DropNoPort) == 3 && counted.dropped() == 3,
         "{counted:?}"
     );
+    Ok(())
+}
+
+/// Where all ports are taken, those of questions that were answered half a minute ago are given to others, and no conversation's.
+#[rstest]
+fn ports_of_silent_flows_are_given_away_at_last(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// A port of a conversation.
+    const BUSY: u16 = 5000;
+    /// Until a datagram makes a conversation of a question and its answer.
+    const STREAM: Duration = Duration::from_secs(3);
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    if !room_for(&lab, 2 * ALL)? {
+        return Ok(());
+    }
+    let uplink = Uplink::of(&lab, family)?;
+    let meter = Meter::start(&lab.node)?;
+    let (ends, others) = (a.ends(family.remote())?, b.ends(family.remote())?);
+    let send = |ends, source| lab.node.netns().run(|| uplink.send(ends, source));
+    let answer = |port| lab.node.netns().run(|| uplink.answer(port));
+    lab.node.netns().run(|| {
+        for source in 1024..=u16::MAX {
+            let port = uplink.send(&ends, source)?.context("a free port is kept")?;
+            uplink.answer(port)?;
+        }
+        anyhow::Ok(())
+    })?;
+    std::thread::sleep(STREAM);
+    ensure!(send(&ends, BUSY)? == Some(BUSY) && answer(BUSY)? == Some(BUSY));
+    ensure!(send(&others, BUSY)?.is_none(), "all ports are taken");
+    meter.expect(Counter::DropNoPort, 1)?;
+
+    // A tick is a second, more or less.
+    flow_table::walk(&lab.node, family, |entry| {
+        Then::ExpiresAt(entry.expires.wrapping_sub(45))
+    })?;
+    for source in 2000..2100 {
+        let port = send(&others, source)?.context("a port that nobody uses")?;
+        ensure!(port != BUSY, "it is a conversation's");
+        ensure!(
+            answer(port)? == Some(source),
+            "the answer to {port} went astray"
+        );
+    }
+    ensure!(send(&ends, BUSY)? == Some(BUSY) && answer(BUSY)? == Some(BUSY));
+    meter.expect_none(Counter::Expired)?;
+    meter.expect(Counter::MadeRoom, 100)?;
+    let counted = meter.read()?;
+    ensure!(counted.dropped() == 1, "{counted:?}");
     Ok(())
 }
 

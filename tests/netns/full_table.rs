@@ -1,9 +1,16 @@
 //! A full flow table, and who has to leave: never a conversation, whoever it is that wants a place.
 
-use std::{thread, time::Duration};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use rstest::rstest;
-use underpass_tests::{frame::Ends, prelude::*, traffic::raw::RawLink, world::World};
+use underpass_abi::flow::{protocol, state};
+use underpass_tests::{
+    flow_table::{self, Then},
+    frame::Ends,
+    prelude::*,
+    traffic::{SILENCE, raw::RawLink},
+    world::World,
+};
 
 const PORT: u16 = 443;
 const INSIDE: u16 = 80;
@@ -75,6 +82,54 @@ fn the_world_takes_no_quota(#[values(V4, V6)] family: Family) -> Result<()> {
         answer.with_context(|| format!("counted: {:?}", meter.read()))?;
     }
     meter.expect_none(Counter::DropFlowQuota)
+}
+
+/// What the world opens counts while it waits for an answer: however much was answered, there is room for more.
+#[rstest]
+fn answers_give_the_worlds_quota_back(
+    #[values(V4, V6)] family: Family,
+    #[values("direct", "mapped")] way: &str,
+    #[values(true, false)] masquerades: bool,
+) -> Result<()> {
+    const LIMIT: u16 = 8;
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = lab.conf().with_host_port(HOST, INSIDE);
+    let conf = conf.with("ipMasq", masquerades);
+    let pod = lab.pod_with("a", &conf.with("maxHalfOpenFlows", LIMIT))?;
+    let server = udp::Server::start(pod.netns(), family.port(INSIDE))?;
+    let to = match way {
+        "direct" => pod.at(family, INSIDE),
+        _ => SocketAddr::new(family.node(), HOST),
+    };
+    let meter = Meter::start(&lab.node)?;
+    for _ in 0..3 * LIMIT {
+        udp::Client::open(lab.world.netns(), family)?.chat(to, 2)?;
+    }
+    meter.expect_none(Counter::OverQuota)?;
+    drop(server);
+    ignore(&pod, &INSIDE.to_string())?;
+    let surplus = |number: u16| -> Result<usize> {
+        for _ in 0..number {
+            udp::Client::open(lab.world.netns(), family)?.send(to, b"unanswered")?;
+        }
+        thread::sleep(SILENCE / 8);
+        let mut surplus = 0;
+        flow_table::walk(&lab.node, family, |entry| {
+            surplus += usize::from(entry.state & state::SURPLUS != 0);
+            Then::Stays
+        })?;
+        Ok(surplus)
+    };
+    ensure!(surplus(LIMIT / 2)? == 0, "{:?}", meter.read()?);
+    let is_remembered = way == "mapped" || masquerades;
+    ensure!(
+        (surplus(2 * LIMIT)? > 0) == is_remembered,
+        "{:?}",
+        meter.read()?
+    );
+    Ok(())
 }
 
 /// Ten times as many answered flows as the table has entries, two entries each, while connections of the same pod and of another say
@@ -184,6 +239,66 @@ fn conversations_do_not_make_room(#[values(V4, V6)] family: Family) -> Result<()
     }
     tcp::visit(lab.node.netns(), remote).context("from the node itself")?;
     Ok(())
+}
+
+/// A server may take its time: until it has answered, what has a place that others look for are connections that are over.
+#[rstest]
+fn a_handshake_outlives_connections_that_ended(
+    #[values(V4, V6)] family: Family,
+    #[values("masqueraded", "mapped")] way: &str,
+) -> Result<()> {
+    /// A port of the one who does not answer.
+    const SLOW: u16 = 444;
+    needs_root!();
+    let lab = small()?;
+    let pod = lab.pod_with("a", &lab.conf().with_host_port(HOST, INSIDE))?;
+    let (from, to) = match way {
+        "masqueraded" => (pod.netns(), family.remote_at(PORT)),
+        _ => (lab.world.netns(), SocketAddr::new(family.node(), HOST)),
+    };
+    let _servers = [
+        tcp::Server::start(lab.world.netns(), family.remote_at(PORT))?,
+        tcp::Server::start(pod.netns(), family.port(INSIDE))?,
+    ];
+    lab.world.netns().nft(&format!(
+        "table inet indifference {{
+            chain input {{ type filter hook input priority 0; tcp dport {SLOW} drop; }}
+        }}"
+    ))?;
+    let ends = pod.ends(family.remote())?;
+    RawLink::open(pod.netns(), Pod::IFNAME)?.send(&ends.syn(SLOW, SLOW))?;
+    let is_open = |entry: flow_table::Entry| {
+        entry.protocol == protocol::TCP
+            && entry.state & state::ANSWERED != state::ANSWERED
+            && entry.state & (state::RST | state::FINISHED) == 0
+    };
+    let opening = || -> Result<Vec<u32>> {
+        let mut ticks = Vec::new();
+        flow_table::walk(&lab.node, family, |entry| {
+            if is_open(entry) {
+                ticks.push(entry.since);
+            }
+            Then::Stays
+        })?;
+        Ok(ticks)
+    };
+    eventually("the handshake is known", || {
+        let before = opening()?;
+        ensure!(before.len() == 2, "{before:?}");
+        Ok(())
+    })?;
+    let before = opening()?;
+    let meter = Meter::start(&lab.node)?;
+    let made = || -> Result<u64> { Ok(meter.read()?.get(Counter::MadeRoom)) };
+    for _ in 0..4 * FLOWS {
+        tcp::visit(from, to)?;
+        if made()? > u64::from(FLOWS) {
+            break;
+        }
+    }
+    ensure!(made()? > u64::from(FLOWS), "{:?}", meter.read()?);
+    ensure!(opening()? == before, "it had to go");
+    meter.expect_none(Counter::TableFull)
 }
 
 /// What is over leaves at once: one connection after the other, more than there is room for.

@@ -39,9 +39,10 @@ pub struct Timeouts {
     /// TCP with packets seen from both sides and no FIN or RST: a day, as kube-proxy sets connection
     /// tracking to. RFC 5382 asks for at least 2 h 4 min.
     pub tcp_established: u32,
-    /// TCP of which only one side was heard. RFC 5382 asks for at least 4 min.
+    /// TCP of which only one side was heard, or that was reset. RFC 5382 asks for at least 4 min.
     pub tcp_opening: u32,
-    /// TCP after an RST, or a FIN from both sides.
+    /// TCP after a FIN from both sides: as long as the one who closed first keeps the tuple for itself (Linux: 60 s), nobody else is to
+    /// speak to it from the same port.
     pub tcp_closing: u32,
     /// UDP heard from both sides. RFC 4787 asks for at least 2 min, recommends 5.
     pub udp: u32,
@@ -51,8 +52,8 @@ pub struct Timeouts {
     pub icmp: u32,
     /// Ports and translation remembered for the later fragments of a datagram.
     pub fragment: u32,
-    /// Unused.
-    pub reserved: u32,
+    /// After so much silence what is no conversation gives its place or its port to somebody who finds no other.
+    pub quiet: u32,
 }
 
 /// State of the node that user space may change while programs run: element 0 of the map `STATE`.
@@ -202,12 +203,12 @@ impl Node {
             timeout: Timeouts {
                 tcp_established: ticks(86_400, hz),
                 tcp_opening: ticks(240, hz),
-                tcp_closing: ticks(30, hz),
+                tcp_closing: ticks(60, hz),
                 udp: ticks(300, hz),
                 udp_opening: ticks(120, hz),
                 icmp: ticks(60, hz),
                 fragment: ticks(30, hz),
-                reserved: 0,
+                quiet: ticks(30, hz),
             },
             port_first: 1024,
             port_count: 30_000 - 1024,

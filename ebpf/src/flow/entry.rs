@@ -38,8 +38,31 @@ pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
 /// A packet came: the flow lives for another timeout, which depends on its state.
 #[inline(always)]
 pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
+    flow.expires = tick + timeout(flow, protocol);
+}
+
+/// Whether nobody would miss a flow, though it lives: TCP that both ends have closed, and what is no conversation, or was reset, and has
+/// been silent for a while.
+#[inline(always)]
+pub fn is_spare<A>(flow: &Flow<A>, protocol: u8, tick: u32) -> bool {
+    if protocol == protocol::TCP {
+        if flow.state & state::FINISHED == state::FINISHED {
+            return true;
+        }
+        if flow.state & state::RST == 0 {
+            return false;
+        }
+    }
+    let last = flow.expires.wrapping_sub(timeout(flow, protocol));
+    let silent = tick.wrapping_sub(last).cast_signed();
+    flow.state & state::ASSURED == 0 && silent >= constant!(timeout.quiet).cast_signed()
+}
+
+/// Ticks without a packet after which a flow in its state expires.
+#[inline(always)]
+fn timeout<A>(flow: &Flow<A>, protocol: u8) -> u32 {
     let is_assured = flow.state & state::ASSURED != 0;
-    let limit = match protocol {
+    match protocol {
         // A stray RST, which its receiver ignores, must not cost a connection its life.
         protocol::TCP if flow.state & state::RST != 0 => constant!(timeout.tcp_opening),
         protocol::TCP if is_ending(flow.state) => constant!(timeout.tcp_closing),
@@ -48,8 +71,7 @@ pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
         protocol::UDP | protocol::SCTP if is_assured => constant!(timeout.udp),
         protocol::UDP | protocol::SCTP => constant!(timeout.udp_opening),
         _ => constant!(timeout.icmp),
-    };
-    flow.expires = tick + limit;
+    }
 }
 
 /// Whether the pods at either end of a direction are still those that it was learned for: their

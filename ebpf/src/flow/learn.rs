@@ -412,7 +412,7 @@ fn open<I: Net>(
             half_of(flow, end).in_ifindex = pod;
         }
         Payer::Reached { .. } if is_full => flow.state |= state::SURPLUS,
-        Payer::Reached { .. } => {}
+        Payer::Reached { .. } => flow.state |= end.charged(),
     }
     prolong(flow, head.tuple.protocol, tick());
     if store(work, At::Place, Share::Pods) != Stored::Done {

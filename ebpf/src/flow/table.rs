@@ -16,7 +16,7 @@ use underpass_abi::{
 use underpass_ebpf::ip::Ip;
 
 use crate::{
-    flow::entry::{find, has_key, has_target, is_alive, remove_one, remove_partners},
+    flow::entry::{find, has_key, has_target, is_alive, is_spare, remove_one, remove_partners},
     kernel::{
         global::{Number, Outcome, global, number},
         maps::{constant, count, device, tick},
@@ -94,8 +94,9 @@ impl Number for Option<Slot> {
 /// How many slots are looked at. Where four fifths of them are conversations', a new flow is refused
 /// once in a thousand times; where one half is, practically never.
 const LOOKS: u32 = 32;
-/// After so many looks one that was only noted, because others use its port, has to go.
-const TAKE_OTHERS: u32 = 8;
+/// After so many looks one has to go that nobody would miss, that the world had no room to open, or that was only noted because others
+/// use its port: it is noted again with its next packet.
+const TAKE_SPARE: u32 = 8;
 /// After so many looks a flow that nobody answered has to go.
 const TAKE_UNANSWERED: u32 = 20;
 /// After so many looks one that is no conversation yet has to go.
@@ -236,17 +237,19 @@ fn now() -> u16 {
 /// Whether a flow that lives has to make room at this attempt.
 #[inline(always)]
 fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> bool {
-    if flow.state & state::SURPLUS != 0 {
-        return true;
-    }
-    if flow.halves[0].action == action::OTHERS {
-        // It is noted again with its next packet.
-        return attempt >= TAKE_OTHERS;
-    }
-    if flow.state & state::ASSURED != 0 || attempt < TAKE_UNANSWERED {
+    let first = if flow.state & state::SURPLUS != 0
+        || flow.halves[0].action == action::OTHERS
+        || is_spare(flow, key.0.protocol, tick())
+    {
+        TAKE_SPARE
+    } else if flow.state & state::ASSURED != 0 {
         return false;
-    }
-    if flow.state & state::ANSWERED == state::ANSWERED && attempt < TAKE_UNASSURED {
+    } else if flow.state & state::ANSWERED == state::ANSWERED {
+        TAKE_UNASSURED
+    } else {
+        TAKE_UNANSWERED
+    };
+    if attempt < first {
         return false;
     }
     // Two flows may share an entry: a conversation stays whole.

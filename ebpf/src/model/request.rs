@@ -30,11 +30,11 @@ pub struct Request<I: Ip> {
 /// Whose quota of half-open flows a translated flow was taken from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Payer {
-    /// Nobody's: it is the host's, or the world's.
+    /// Nobody's: it is the host's.
     Nobody,
     /// The owner's.
     Owner,
-    /// The client's.
+    /// The client's; if that is the world, it is of what the world may open to the owner.
     Client,
     /// There was nothing left of what the world may open: it is the first to go.
     Surplus,

@@ -41,7 +41,7 @@ use crate::{
     },
     nat::{
         mapping::{Allocation, commit},
-        port_allocation::insert,
+        port_allocation::{Claim, insert},
     },
 };
 
@@ -110,23 +110,23 @@ global!(
         }
         // Of a flow that nobody answers, who began it pays; the world by what it may open to the
         // container.
-        work.request.payer = if client == 0 {
-            if charge(target.ifindex | WORLD) {
-                Payer::Nobody
-            } else {
-                Payer::Surplus
-            }
-        } else if charge(client) {
+        let account = if client == 0 {
+            target.ifindex | WORLD
+        } else {
+            client
+        };
+        work.request.payer = if charge(account) {
             Payer::Client
+        } else if client == 0 {
+            Payer::Surplus
         } else {
             return Err(Verdict::dropped(Counter::DropFlowQuota));
         };
         let entries = store_both(work);
-        if work.request.payer == Payer::Client
-            && entries != Entries::Stored
-            && entries != Entries::InnerTaken
-        {
-            refund(client);
+        // A pod pays for both ends of such a flow when it is stored; the world does not.
+        let is_paid = entries == Entries::Stored || entries == Entries::InnerTaken && client == 0;
+        if work.request.payer == Payer::Client && !is_paid {
+            refund(account);
         }
         match entries {
             Entries::Stored => count(Counter::HostPort),
@@ -159,7 +159,7 @@ enum Entries {
 /// Stores both entries of [`Work::request`].
 #[inline(always)]
 fn store_both<I: Net>(work: &mut WorkArea<I>) -> Entries {
-    match insert(work) {
+    match insert(work, Claim::Free) {
         Allocation::Granted => {}
         Allocation::NoPort => return Entries::OuterTaken,
         Allocation::NoRoom => return Entries::NoRoom,

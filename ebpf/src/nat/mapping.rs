@@ -47,9 +47,6 @@ number!(
 pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
     memory::clear(flow);
     flow.state = opened(request, end) | state::OUTER | surplus(request);
-    if request.payer == Payer::Client {
-        flow.state |= end.other().charged();
-    }
     prolong(flow, request.outer.protocol, tick());
     let own = half_of(flow, end);
     set_outgoing::<I>(own, &request.outer);
@@ -60,13 +57,17 @@ pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: 
     back.action = request.back;
     back.out_ifindex = request.owner;
     // What a bridge has behind it comes by the bridge or by its port. Both ends are replaced only for containers behind the one device.
-    if let Some(client) = device(request.client)
-        && (client.flags & flags::FOREIGN == 0 || request.opener == Opener::Client)
-    {
+    let client = device(request.client)
+        .filter(|client| client.flags & flags::FOREIGN == 0 || request.opener == Opener::Client);
+    if let Some(client) = client {
         enter::<I>(back, request.client, client);
     }
     if let Some(pod) = device(request.owner) {
         leave_to_pod(back, request.owner, pod);
+    }
+    // What is given back goes to whom the half says.
+    if request.payer == Payer::Client && (request.client == 0 || client.is_some()) {
+        flow.state |= end.other().charged();
     }
 }
 

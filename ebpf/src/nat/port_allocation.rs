@@ -12,11 +12,11 @@ use underpass_abi::{
 
 use crate::{
     flow::{
-        entry::{find, has_target, is_alive, remove_all},
+        entry::{find, has_target, is_alive, is_spare, remove_all},
         table::{At, Stored, store},
     },
     kernel::{
-        global::global,
+        global::{global, number},
         host_ports::is_mapped,
         maps::{constant, count, tick},
         net::Net,
@@ -40,21 +40,37 @@ const PREFERRED: u32 = 16;
 const ROUNDS: u32 = 3;
 /// First port of the range that all others are tried from.
 const UNPRIVILEGED: u32 = 1024;
+
+number!(
+    /// Which tuples a flow may have.
+    pub enum Claim {
+        /// Those that no flow has which lives.
+        Free,
+        /// Those of flows as well that nobody would miss: the last round's, where whoever talks to one server has used up its ports.
+        Spare,
+    }
+);
+
 global!(
     /// Finds a free outer tuple for [`Work::request`], whose inner tuple is that of the packet, takes
     /// it, and stores both entries: [`Allocation::Granted`], and the outer tuple is in [`Work::partner`].
     pub fn allocate<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Allocation {
         let mut result = if may_keep(&work.request) {
-            try_port(work, ctx)
+            try_port(work, ctx, Claim::Free)
         } else {
             Allocation::NoPort
         };
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             if result != Allocation::NoPort {
                 break;
             }
-            if search(work) {
-                result = try_port(work, ctx);
+            let claim = if round == ROUNDS - 1 {
+                Claim::Spare
+            } else {
+                Claim::Free
+            };
+            if search(work, claim) {
+                result = try_port(work, ctx, claim);
             }
         }
         if result != Allocation::Granted {
@@ -78,9 +94,9 @@ fn may_keep<I: Net>(request: &Request<I>) -> bool {
 }
 
 #[inline(always)]
-fn try_port<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Allocation {
+fn try_port<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, claim: Claim) -> Allocation {
     if host_uses(work, ctx) == Socket::None {
-        insert(work)
+        insert(work, claim)
     } else {
         Allocation::NoPort
     }
@@ -88,9 +104,9 @@ fn try_port<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Allocation {
 
 /// Tries ports at random until one is free.
 #[inline(always)]
-fn search<I: Net>(work: &mut WorkArea<I>) -> bool {
+fn search<I: Net>(work: &mut WorkArea<I>, claim: Claim) -> bool {
     for attempt in 0..ATTEMPTS {
-        if probe(work, attempt) {
+        if probe(work, attempt, claim) {
             return true;
         }
     }
@@ -98,9 +114,8 @@ fn search<I: Net>(work: &mut WorkArea<I>) -> bool {
 }
 
 global!(
-    /// Gives the outer tuple of [`Work::request`] another port, and tells whether it is free: no
-    /// flow that lives has it.
-    pub fn probe<I: Net>(work: &mut WorkArea<I>, attempt: u32) -> bool {
+    /// Gives the outer tuple of [`Work::request`] another port, and tells whether it may be claimed.
+    pub fn probe<I: Net>(work: &mut WorkArea<I>, attempt: u32, claim: Claim) -> bool {
         let Work {
             request,
             partner_place,
@@ -111,15 +126,20 @@ global!(
             return false;
         }
         partner_place.set(&request.outer);
-        find::<I>(&partner_place.key).is_none_or(|flow| !is_in_use::<I>(flow))
+        find::<I>(&partner_place.key)
+            .is_none_or(|flow| !is_in_use::<I>(flow, request.inner.protocol, claim))
     }
 );
 
 /// Whether an outer entry keeps others off its tuple: not when it was idle for too long, nor when the
 /// pod that it leads to is gone; but as long as another flow is in it.
 #[inline(always)]
-fn is_in_use<I: Net>(flow: &Flow<I::Addr>) -> bool {
-    is_shared(flow) || is_alive(flow, tick()) && flow.halves.iter().all(has_target::<I>)
+fn is_in_use<I: Net>(flow: &Flow<I::Addr>, protocol: u8, claim: Claim) -> bool {
+    if is_shared(flow) {
+        return true;
+    }
+    let is_kept = claim == Claim::Free || !is_spare(flow, protocol, tick());
+    is_kept && is_alive(flow, tick()) && flow.halves.iter().all(has_target::<I>)
 }
 
 #[inline(always)]
@@ -141,8 +161,8 @@ fn candidate(protocol: u8, attempt: u32) -> u16 {
 }
 
 global!(
-    /// Takes the outer tuple of [`Work::request`] if no flow has it.
-    pub fn insert<I: Net>(work: &mut WorkArea<I>) -> Allocation {
+    /// Takes the outer tuple of [`Work::request`] if it may be claimed.
+    pub fn insert<I: Net>(work: &mut WorkArea<I>, claim: Claim) -> Allocation {
         let Work {
             draft: flow,
             request,
@@ -150,12 +170,16 @@ global!(
             ..
         } = &mut **work;
         place.set(&request.outer);
-        if let Some(expired) = find::<I>(&place.key) {
-            if is_in_use::<I>(expired) {
+        if let Some(old) = find::<I>(&place.key) {
+            if is_in_use::<I>(old, request.outer.protocol, claim) {
                 return Allocation::NoPort;
             }
-            count(Counter::Expired);
-            remove_all::<I>(&place.key, expired);
+            count(if is_alive(old, tick()) {
+                Counter::MadeRoom
+            } else {
+                Counter::Expired
+            });
+            remove_all::<I>(&place.key, old);
         }
         write_outer::<I>(flow, request, place.end);
         let share = share(request);
