@@ -23,7 +23,7 @@ use crate::{
         work_area::WorkArea,
     },
     model::{
-        direction::{FROM_PORT, TWICE, half_of, outgoing},
+        direction::{FROM_PORT, TO_PORT, TWICE, half_of, outgoing},
         work::{Place, Work},
     },
     nat::{hairpin, masquerade},
@@ -160,7 +160,8 @@ global!(
 
 global!(
     /// An error from a pod, as for [`error_from_wire`]: if it quotes what came from a process of this host, or
-    /// from the pod itself, to a host port, it goes back there.
+    /// from the pod itself, to a host port, it goes back there; if it quotes the answer of a host port, it is for the container
+    /// that serves it.
     pub fn error_from_pod<I: Net>(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
@@ -184,13 +185,16 @@ global!(
             return unknown;
         };
         let half = half_of(flow, partner_place.end);
-        if half.rewrite & TWICE != TWICE || !is_owned::<I>(half, inner.tuple.dst) {
+        let is_turned = half.rewrite & TWICE == TWICE;
+        // To the container that serves a port: by the stack, as the questions go.
+        let is_early = !is_turned && !is_finishing && half.rewrite & TO_PORT == TO_PORT;
+        if !(is_turned || is_early) || !is_owned::<I>(half, inner.tuple.dst) {
             return unknown;
         }
-        if !is_finishing {
-            if !container::is_same(half.in_ifindex, skb.ifindex()) {
-                return unknown;
-            }
+        if !is_finishing && !container::is_same(half.in_ifindex, skb.ifindex()) {
+            return unknown;
+        }
+        if is_turned && !is_finishing {
             if half.action == action::HOST {
                 return Err(hairpin::return_to_host(work, &mut skb)?);
             }
@@ -201,7 +205,7 @@ global!(
         *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
         let (src, dst) = (source(head, inner, quote), quote.src);
         rewrite(&mut skb, head, inner, quote, src, dst)?;
-        Err(if is_finishing {
+        Err(if is_finishing || is_early {
             Verdict::STACK
         } else {
             skb.deliver(half)?

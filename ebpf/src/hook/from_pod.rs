@@ -30,7 +30,7 @@ use crate::{
         verdict::{Step, Verdict},
         work_area::WorkArea,
     },
-    model::direction::is_answer,
+    model::direction::{TO_PORT, is_answer},
     nat::{
         hairpin::{self, turn_back},
         host_port::{Served, open_host_port},
@@ -201,6 +201,3 @@ fn is_switched(skb: &Skb) -> bool {
                 .is_ok_and(|to| !anti_spoofing::same_mac(to, pod.mac))
     })
 }
-
-/// From a pod, to a host port that another pod serves.
-const TO_PORT: u8 = rewrite::EARLY | rewrite::DST;

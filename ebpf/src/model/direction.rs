@@ -6,6 +6,9 @@ use underpass_ebpf::ip::Ip;
 /// [`Half::rewrite`](underpass_abi::flow::Half::rewrite) of both directions.
 pub const TWICE: u8 = rewrite::SRC | rewrite::DST;
 
+/// What [`Half::rewrite`] says of packets from a pod, to a host port that another pod serves.
+pub const TO_PORT: u8 = rewrite::EARLY | rewrite::DST;
+
 /// What [`Half::rewrite`] says of packets to a pod, from a host port that another pod serves.
 pub const FROM_PORT: u8 = rewrite::EARLY | rewrite::SRC;
 

@@ -11,7 +11,7 @@ use underpass_tests::{
     traffic::SILENCE,
 };
 
-use super::{HOST, INSIDE, SOURCE, Scene, both, mapped, node_at};
+use super::{HOST, INSIDE, SOURCE, Scene, both, mapped, node_at, serve};
 
 #[rstest]
 fn each_answer_comes_from_whom_was_asked(
@@ -180,6 +180,29 @@ fn a_direct_connection_that_is_reset_suspends_no_other(
         mapped.chat(3)?;
     }
     Ok(())
+}
+
+/// A client that has closed its socket refuses what still comes; the container is to hear of that.
+#[rstest]
+fn a_refusal_reaches_the_container(
+    #[values(V4, V6)] family: Family,
+    #[values("world", "pod")] from: &str,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let network = lab.conf().with("bypass", bypass);
+    let server = lab.pod_with("server", &mapped(&lab, &both()).with("bypass", bypass))?;
+    let pod = lab.pod_with("client", &network)?;
+    let (client, ip) = match from {
+        "world" => (lab.world.netns(), family.gateway()),
+        _ => (pod.netns(), pod.ip(family)),
+    };
+    {
+        let _servers = serve(&server, family)?;
+        udp::Client::open_at(client, family, SOURCE)?.chat(node_at(family, HOST), 5)?;
+    }
+    udp::Client::open_at(server.netns(), family, INSIDE)?.is_refused(SocketAddr::new(ip, SOURCE))
 }
 
 #[rstest]
