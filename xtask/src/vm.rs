@@ -155,6 +155,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         .chain(arguments.proxy.as_deref())
         .collect();
     let folder = workspace.target.join(kind.join("-"));
+    let _alone = hold(&folder)?;
 
     let queue: Mutex<VecDeque<&Kernel>> = Mutex::new(kernels.iter().collect());
     let next = || {
@@ -215,6 +216,25 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         );
     }
     Ok(())
+}
+
+/// Keeps others out of the folder of the guests until the file is closed: a guest that finds its files exchanged goes down, and what its
+/// tests have said is lost.
+fn hold(folder: &Path) -> anyhow::Result<fs::File> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let path = folder.join("lock");
+    let file =
+        fs::File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => bail!(
+            "another `cargo xtask test vm` has its guests in {}: wait until it has ended",
+            folder.display()
+        ),
+        Err(fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
+    }
 }
 
 fn kernels(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<Vec<Kernel>> {
@@ -367,4 +387,23 @@ fn progress(kernel: &Kernel, folder: &Path, reported: usize) -> usize {
         }
     }
     news.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_runs_have_no_folder_in_common() {
+        let root = tempfile::tempdir().expect("a folder");
+        let folder = root.path().join("vm");
+        let first = hold(&folder).expect("nobody else is there");
+        let error = hold(&folder).expect_err("the first is there");
+        assert!(
+            error.to_string().contains("wait until it has ended"),
+            "{error}"
+        );
+        drop(first);
+        hold(&folder).expect("the first has gone");
+    }
 }
