@@ -79,9 +79,18 @@ pub fn run(root: &Path) -> Result<Outcome, Error> {
     }
     object::require_loadable(0)?;
     let programs = programs(&pins)?;
+    let features = feature::present()?;
     let node = Node {
         build: build(),
-        features: feature::present()?,
+        features,
+        // An earlier build may have known fewer of them; 0 would be none.
+        timeout: Node::new(
+            object::jiffies_per_second(),
+            before.key,
+            features,
+            before.flows,
+        )
+        .timeout,
         ..before
     };
     let unfinished = pins.begin()?;

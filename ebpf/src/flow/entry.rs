@@ -41,21 +41,44 @@ pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
     flow.expires = tick + timeout(flow, protocol);
 }
 
-/// Whether nobody would miss a flow, though it lives: TCP that both ends have closed, and what is no conversation, or was reset, and has
-/// been silent for a while.
+/// Whether a flow that lives may give its tuple to another: TCP that both ends have closed and that has nothing to send again, and what
+/// was refused, or is no conversation, and has been silent for a while. (Not what was reset after an answer: the RST may be a stray one.)
 #[inline(always)]
 pub fn is_spare<A>(flow: &Flow<A>, protocol: u8, tick: u32) -> bool {
-    if protocol == protocol::TCP {
-        if flow.state & state::FINISHED == state::FINISHED {
-            return true;
-        }
-        if flow.state & state::RST == 0 {
-            return false;
-        }
+    let has = |bits: u32| flow.state & bits == bits;
+    let silence = if protocol != protocol::TCP {
+        constant!(timeout.quiet)
+    } else if has(state::FINISHED) {
+        LINGER
+    } else if has(state::RST) && !has(state::ANSWERED) {
+        constant!(timeout.quiet)
+    } else {
+        return false;
+    };
+    !has(state::ASSURED) && is_silent(flow, protocol, tick, silence)
+}
+
+/// Whether a flow that lives is over, as far as can be seen: its place is worth less than that of a question which waits for its answer.
+#[inline(always)]
+pub fn is_over<A>(flow: &Flow<A>, protocol: u8, tick: u32) -> bool {
+    let has = |bits: u32| flow.state & bits == bits;
+    if protocol != protocol::TCP {
+        return has(state::ANSWERED)
+            && !has(state::ASSURED)
+            && is_silent(flow, protocol, tick, LINGER);
     }
+    has(state::FINISHED)
+        || has(state::RST) && is_silent(flow, protocol, tick, constant!(timeout.quiet))
+}
+
+/// Ticks in which whoever has not heard that his FIN, or his answer, arrived sends it again.
+const LINGER: u32 = 3;
+
+/// Whether no packet came for so many ticks.
+#[inline(always)]
+fn is_silent<A>(flow: &Flow<A>, protocol: u8, tick: u32, ticks: u32) -> bool {
     let last = flow.expires.wrapping_sub(timeout(flow, protocol));
-    let silent = tick.wrapping_sub(last).cast_signed();
-    flow.state & state::ASSURED == 0 && silent >= constant!(timeout.quiet).cast_signed()
+    tick.wrapping_sub(last).cast_signed() >= ticks.cast_signed()
 }
 
 /// Ticks without a packet after which a flow in its state expires.

@@ -16,7 +16,9 @@ use underpass_abi::{
 use underpass_ebpf::ip::Ip;
 
 use crate::{
-    flow::entry::{find, has_key, has_target, is_alive, is_spare, remove_one, remove_partners},
+    flow::entry::{
+        find, has_key, has_target, is_alive, is_over, is_spare, remove_one, remove_partners,
+    },
     kernel::{
         global::{Number, Outcome, global, number},
         maps::{constant, count, device, tick},
@@ -94,13 +96,13 @@ impl Number for Option<Slot> {
 /// How many slots are looked at. Where four fifths of them are conversations', a new flow is refused
 /// once in a thousand times; where one half is, practically never.
 const LOOKS: u32 = 32;
-/// After so many looks one has to go that nobody would miss, that the world had no room to open, or that was only noted because others
-/// use its port: it is noted again with its next packet.
+/// After so many looks one has to go whose tuple may be another's, that the world had no room to open, or that was only noted because
+/// others use its port: it is noted again with its next packet.
 const TAKE_SPARE: u32 = 8;
-/// After so many looks a flow that nobody answered has to go.
-const TAKE_UNANSWERED: u32 = 20;
-/// After so many looks one that is no conversation yet has to go.
-const TAKE_UNASSURED: u32 = 26;
+/// After so many looks one that is over has to go.
+const TAKE_OVER: u32 = 14;
+/// After so many looks one that is no conversation yet has to go, answered or not: an answer is had for the asking.
+const TAKE_UNASSURED: u32 = 20;
 
 /// How many slots are tried if other CPUs take them at the same time.
 const TRIES: u32 = 3;
@@ -208,7 +210,7 @@ global!(
         if is_shared(flow) && is_alive(flow, tick()) {
             return None;
         }
-        if is_over::<I>(&key, flow) {
+        if has_expired::<I>(&key, flow) {
             count(Counter::Expired);
         } else if may_go::<I>(&key, flow, attempt) {
             count(Counter::MadeRoom);
@@ -237,17 +239,18 @@ fn now() -> u16 {
 /// Whether a flow that lives has to make room at this attempt.
 #[inline(always)]
 fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> bool {
+    let (protocol, tick) = (key.0.protocol, tick());
     let first = if flow.state & state::SURPLUS != 0
         || flow.halves[0].action == action::OTHERS
-        || is_spare(flow, key.0.protocol, tick())
+        || is_spare(flow, protocol, tick)
     {
         TAKE_SPARE
+    } else if is_over(flow, protocol, tick) {
+        TAKE_OVER
     } else if flow.state & state::ASSURED != 0 {
         return false;
-    } else if flow.state & state::ANSWERED == state::ANSWERED {
-        TAKE_UNASSURED
     } else {
-        TAKE_UNANSWERED
+        TAKE_UNASSURED
     };
     if attempt < first {
         return false;
@@ -267,19 +270,19 @@ fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> boo
 
 /// Whether a flow has expired, both its entries if it is translated, or lost one of its pods.
 #[inline(always)]
-fn is_over<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) -> bool {
-    let mut is_over = !is_alive(flow, tick());
+fn has_expired<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) -> bool {
+    let mut has_expired = !is_alive(flow, tick());
     let has_partner = flow.state & state::BY_STACK == 0;
     for half in &flow.halves {
         if !has_target::<I>(half) || half.in_ifindex != 0 && device(half.in_ifindex).is_none() {
             return true;
         }
-        if is_over && has_partner && half.rewrite != 0 {
+        if has_expired && has_partner && half.rewrite != 0 {
             let (partner, _) = outgoing::<I>(half, key.0.protocol).key();
             if find::<I>(&partner).is_some_and(|partner| is_alive(partner, tick())) {
-                is_over = false;
+                has_expired = false;
             }
         }
     }
-    is_over
+    has_expired
 }

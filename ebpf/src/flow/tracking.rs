@@ -99,6 +99,9 @@ global!(
         }
         count(Counter::Expired);
         if is_shared(flow) && has_live_partner::<I>(flow, key, end.other(), partner_place, tick) {
+            if let Some(partner) = find::<I>(&partner_place.key) {
+                inherit(flow, end.other(), partner);
+            }
             withdraw(work);
             // The other flow in it lives, and may be in the way of this packet.
             return copy_half(work);
@@ -107,6 +110,19 @@ global!(
         false
     }
 );
+
+/// What is left of an entry that has expired lives as long as the second entry of its direction from `end`, and says of a guest's
+/// conversation what that says.
+#[inline(always)]
+fn inherit<A>(flow: &mut Flow<A>, end: End, second: &Flow<A>) {
+    flow.expires = second.expires;
+    if is_guest(flow, end) {
+        flow.state &= !KEPT;
+        if second.state & KEPT == KEPT {
+            flow.state |= KEPT;
+        }
+    }
+}
 
 /// Copies the direction at [`Work::place`] to [`Work::half`], if there is its entry.
 #[inline(always)]
@@ -245,11 +261,12 @@ fn advance<A>(flow: &mut Flow<A>, end: End, tcp_flags: u8) {
     }
 }
 
+/// What is left of an entry whose own flow went.
+const KEPT: u32 = state::ANSWERED | state::ASSURED;
+
 /// Removes the entry of a flow that has this half of it, or the half alone.
 #[inline(always)]
 fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
-    /// What is left of an entry whose own flow went.
-    const KEPT: u32 = state::ANSWERED | state::ASSURED;
     if !is_shared(flow) {
         remove_one::<I>(key);
         return;

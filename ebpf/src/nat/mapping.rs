@@ -25,6 +25,7 @@ use crate::{
     model::{
         direction::{half_of, is_inner, leaves_as, outgoing, set_outgoing},
         request::{Opener, Payer, Request, both, early, opened, opener, surplus},
+        state::is_guest,
         work::{Place, Work},
     },
 };
@@ -182,6 +183,10 @@ global!(
             state: known,
             ..
         } = &mut **work;
+        // What the first entry says besides is of another flow then.
+        if find::<I>(&place.key).is_some_and(|first| is_guest(first, place.end)) {
+            *known = 0;
+        }
         request.opener = opener(survivor.rewrite, *known);
         request.payer = Payer::Nobody;
         if is_inner(survivor.rewrite, *known) {
