@@ -26,6 +26,9 @@ mod tunnel;
 /// The device of VXLAN.
 pub(crate) const DEVICE: &str = "underpass-vxlan";
 
+/// Begins the alias of a pod's device on the host, as the plugin gives it.
+const ALIAS_PREFIX: &str = "underpass:";
+
 /// Changes routes and devices of this network namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
@@ -62,6 +65,8 @@ struct Link {
     mtu: u32,
     is_up: bool,
     is_loopback: bool,
+    /// Whether it is the host's end of a pod of ours.
+    is_pods: bool,
     mac: Vec<u8>,
     /// What a VXLAN device was made with.
     vxlan: Vec<InfoVxlan>,
@@ -124,14 +129,16 @@ impl Notes {
 }
 
 impl Seen {
-    /// Lists the prefixes that are on the node's links, apart from those of our own device.
+    /// Lists the prefixes that are on the node's links, apart from those of our own device. The ways to single pods are
+    /// no links: they come and go, and have the address of the pods' gateway.
     pub(crate) fn on_link(&self) -> Vec<OnLink> {
         let on_link = self.addresses.iter().filter_map(|address| {
             let device = address.message.header.index;
             let link = self.links.iter().find(|link| link.index == device)?;
             let is_routed = !address.is_bare || self.routes.contains(&(address.prefix, device));
             let alone = IpNet::from(address.own.addr());
-            (link.is_up && !link.is_loopback && link.name != DEVICE).then_some(OnLink {
+            let is_others = !link.is_loopback && !link.is_pods && link.name != DEVICE;
+            (link.is_up && is_others).then_some(OnLink {
                 net: if is_routed { address.prefix } else { alone },
                 own: address.own.addr(),
                 device,
@@ -211,12 +218,14 @@ fn read_link(message: LinkMessage) -> Link {
         mtu: 0,
         is_up: message.header.flags.contains(LinkFlags::Up),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
+        is_pods: false,
         mac: Vec::new(),
         vxlan: Vec::new(),
     };
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::IfAlias(alias) => link.is_pods = alias.starts_with(ALIAS_PREFIX),
             LinkAttribute::Mtu(mtu) => link.mtu = mtu,
             LinkAttribute::Address(mac) => link.mac = mac,
             LinkAttribute::LinkInfo(infos) => {

@@ -19,6 +19,7 @@ mod life;
 mod member;
 mod outer_port;
 mod outside;
+mod own_node;
 mod refused;
 mod rolling;
 mod scale;
