@@ -260,17 +260,27 @@ fn direct(
     true
 }
 
+/// What fits through whichever link leads to another node, in bytes, where our address is on none: on a loopback
+/// device, or translated. Those that are too small for VXLAN do not count beside others.
+fn largest_to_all(links: &[OnLink], overhead: u32) -> u32 {
+    // Nobody else is where an address is alone.
+    let shared = links
+        .iter()
+        .filter(|link| link.net.prefix_len() < link.net.max_prefix_len())
+        .map(|link| link.mtu);
+    let roomy = shared.clone().filter(|mtu| *mtu >= SMALLEST_MTU + overhead);
+    roomy.min().or_else(|| shared.min()).unwrap_or(1500)
+}
+
 /// The VXLAN device of this node, or why there can be none. Its outside is our first address.
 fn device(myself: &Peer, links: &[OnLink]) -> Result<Tunnel, String> {
     let Some(local) = myself.addresses.first().copied() else {
         return Err("our own Node has no InternalIP: there is no VXLAN".to_owned());
     };
-    let outside = links.iter().find(|link| link.own == local);
-    // An address on no link, or on a loopback device, is reached by any of them.
-    let mtu = match outside {
-        Some(link) => link.mtu,
-        None => links.iter().map(|link| link.mtu).min().unwrap_or(1500),
-    };
+    let mtu = links
+        .iter()
+        .find(|link| link.own == local)
+        .map_or_else(|| largest_to_all(links, overhead(local)), |link| link.mtu);
     match mtu.checked_sub(overhead(local)) {
         Some(inside) if inside >= SMALLEST_MTU => Ok(Tunnel {
             local,

@@ -332,6 +332,37 @@ fn a_link_too_small_for_vxlan_has_direct_routes_alone() {
 }
 
 #[test]
+fn an_address_on_no_link_has_the_mtu_of_those_that_lead_to_others() {
+    let link = |text: &str, mtu| OnLink {
+        net: net(text).trunc(),
+        own: net(text).addr(),
+        device: 3,
+        mtu,
+    };
+    for (outside, overhead) in [("203.0.113.1", 50), ("2001:db8:77::1", 70)] {
+        let nodes = nodes(&[("a", node(&[outside], &["10.1.0.0/24"]))]);
+        let mtu = |others: &[OnLink]| {
+            let inputs = Inputs {
+                own: "a",
+                nodes: &nodes,
+                links: &[&links(), others].concat(),
+                routing: Routing::Auto,
+                cluster: &[],
+            };
+            let desired = plan(&inputs).expect("a plan");
+            desired.tunnel.expect("a device").mtu
+        };
+        assert_eq!(mtu(&[]), 1500 - overhead);
+        assert_eq!(mtu(&[link("10.9.0.1/24", 1400)]), 1400 - overhead);
+        // Neither a single address, as a VPN's and those of containers are, nor a link too small.
+        for other in ["100.64.0.7/32", "2001:db8:9::7/128"] {
+            assert_eq!(mtu(&[link(other, 1400)]), 1500 - overhead);
+        }
+        assert_eq!(mtu(&[link("10.9.0.1/24", 1300)]), 1500 - overhead);
+    }
+}
+
+#[test]
 fn pods_have_the_tunnels_mtu_where_it_leads_to_all() {
     for (outside, mtu) in [("192.0.2.1", 1450), ("2001:db8::1", 1430)] {
         let myself = node(&[outside], &["10.1.0.0/24", "fd00:1::/64"]);

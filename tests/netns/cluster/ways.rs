@@ -7,7 +7,7 @@ use underpass_tests::{prelude::*, traffic::serve};
 
 use super::{
     fixture::Cluster,
-    member::{Member, cidr, nodad, outside},
+    member::{Member, TUNNEL, cidr, nodad, outside},
 };
 
 /// How long a connection may take that is tried again.
@@ -36,12 +36,8 @@ fn a_pod_of_before_keeps_its_address_to_a_node_that_joins(
     Ok(())
 }
 
-/// A route to the prefix is what makes it a link: addresses that a network manager gives have none by themselves.
-#[test]
-fn an_address_without_a_route_is_on_no_link() -> Result<()> {
-    needs_root!();
-    let mut cluster = Cluster::idle(&[0, 0])?;
-    let member = &cluster.members[0];
+/// Takes the uplink's addresses their routes to the prefix, as network managers do.
+fn lose_prefixes(member: &Member) -> Result<()> {
     let mut lines = vec![format!("address flush dev {} scope global", Node::UPLINK)];
     for family in Family::BOTH {
         let net = cidr(family, member.link, member.number);
@@ -54,22 +50,31 @@ fn an_address_without_a_route_is_on_no_link() -> Result<()> {
         lines.push(format!("route add {gateway} dev {uplink}"));
         lines.push(format!("route replace {everywhere} via {gateway}"));
     }
-    member.node.netns().ip(&lines)?;
-    for member in &mut cluster.members {
-        member.start_agent()?;
-    }
-    let member = &cluster.members[0];
-    let tunnelled = |range: &str| {
-        let first = range.split('/').next().unwrap_or("");
-        format!("{range} via {first} dev underpass-vxlan")
-    };
+    member.node.netns().ip(&lines)
+}
+
+/// Waits until a node reaches all pods of another one through VXLAN.
+fn tunnels(member: &Member, to: &Member) -> Result<()> {
     eventually("routes through VXLAN", || {
         let routes = member.routes()?;
-        for range in cluster.members[1].ranges() {
-            ensure!(routes.contains(&tunnelled(&range)), "{range}: {routes:?}");
+        for range in to.ranges() {
+            let first = range.split('/').next().unwrap_or("");
+            let route = format!("{range} via {first} dev {TUNNEL}");
+            ensure!(routes.contains(&route), "{route}: {routes:?}");
         }
         Ok(())
-    })?;
+    })
+}
+
+/// A route to the prefix is what makes it a link: addresses that a network manager gives have none by themselves.
+#[test]
+fn an_address_without_a_route_is_on_no_link() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    lose_prefixes(&cluster.members[0])?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    tunnels(member, &cluster.members[1])?;
     // The other one has the whole prefix, and a route back.
     cluster.settle_one(&cluster.members[1])?;
     let routes = Family::BOTH.map(|family| {
@@ -79,6 +84,55 @@ fn an_address_without_a_route_is_on_no_link() -> Result<()> {
     let routes = routes.into_iter().collect::<Result<Vec<_>>>()?;
     member.node.netns().ip(&routes)?;
     cluster.settle_one(member)
+}
+
+/// A node whose address is on its loopback device, as where it is announced by BGP: the ends of its pods lead to no node.
+#[rstest]
+#[case::over_ipv4(V4, 1500 - 50)]
+#[case::over_ipv6(V6, 1500 - 70)]
+fn an_address_on_no_link_has_the_uplinks_mtu(
+    #[case] outer: Family,
+    #[case] mtu: u32,
+) -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 1])?;
+    cluster.put_outside(outer);
+    let member = &cluster.members[0];
+    let (mut own, mut on_lo, mut ways) = (Vec::new(), Vec::new(), Vec::new());
+    for family in Family::BOTH {
+        let address = if family == V4 {
+            "203.0.113.1"
+        } else {
+            "2001:db8:77::1"
+        };
+        let net = format!("{address}/{}", family.host_bits());
+        on_lo.push(format!("address add {net} dev lo"));
+        ways.push(format!("route add {net} via {}", member.address(family)));
+        own.push(address.to_owned());
+    }
+    own.sort_by_key(|address| address.contains(':') != (outer == V6));
+    member.node.netns().ip(&on_lo)?;
+    cluster.fabric.ip(&ways)?;
+    cluster.api.set(&member.name, &own, &member.ranges());
+    for member in &mut cluster.members {
+        member.start_agent_with(&["--resync", "2", "--routing", "vxlan"])?;
+    }
+    let [member, other] = &cluster.members[..] else {
+        anyhow::bail!("two members");
+    };
+    let mut pods = vec![other.pod("other")?];
+    for number in 0..3 {
+        pods.push(member.pod(&format!("pod{number}"))?);
+        member.compares()?;
+        let link = member
+            .node
+            .netns()
+            .ip_json(&["link", "show", "dev", TUNNEL])?;
+        ensure!(link[0]["mtu"] == mtu, "{link}");
+    }
+    tunnels(member, other)?;
+    tunnels(other, member)?;
+    Cluster::all_reach_all(&pods)
 }
 
 #[rstest]
@@ -101,16 +155,8 @@ fn where_all_is_tunnelled_pods_have_the_tunnels_mtu(
         let link = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
         ensure!(link[0]["mtu"] == mtu, "{link}");
     }
-    let knows_the_way = |member: &Member, other: &Member| {
-        eventually("routes through VXLAN", || {
-            let routes = member.routes()?;
-            let is_there = |range: String| routes.iter().any(|route| route.starts_with(&range));
-            ensure!(other.ranges().into_iter().all(is_there), "{routes:?}");
-            Ok(())
-        })
-    };
-    knows_the_way(&cluster.members[0], &cluster.members[1])?;
-    knows_the_way(&cluster.members[1], &cluster.members[0])?;
+    tunnels(&cluster.members[0], &cluster.members[1])?;
+    tunnels(&cluster.members[1], &cluster.members[0])?;
     Cluster::all_reach_all(&pods)?;
 
     // Whoever says an MTU has it.
