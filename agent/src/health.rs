@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use http_body_util::Full;
@@ -30,6 +30,8 @@ const END: &str = "# EOF\n";
 pub(crate) struct Health {
     /// The ranges of the network that was installed when routes were complete; nothing before that.
     pub(crate) installed: watch::Sender<Option<Vec<IpNet>>>,
+    /// What the last comparison could not do.
+    wanting: Mutex<Vec<String>>,
     /// Nodes that are known.
     pub(crate) nodes: AtomicU64,
     /// Comparisons of what is with what should be.
@@ -51,6 +53,22 @@ pub(crate) struct Health {
 }
 
 impl Health {
+    /// Remembers what a comparison could not do.
+    pub(crate) fn wants(&self, wanting: Vec<String>) {
+        *self.wanting.lock().unwrap_or_else(PoisonError::into_inner) = wanting;
+    }
+
+    /// Says what the network waits for.
+    fn incomplete(&self) -> String {
+        let wanting = self.wanting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = "routes or the network are not complete yet\n".to_owned();
+        for wanting in &*wanting {
+            text.push_str(wanting);
+            text.push('\n');
+        }
+        text
+    }
+
     fn text(&self) -> String {
         let mut text = String::new();
         let mut metric = |name: &str,
@@ -186,10 +204,7 @@ async fn answer(
             };
             (StatusCode::OK, text)
         }
-        (&Method::GET, "/readyz") => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "routes or the network are not complete yet\n".to_owned(),
-        ),
+        (&Method::GET, "/readyz") => (StatusCode::SERVICE_UNAVAILABLE, health.incomplete()),
         (&Method::GET, "/metrics") => {
             format = OPEN_METRICS;
             let programs = verbs.metrics().await.unwrap_or_else(|error| {

@@ -3,7 +3,7 @@
 //! On a node without a network routes come first: what a runtime sees it uses. Where there is one, it learns of a new
 //! node before the routes do, as what pods send to that node's must not be masqueraded.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,8 @@ use tokio::time::{sleep, timeout};
 use crate::health::Health;
 use crate::nodes::Nodes;
 use crate::options::Options;
+use crate::peer::Peer;
+use crate::plan::{self, Inputs};
 use crate::verbs::Verbs;
 use crate::{SETTLE, Said, every};
 
@@ -40,17 +42,23 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Finds the network, if the node has ranges.
-    fn new(options: &Options, nodes: &Nodes, routed: Routed) -> Option<Self> {
-        let nodes = nodes.as_ref()?;
-        let own = nodes.get(options.node())?;
+    /// Finds the network, if the node has ranges, and others know the way to it.
+    fn new(options: &Options, nodes: &BTreeMap<String, Peer>, routed: Routed) -> Option<Self> {
+        let own = plan::myself(&Inputs {
+            own: options.node(),
+            nodes,
+            links: &[],
+            routing: options.routing,
+            cluster: &options.cluster_cidrs,
+        });
+        let own = own.ok().filter(|own| !own.pod_cidrs.is_empty())?;
         let cluster = if options.cluster_cidrs.is_empty() {
             let ranges = nodes.values().flat_map(|peer| peer.pod_cidrs.iter());
             ranges.copied().collect()
         } else {
             options.cluster_cidrs.iter().copied().collect()
         };
-        (!own.pod_cidrs.is_empty()).then(|| Self {
+        Some(Self {
             ranges: own.pod_cidrs.clone(),
             cluster,
             mtu: options.mtu.or(routed.mtu),
@@ -84,12 +92,10 @@ pub(crate) async fn keep(
         };
         sleep(SETTLE).await;
         let all = nodes.borrow_and_update().clone();
-        let Some(network) = Network::new(options, &all, routed) else {
+        let Some(known) = &all else { continue };
+        // Who compares the routes says why there is none.
+        let Some(network) = Network::new(options, known, routed) else {
             give(&pass, &all);
-            tracing::warn!(
-                "Node {} has no podCIDRs: the network is installed when it has",
-                options.node()
-            );
             continue;
         };
         if installed.as_ref() == Some(&network) {

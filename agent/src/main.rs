@@ -160,9 +160,16 @@ async fn keep_routes(
             routing: options.routing,
             cluster: &options.cluster_cidrs,
         };
-        let Some(desired) = plan::plan(&inputs) else {
-            tracing::warn!("the API has no Node {}: nothing is changed", options.node());
-            continue;
+        let desired = match plan::plan(&inputs) {
+            Ok(desired) => desired,
+            Err(why) => {
+                if remarks != [why.as_str()] {
+                    tracing::warn!("{why}");
+                }
+                health.wants(vec![why.clone()]);
+                remarks = vec![why];
+                continue;
+            }
         };
         events.attend_to(desired.ranges());
         let answer = timeout(PATIENCE, kernel.apply(&desired, &seen)).await;
@@ -175,6 +182,7 @@ async fn keep_routes(
         for failure in said.iter().filter(|failure| !failures.contains(*failure)) {
             tracing::warn!("{failure}");
         }
+        health.wants([&said[..], &desired.remarks].concat());
         failures = said;
         if desired.remarks != remarks {
             for remark in &desired.remarks {

@@ -67,6 +67,8 @@ pub(crate) struct Desired {
     pub(crate) neighbours: BTreeSet<Neighbour>,
     /// Where the device sends frames for a MAC.
     pub(crate) forwarding: BTreeSet<(Mac, IpAddr)>,
+    /// Whether it is not known yet which ranges are ours: what there is of them stays.
+    pub(crate) keeps_own: bool,
     /// What could not be planned, for the log.
     pub(crate) remarks: Vec<String>,
 }
@@ -124,19 +126,30 @@ pub(crate) struct Inputs<'a> {
     pub(crate) cluster: &'a [IpNet],
 }
 
-/// Plans for a node. Nothing, if the Nodes do not have it: such a list is not believed.
-pub(crate) fn plan(inputs: &Inputs<'_>) -> Option<Desired> {
-    let myself = inputs.nodes.get(inputs.own)?;
-    let mut desired = Desired::default();
+/// Plans for a node. An error is why nothing can be: what there is stays.
+pub(crate) fn plan(inputs: &Inputs<'_>) -> Result<Desired, String> {
+    let myself = myself(inputs)?;
+    let mut desired = Desired {
+        keeps_own: myself.pod_cidrs.is_empty(),
+        ..Desired::default()
+    };
+    if desired.keeps_own {
+        desired.remarks.push(format!(
+            "Node {} has no podCIDRs: the network is installed when it has",
+            inputs.own
+        ));
+    }
     for range in &myself.pod_cidrs {
         desired.routes.insert(*range, Way::Own);
     }
     if inputs.routing == Routing::Cloud {
-        return Some(desired);
+        return Ok(desired);
     }
-    match device(myself, inputs.links) {
-        Ok(tunnel) => desired.tunnel = Some(tunnel),
-        Err(remark) => desired.remarks.push(remark),
+    if let Some(local) = myself.addresses.first() {
+        match device(myself, *local, inputs.links) {
+            Ok(tunnel) => desired.tunnel = Some(tunnel),
+            Err(remark) => desired.remarks.push(remark),
+        }
     }
     let mut owners: BTreeMap<IpNet, &str> = myself
         .pod_cidrs
@@ -178,7 +191,22 @@ pub(crate) fn plan(inputs: &Inputs<'_>) -> Option<Desired> {
             }
         }
     }
-    Some(desired)
+    Ok(desired)
+}
+
+/// Finds this node's Node. An error is why it is not believed: a list that lacks it may be half of one, and a Node that was
+/// just registered, or registered again, has no address before a cloud's controller has seen it. Nobody knows the way to
+/// such a node yet.
+pub(crate) fn myself<'a>(inputs: &Inputs<'a>) -> Result<&'a Peer, String> {
+    let name = inputs.own;
+    let myself = inputs.nodes.get(name);
+    let myself = myself.ok_or_else(|| format!("the API has no Node {name}: nothing is changed"))?;
+    if myself.addresses.is_empty() && inputs.routing != Routing::Cloud {
+        return Err(format!(
+            "Node {name} has no InternalIP: nothing is changed until it has one"
+        ));
+    }
+    Ok(myself)
 }
 
 /// What no range of pods may have in it.
@@ -272,11 +300,8 @@ fn largest_to_all(links: &[OnLink], overhead: u32) -> u32 {
     roomy.min().or_else(|| shared.min()).unwrap_or(1500)
 }
 
-/// The VXLAN device of this node, or why there can be none. Its outside is our first address.
-fn device(myself: &Peer, links: &[OnLink]) -> Result<Tunnel, String> {
-    let Some(local) = myself.addresses.first().copied() else {
-        return Err("our own Node has no InternalIP: there is no VXLAN".to_owned());
-    };
+/// The VXLAN device of this node, or why there can be none. Its outside is `local`, our first address.
+fn device(myself: &Peer, local: IpAddr, links: &[OnLink]) -> Result<Tunnel, String> {
     let mtu = links
         .iter()
         .find(|link| link.own == local)

@@ -86,7 +86,10 @@ impl Kernel {
             }
         }
         for (range, routes) in existing {
-            for (_, message) in routes {
+            for (found, message) in routes {
+                if desired.keeps_own && found.is_unreachable {
+                    continue;
+                }
                 let outcome = self.handle.route().del(message).execute().await;
                 let change = format!("no route to {range} any more");
                 notes.note(Concern::Peer, outcome, change);

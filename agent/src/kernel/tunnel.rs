@@ -43,8 +43,10 @@ impl Kernel {
         if let Err(error) = self.keep_up(device, tunnel, notes).await {
             notes.errors.push(error);
         }
-        self.keep_addresses(device.index, &tunnel.addresses, seen, notes)
-            .await;
+        if !desired.keeps_own {
+            self.keep_addresses(device.index, &tunnel.addresses, seen, notes)
+                .await;
+        }
         self.keep_neighbours(device.index, &desired.neighbours, notes)
             .await;
         self.keep_forwarding(device.index, &desired.forwarding, notes)

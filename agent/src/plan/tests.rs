@@ -30,11 +30,15 @@ fn links() -> Vec<OnLink> {
         .to_vec()
 }
 
-fn planned(nodes: &BTreeMap<String, Peer>, routing: Routing) -> Option<Desired> {
+fn planned(nodes: &BTreeMap<String, Peer>, routing: Routing) -> Result<Desired, String> {
     within(nodes, routing, &[])
 }
 
-fn within(nodes: &BTreeMap<String, Peer>, routing: Routing, cluster: &[IpNet]) -> Option<Desired> {
+fn within(
+    nodes: &BTreeMap<String, Peer>,
+    routing: Routing,
+    cluster: &[IpNet],
+) -> Result<Desired, String> {
     plan(&Inputs {
         own: "a",
         nodes,
@@ -141,8 +145,34 @@ fn an_ipv6_outside_leaves_less_room() {
 #[test]
 fn a_list_without_ourselves_is_not_believed() {
     let peer = node(&["192.0.2.2"], &["10.2.0.0/24"]);
-    assert_eq!(planned(&nodes(&[("b", peer)]), Routing::Auto), None);
-    assert_eq!(planned(&BTreeMap::new(), Routing::Auto), None);
+    for nodes in [nodes(&[("b", peer)]), BTreeMap::new()] {
+        let why = planned(&nodes, Routing::Auto).expect_err("no plan");
+        assert!(why.contains("no Node a"), "{why}");
+    }
+}
+
+#[test]
+fn a_node_of_ours_without_an_address_is_believed_of_a_cloud_alone() {
+    let ranges = ["10.1.0.0/24", "fd00:1::/64"];
+    let nodes = nodes(&[
+        ("a", node(&[], &ranges)),
+        ("b", node(&["192.0.2.2"], &["10.2.0.0/24"])),
+    ]);
+    for routing in [Routing::Auto, Routing::Vxlan] {
+        let why = planned(&nodes, routing).expect_err("no plan");
+        assert!(why.contains("no InternalIP"), "{why}");
+    }
+    let desired = planned(&nodes, Routing::Cloud).expect("a plan");
+    assert_eq!(desired.routes.len(), ranges.len());
+}
+
+#[test]
+fn of_ranges_that_are_not_known_yet_nothing_is_withdrawn() {
+    let of = |ranges: &[&str]| nodes(&[("a", node(&["192.0.2.1"], ranges))]);
+    for routing in [Routing::Auto, Routing::Vxlan, Routing::Cloud] {
+        let keeps = |ranges| planned(&of(ranges), routing).expect("a plan").keeps_own;
+        assert!(keeps(&[]) && !keeps(&["10.1.0.0/24"]));
+    }
 }
 
 #[test]
