@@ -16,7 +16,7 @@ use crate::health::Health;
 use crate::nodes::Nodes;
 use crate::options::Options;
 use crate::peer::Peer;
-use crate::plan::{self, Inputs};
+use crate::plan::{self, Inputs, OnLink};
 use crate::verbs::Verbs;
 use crate::{SETTLE, Said, every};
 
@@ -24,10 +24,12 @@ use crate::{SETTLE, Said, every};
 const HEAD_START: Duration = Duration::from_secs(5);
 
 /// What became of the routes, for who installs the network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Routed {
     /// The MTU of all ways to other nodes' pods, in bytes, where they are one.
     pub(crate) mtu: Option<u32>,
+    /// The prefixes that were on this node's links.
+    pub(crate) links: Arc<[OnLink]>,
 }
 
 /// The network of this node.
@@ -43,23 +45,26 @@ pub(crate) struct Network {
 
 impl Network {
     /// Finds the network, if the node has ranges, and others know the way to it.
-    fn new(options: &Options, nodes: &BTreeMap<String, Peer>, routed: Routed) -> Option<Self> {
-        let own = plan::myself(&Inputs {
+    fn new(options: &Options, nodes: &BTreeMap<String, Peer>, routed: &Routed) -> Option<Self> {
+        let believed = plan::believe(&Inputs {
             own: options.node(),
             nodes,
-            links: &[],
+            links: &routed.links,
             routing: options.routing,
             cluster: &options.cluster_cidrs,
         });
-        let own = own.ok().filter(|own| !own.pod_cidrs.is_empty())?;
+        let believed = believed.ok()?;
+        if believed.own.is_empty() || !believed.errors.is_empty() {
+            return None;
+        }
         let cluster = if options.cluster_cidrs.is_empty() {
-            let ranges = nodes.values().flat_map(|peer| peer.pod_cidrs.iter());
-            ranges.copied().collect()
+            let others = believed.others.iter().map(|(range, ..)| *range);
+            believed.own.iter().copied().chain(others).collect()
         } else {
             options.cluster_cidrs.iter().copied().collect()
         };
         Some(Self {
-            ranges: own.pod_cidrs.clone(),
+            ranges: believed.own,
             cluster,
             mtu: options.mtu.or(routed.mtu),
         })
@@ -86,7 +91,7 @@ pub(crate) async fn keep(
             changed = routed.changed() => if changed.is_err() { return },
             _ = again.tick() => {}
         }
-        let Some(routed) = *routed.borrow_and_update() else {
+        let Some(routed) = routed.borrow_and_update().clone() else {
             give(&pass, &nodes.borrow_and_update());
             continue;
         };
@@ -94,7 +99,7 @@ pub(crate) async fn keep(
         let all = nodes.borrow_and_update().clone();
         let Some(known) = &all else { continue };
         // Who compares the routes says why there is none.
-        let Some(network) = Network::new(options, known, routed) else {
+        let Some(network) = Network::new(options, known, &routed) else {
             give(&pass, &all);
             continue;
         };

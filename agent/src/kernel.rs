@@ -13,7 +13,7 @@ use rtnetlink::Handle;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use rtnetlink::packet_route::link::{
-    InfoData, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 
 use crate::plan::{Desired, OnLink};
@@ -67,6 +67,7 @@ struct Link {
     is_loopback: bool,
     /// Whether it is the host's end of a pod of ours.
     is_pods: bool,
+    is_bridge: bool,
     mac: Vec<u8>,
     /// What a VXLAN device was made with.
     vxlan: Vec<InfoVxlan>,
@@ -143,6 +144,7 @@ impl Seen {
                 own: address.own.addr(),
                 device,
                 mtu: link.mtu,
+                is_bridge: link.is_bridge,
             })
         });
         on_link.collect()
@@ -219,6 +221,7 @@ fn read_link(message: LinkMessage) -> Link {
         is_up: message.header.flags.contains(LinkFlags::Up),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
         is_pods: false,
+        is_bridge: false,
         mac: Vec::new(),
         vxlan: Vec::new(),
     };
@@ -230,8 +233,10 @@ fn read_link(message: LinkMessage) -> Link {
             LinkAttribute::Address(mac) => link.mac = mac,
             LinkAttribute::LinkInfo(infos) => {
                 for info in infos {
-                    if let LinkInfo::Data(InfoData::Vxlan(vxlan)) = info {
-                        link.vxlan = vxlan;
+                    match info {
+                        LinkInfo::Kind(InfoKind::Bridge) => link.is_bridge = true,
+                        LinkInfo::Data(InfoData::Vxlan(vxlan)) => link.vxlan = vxlan,
+                        _ => {}
                     }
                 }
             }

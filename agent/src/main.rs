@@ -23,7 +23,7 @@ use crate::kernel::Kernel;
 use crate::kernel::events::{self, Events};
 use crate::nodes::{Listeners, Nodes};
 use crate::options::Options;
-use crate::plan::Inputs;
+use crate::plan::{Inputs, OnLink};
 use crate::verbs::Verbs;
 
 mod announce;
@@ -153,10 +153,11 @@ async fn keep_routes(
                 continue;
             }
         };
+        let links: Arc<[OnLink]> = seen.on_link().into();
         let inputs = Inputs {
             own: options.node(),
             nodes: &all,
-            links: &seen.on_link(),
+            links: &links,
             routing: options.routing,
             cluster: &options.cluster_cidrs,
         };
@@ -173,7 +174,9 @@ async fn keep_routes(
         };
         events.attend_to(desired.ranges());
         let answer = timeout(PATIENCE, kernel.apply(&desired, &seen)).await;
-        let done = answer.context("the kernel does not answer")?;
+        let mut done = answer.context("the kernel does not answer")?;
+        let errors = desired.errors.iter().cloned();
+        done.errors.extend(errors.map(anyhow::Error::msg));
         for change in &done.changes {
             tracing::info!("{change}");
         }
@@ -208,8 +211,13 @@ async fn keep_routes(
         if done.errors.is_empty() {
             let now = Some(Routed {
                 mtu: desired.mtu(options.routing),
+                links,
             });
-            routed.send_if_modified(|routed| std::mem::replace(routed, now) != now);
+            routed.send_if_modified(|routed| {
+                let is_news = *routed != now;
+                *routed = now;
+                is_news
+            });
         }
     }
 }

@@ -15,13 +15,12 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use sha2::{Digest as _, Sha256};
 
-use self::believe::{Taken, rival};
 use crate::options::Routing;
 use crate::peer::Peer;
 
 mod believe;
 
-pub(crate) use self::believe::myself;
+pub(crate) use self::believe::believe;
 
 /// A MAC address.
 pub(crate) type Mac = [u8; 6];
@@ -74,6 +73,8 @@ pub(crate) struct Desired {
     pub(crate) forwarding: BTreeSet<(Mac, IpAddr)>,
     /// Whether it is not known yet which ranges are ours: what there is of them stays.
     pub(crate) keeps_own: bool,
+    /// What is wrong with our own Node: there is no network then.
+    pub(crate) errors: Vec<String>,
     /// What could not be planned, for the log.
     pub(crate) remarks: Vec<String>,
 }
@@ -105,6 +106,13 @@ pub(crate) struct OnLink {
     pub(crate) device: u32,
     /// The device's MTU in bytes.
     pub(crate) mtu: u32,
+    /// Whether the device is a bridge.
+    pub(crate) is_bridge: bool,
+}
+
+/// Tells whether a prefix is an address alone: nobody else is on its link.
+fn is_alone(net: IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
 }
 
 /// The bytes that VXLAN adds: Ethernet, VXLAN and UDP headers, and the outer IP header.
@@ -133,9 +141,12 @@ pub(crate) struct Inputs<'a> {
 
 /// Plans for a node. An error is why nothing can be: what there is stays.
 pub(crate) fn plan(inputs: &Inputs<'_>) -> Result<Desired, String> {
-    let myself = myself(inputs)?;
+    let believed = believe(inputs)?;
+    let myself = believed.myself;
     let mut desired = Desired {
         keeps_own: myself.pod_cidrs.is_empty(),
+        remarks: believed.remarks,
+        errors: believed.errors,
         ..Desired::default()
     };
     if desired.keeps_own {
@@ -144,56 +155,23 @@ pub(crate) fn plan(inputs: &Inputs<'_>) -> Result<Desired, String> {
             inputs.own
         ));
     }
-    for range in &myself.pod_cidrs {
+    for range in &believed.own {
         desired.routes.insert(*range, Way::Own);
     }
     if inputs.routing == Routing::Cloud {
         return Ok(desired);
     }
     if let Some(local) = myself.addresses.first() {
-        match device(myself, *local, inputs.links) {
+        match device(*local, &believed.own, inputs.links) {
             Ok(tunnel) => desired.tunnel = Some(tunnel),
             Err(remark) => desired.remarks.push(remark),
         }
     }
-    let mut owners: BTreeMap<IpNet, &str> = myself
-        .pod_cidrs
-        .iter()
-        .map(|range| (*range, inputs.own))
-        .collect();
-    let nodes = inputs.nodes.iter().flat_map(|(name, peer)| {
-        // Ours are older than all others: nobody takes them from us.
-        let since = if name == inputs.own {
-            i64::MIN
-        } else {
-            peer.registered
-        };
-        peer.addresses.iter().map(move |address| (*address, since))
-    });
-    let mut peers: Vec<_> = inputs
-        .nodes
-        .iter()
-        .filter(|(name, _)| *name != inputs.own)
-        .collect();
-    // Of two Nodes with one range the older has it: who comes later takes nothing from anybody.
-    peers.sort_by_key(|(name, peer)| (peer.registered, *name));
-    let taken = Taken::new(nodes.collect(), inputs);
-    for (name, peer) in peers {
-        for range in &peer.pod_cidrs {
-            if let Some(remark) = taken
-                .refuse(*range, peer)
-                .or_else(|| rival(&owners, *range))
-            {
-                let remark = format!("Node {name} has podCIDR {range}, {remark}: no route is made");
-                desired.remarks.push(remark);
-                continue;
-            }
-            owners.insert(*range, name);
-            let is_direct = inputs.routing == Routing::Auto
-                && direct(&mut desired, myself, peer, *range, inputs.links);
-            if !is_direct {
-                tunnel(&mut desired, name, peer, *range);
-            }
+    for (range, name, peer) in believed.others {
+        let is_direct = inputs.routing == Routing::Auto
+            && direct(&mut desired, myself, peer, range, inputs.links);
+        if !is_direct {
+            tunnel(&mut desired, name, peer, range);
         }
     }
     Ok(desired)
@@ -230,17 +208,16 @@ fn direct(
 /// What fits through whichever link leads to another node, in bytes, where our address is on none: on a loopback
 /// device, or translated. Those that are too small for VXLAN do not count beside others.
 fn largest_to_all(links: &[OnLink], overhead: u32) -> u32 {
-    // Nobody else is where an address is alone.
     let shared = links
         .iter()
-        .filter(|link| link.net.prefix_len() < link.net.max_prefix_len())
+        .filter(|link| !is_alone(link.net))
         .map(|link| link.mtu);
     let roomy = shared.clone().filter(|mtu| *mtu >= SMALLEST_MTU + overhead);
     roomy.min().or_else(|| shared.min()).unwrap_or(1500)
 }
 
 /// The VXLAN device of this node, or why there can be none. Its outside is `local`, our first address.
-fn device(myself: &Peer, local: IpAddr, links: &[OnLink]) -> Result<Tunnel, String> {
+fn device(local: IpAddr, own: &[IpNet], links: &[OnLink]) -> Result<Tunnel, String> {
     let mtu = links
         .iter()
         .find(|link| link.own == local)
@@ -250,7 +227,7 @@ fn device(myself: &Peer, local: IpAddr, links: &[OnLink]) -> Result<Tunnel, Stri
             local,
             mac: mac(local),
             mtu: inside,
-            addresses: myself.pod_cidrs.iter().map(|range| first(*range)).collect(),
+            addresses: own.iter().map(|range| first(*range)).collect(),
         }),
         _ => Err(format!(
             "the link of {local} has an MTU of {mtu}, which is too small: there is no VXLAN"

@@ -26,6 +26,7 @@ fn links() -> Vec<OnLink> {
             own: net(text).addr(),
             device: 2,
             mtu: 1500,
+            is_bridge: false,
         })
         .to_vec()
 }
@@ -294,6 +295,64 @@ fn our_own_addresses_are_in_nobodys_range() {
 }
 
 #[test]
+fn our_own_range_takes_nothing_that_others_need() {
+    let bridge = |net: &str, is_bridge| OnLink {
+        net: self::net(net),
+        own: self::net(net).network(),
+        device: 3,
+        mtu: 1500,
+        is_bridge,
+    };
+    let mut links = links();
+    links.push(bridge("10.8.1.0/24", true));
+    links.push(bridge("fd00:8::/64", false));
+    links.push(bridge("10.8.2.1/32", false));
+    let errors = |ranges: &[&str], routing| {
+        let us = node(&["192.0.2.1", "2001:db8::1"], ranges);
+        let others = [
+            ("b", node(&["198.51.100.5"], &["10.2.0.0/24"])),
+            ("c", node(&["192.0.2.99"], &["10.3.0.0/24"])),
+        ];
+        let nodes = nodes(&[&[("a", us)], &others[..]].concat());
+        let inputs = Inputs {
+            own: "a",
+            nodes: &nodes,
+            links: &links,
+            routing,
+            cluster: &[],
+        };
+        let desired = plan(&inputs).expect("a plan");
+        let own = desired.routes.values().filter(|way| **way == Way::Own);
+        assert_eq!(own.count() + desired.errors.len(), ranges.len());
+        let tunnel = desired.tunnel.map_or(0, |tunnel| tunnel.addresses.len());
+        assert!(routing == Routing::Cloud || tunnel + desired.errors.len() == ranges.len());
+        desired.errors
+    };
+    for routing in [Routing::Auto, Routing::Cloud] {
+        // Our address, those of others on the link and beyond a router, a link.
+        for range in [
+            "192.0.2.0/25",
+            "192.0.2.64/26",
+            "198.51.100.0/24",
+            "2001:db8::/96",
+            "10.8.0.0/16",
+            "fd00:8::/64",
+        ] {
+            let errors = errors(&["10.1.0.0/24", range], routing);
+            assert!(errors.len() == 1 && errors[0].contains(range), "{errors:?}");
+        }
+        // A part of a link where nobody is, and what another plugin has left of its pods.
+        let good = [
+            "192.0.2.128/25",
+            "10.8.1.0/24",
+            "10.8.2.0/24",
+            "fd00:1::/64",
+        ];
+        assert_eq!(errors(&good, routing), Vec::<String>::new());
+    }
+}
+
+#[test]
 fn an_outside_of_the_other_family_is_no_way() {
     let ranges = ["10.2.0.0/24", "fd00:2::/64"];
     let peer = node(&["2001:db8:5::2", "198.51.100.2"], &ranges);
@@ -342,6 +401,7 @@ fn a_link_too_small_for_vxlan_has_direct_routes_alone() {
         own: address("192.0.2.1"),
         device: 2,
         mtu: 1300,
+        is_bridge: false,
     }];
     let nodes = nodes(&[
         ("a", myself()),
@@ -368,6 +428,7 @@ fn an_address_on_no_link_has_the_mtu_of_those_that_lead_to_others() {
         own: net(text).addr(),
         device: 3,
         mtu,
+        is_bridge: false,
     };
     for (outside, overhead) in [("203.0.113.1", 50), ("2001:db8:77::1", 70)] {
         let nodes = nodes(&[("a", node(&[outside], &["10.1.0.0/24"]))]);

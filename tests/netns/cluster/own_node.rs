@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, thread::sleep, time::Duration};
 
+use rstest::rstest;
 use serde_json::Value;
 use underpass_tests::prelude::*;
 
@@ -100,4 +101,72 @@ fn a_node_without_an_address_waits_for_one() -> Result<()> {
     cluster.register(young);
     young.is_ready()?;
     cluster.settle()
+}
+
+/// The address of the node, and those of all whom it knows, would be unreachable.
+#[rstest]
+fn a_nodes_own_range_does_not_cut_it_off(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    let member = &cluster.members[0];
+    let bad = match family {
+        V4 => "198.18.10.0/25",
+        V6 => "2001:db8:a::/96",
+    };
+    let mut ranges = member.ranges();
+    for range in &mut ranges {
+        if range.contains(':') == (family == V6) {
+            bad.clone_into(range);
+        }
+    }
+    cluster.api.set(&member.name, &member.addresses(), &ranges);
+    cluster.start_agents()?;
+    let (member, other) = (&cluster.members[0], &cluster.members[1]);
+    eventually("it says what is wrong", || {
+        let said = member.get("/readyz")?;
+        ensure!(
+            said.starts_with("HTTP/1.1 503") && said.contains(bad),
+            "{said}"
+        );
+        Ok(())
+    })?;
+    member.compares()?;
+    let routes = member.routes()?;
+    ensure!(
+        !routes.iter().any(|route| route.starts_with(bad)),
+        "{routes:?}"
+    );
+    ensure!(member.conflist()?.is_none(), "there is a network");
+    let log = member.log()?;
+    ensure!(log.matches(bad).count() == 1, "{log}");
+    ping::ping(member.node.netns(), other.address(family))?;
+    cluster.register(member);
+    member.is_ready()?;
+    cluster.settle()
+}
+
+/// Pods keep their own addresses towards the ranges of pods alone, whatever a Node says, also where a cloud makes the routes.
+#[rstest]
+fn what_is_not_believed_is_masqueraded(#[values("auto", "cloud")] routing: &str) -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    let bad = ["198.18.10.0/24", "2001:db8:a::/64"].map(str::to_owned);
+    let good = ["10.244.98.0/24", "fd00:244:98::/64"].map(str::to_owned);
+    let ranges = [&bad[..], &good[..]].concat();
+    let addresses = ["198.18.11.98", "2001:db8:b::98"].map(str::to_owned);
+    cluster.api.set("odd", &addresses, &ranges);
+    let member = &mut cluster.members[0];
+    member.start_agent_with(&["--resync", "2", "--routing", routing])?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    let conflist = member.conflist()?.context("a conflist")?;
+    let kept = &conflist["plugins"][0]["nonMasqueradeCIDRs"];
+    let kept = kept.as_array().context("a list")?;
+    for range in good {
+        ensure!(kept.contains(&range.as_str().into()), "{kept:?}");
+    }
+    for range in bad {
+        ensure!(!kept.contains(&range.as_str().into()), "{kept:?}");
+    }
+    Ok(())
 }
