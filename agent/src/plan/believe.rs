@@ -137,8 +137,18 @@ impl<'a> Taken<'a> {
         let mut inside = self.nodes[first..]
             .iter()
             .take_while(|(node, _)| range.contains(node));
-        // A Node that came later may say any address: it takes nobody's range away.
-        let (node, _) = inside.find(|(_, since)| *since <= peer.registered)?;
+        // A Node may say any address. One that came later takes nobody's range away, nor does any the named ranges of pods,
+        // unless the address can be one: it is on our link, or ours.
+        let is_on_link = |node| {
+            let mut links = self.inputs.links.iter();
+            links.any(|link| link.net.contains(node))
+        };
+        let is_named = !self.inputs.cluster.is_empty();
+        let (node, _) = inside.find(|(node, since)| match since {
+            &i64::MIN => true,
+            since if is_on_link(node) => *since <= peer.registered,
+            since => !is_named && *since < peer.registered,
+        })?;
         Some(format!("in which the node's address {node} is"))
     }
 

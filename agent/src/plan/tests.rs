@@ -246,7 +246,13 @@ fn a_range_in_which_nodes_are_is_not_believed() {
             ("a", myself()),
             ("b", node(&["192.0.2.2", "2001:db8::2"], &["10.2.0.0/24"])),
             ("c", node(&["198.51.100.5"], &["10.3.0.0/24"])),
-            ("d", node(&["192.0.2.7"], &[range])),
+            (
+                "d",
+                Peer {
+                    registered: 1,
+                    ..node(&["192.0.2.7"], &[range])
+                },
+            ),
         ]);
         let desired = planned(&nodes, Routing::Auto).expect("a plan");
         assert!(!desired.routes.contains_key(&net(range)), "{range}");
@@ -276,12 +282,41 @@ fn an_address_takes_no_range_of_an_older_node() {
         ]);
         planned(&nodes, Routing::Auto).expect("a plan")
     };
-    let younger = plan_with(6);
-    assert!(younger.routes.contains_key(&range), "{:?}", younger.remarks);
-    for since in [4, 5] {
-        let older = plan_with(since);
-        assert!(!older.routes.contains_key(&range), "{since}");
-        assert!(older.remarks[0].contains("10.3.0.7"), "{:?}", older.remarks);
+    // Of two of the same second nobody knows which was first.
+    for since in [5, 6] {
+        let younger = plan_with(since);
+        assert!(younger.routes.contains_key(&range), "{:?}", younger.remarks);
+    }
+    let older = plan_with(4);
+    assert!(!older.routes.contains_key(&range));
+    assert!(older.remarks[0].contains("10.3.0.7"), "{:?}", older.remarks);
+}
+
+#[test]
+fn an_address_takes_no_range_of_those_that_are_named() {
+    let registered = |peer: Peer, registered| Peer { registered, ..peer };
+    let far = ["10.3.0.0/24", "fd00:3::/64"];
+    // Our own address, and that of another one on our link.
+    let near = [
+        "192.0.2.0/31",
+        "192.0.2.4/30",
+        "2001:db8::/127",
+        "2001:db8::4/126",
+    ];
+    let ranges = [&far[..], &near[..]].concat();
+    let others = ["10.3.0.7", "fd00:3::7", "10.1.0.7", "fd00:1::7"];
+    let nodes = nodes(&[
+        ("a", registered(myself(), 5)),
+        ("b", registered(node(&["198.51.100.3"], &ranges), 5)),
+        ("c", registered(node(&others, &["10.4.0.0/24"]), 1)),
+        ("d", registered(node(&["192.0.2.4", "2001:db8::4"], &[]), 5)),
+    ]);
+    let cluster = ["10.0.0.0/8", "fd00::/16", "192.0.2.0/24", "2001:db8::/64"].map(net);
+    let desired = within(&nodes, Routing::Auto, &cluster).expect("a plan");
+    assert_eq!(desired.errors, Vec::<String>::new());
+    for range in ranges {
+        let is_planned = desired.routes.contains_key(&net(range));
+        assert_eq!(is_planned, far.contains(&range), "{range}");
     }
 }
 
@@ -308,7 +343,8 @@ fn our_own_range_takes_nothing_that_others_need() {
     links.push(bridge("fd00:8::/64", false));
     links.push(bridge("10.8.2.1/32", false));
     let errors = |ranges: &[&str], routing| {
-        let us = node(&["192.0.2.1", "2001:db8::1"], ranges);
+        let mut us = node(&["192.0.2.1", "2001:db8::1"], ranges);
+        us.registered = 1;
         let others = [
             ("b", node(&["198.51.100.5"], &["10.2.0.0/24"])),
             ("c", node(&["192.0.2.99"], &["10.3.0.0/24"])),
