@@ -68,6 +68,7 @@ struct Link {
     /// Whether it is the host's end of a pod of ours.
     is_pods: bool,
     is_bridge: bool,
+    /// None, where there are no neighbours to find: tunnels such as `WireGuard`, tun and PPP.
     mac: Vec<u8>,
     /// What a VXLAN device was made with.
     vxlan: Vec<InfoVxlan>,
@@ -131,16 +132,19 @@ impl Notes {
 
 impl Seen {
     /// Lists the prefixes that are on the node's links, apart from those of our own device. The ways to single pods are
-    /// no links: they come and go, and have the address of the pods' gateway.
+    /// no links: they come and go, and have the address of the pods' gateway. A device without link-layer addresses, as
+    /// `WireGuard`'s, decides by itself who a packet is for, whatever the next hop, and that is not of pods: the node is
+    /// alone there.
     pub(crate) fn on_link(&self) -> Vec<OnLink> {
         let on_link = self.addresses.iter().filter_map(|address| {
             let device = address.message.header.index;
             let link = self.links.iter().find(|link| link.index == device)?;
             let is_routed = !address.is_bare || self.routes.contains(&(address.prefix, device));
+            let is_shared = is_routed && !link.mac.is_empty();
             let alone = IpNet::from(address.own.addr());
             let is_others = !link.is_loopback && !link.is_pods && link.name != DEVICE;
             (link.is_up && is_others).then_some(OnLink {
-                net: if is_routed { address.prefix } else { alone },
+                net: if is_shared { address.prefix } else { alone },
                 own: address.own.addr(),
                 device,
                 mtu: link.mtu,

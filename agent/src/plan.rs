@@ -98,7 +98,7 @@ impl Desired {
 /// A prefix that is on one of the node's links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OnLink {
-    /// The prefix: the address alone, where the kernel has no route to more.
+    /// The prefix: the address alone, where the kernel has no route to more, or the link has no neighbours.
     pub(crate) net: IpNet,
     /// The node's own address there: in the prefix, unless the link is one to a single other address.
     pub(crate) own: IpAddr,

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use rstest::rstest;
-use underpass_tests::{prelude::*, traffic::serve};
+use underpass_tests::{prelude::*, traffic::serve, tun::Tunnel};
 
 use super::{
     fixture::Cluster,
@@ -84,6 +84,40 @@ fn an_address_without_a_route_is_on_no_link() -> Result<()> {
     let routes = routes.into_iter().collect::<Result<Vec<_>>>()?;
     member.node.netns().ip(&routes)?;
     cluster.settle_one(member)
+}
+
+/// A device without link-layer addresses, as WireGuard's, decides by itself who a packet is for, and knows nothing of pods.
+#[test]
+fn a_link_without_neighbours_is_no_way_for_pods_packets() -> Result<()> {
+    const VPN: &str = "vpn";
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    let ends = [0, 1].map(|at| cluster.members[at].node.netns().clone());
+    let _tunnel = Tunnel::dig([&ends[0], &ends[1]], VPN, 1_420)?;
+    for (member, netns) in cluster.members.iter().zip(&ends) {
+        let addresses = [("203.0.113", ".", 24), ("2001:db8:77:", ":", 64)]
+            .map(|(net, dot, length)| (format!("{net}{dot}{}", member.number), length));
+        let mut lines = vec![format!("link set {VPN} up")];
+        for (address, length) in &addresses {
+            let nodad = if address.contains(':') { "nodad" } else { "" };
+            lines.push(format!("address add {address}/{length} dev {VPN} {nodad}"));
+        }
+        netns.ip(&lines)?;
+        let addresses = addresses.map(|(address, _)| address);
+        cluster.api.set(&member.name, &addresses, &member.ranges());
+    }
+    cluster.start_agents()?;
+    let [member, other] = &cluster.members[..] else {
+        anyhow::bail!("two members");
+    };
+    tunnels(member, other)?;
+    tunnels(other, member)?;
+    for member in &cluster.members {
+        let netns = member.node.netns();
+        let link = netns.ip_json(&["link", "show", "dev", TUNNEL])?;
+        ensure!(link[0]["mtu"] == 1_420 - 50, "{link}");
+    }
+    Cluster::all_reach_all(&cluster.pods()?)
 }
 
 /// A node whose address is on its loopback device, as where it is announced by BGP: the ends of its pods lead to no node.
