@@ -16,7 +16,7 @@ use rtnetlink::packet_route::link::{
     InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 
-use crate::plan::{Desired, OnLink};
+use crate::plan::{Desired, OnLink, is_alone};
 
 mod dump;
 pub(crate) mod events;
@@ -131,6 +131,13 @@ impl Notes {
 }
 
 impl Seen {
+    /// Tells whether the kernel's routes say more of the links: they may be a hundred thousand. Each pod of ours has a bare
+    /// address on the host, but that is on no link.
+    fn needs_routes(&self) -> bool {
+        let mut addresses = self.addresses.iter();
+        addresses.any(|address| address.is_bare && !is_alone(address.prefix))
+    }
+
     /// Lists the prefixes that are on the node's links, apart from those of our own device. The ways to single pods are
     /// no links: they come and go, and have the address of the pods' gateway. A device without link-layer addresses, as
     /// `WireGuard`'s, decides by itself who a packet is for, whatever the next hop, and that is not of pods: the node is
@@ -190,7 +197,7 @@ impl Kernel {
             addresses: addresses.context("cannot list the addresses")?,
             routes: BTreeSet::new(),
         };
-        if seen.addresses.iter().any(|address| address.is_bare) {
+        if seen.needs_routes() {
             seen.routes = self.link_routes().await?;
         }
         Ok(seen)
@@ -272,3 +279,6 @@ fn read_address(message: AddressMessage) -> Option<Address> {
         message,
     })
 }
+
+#[cfg(test)]
+mod tests;

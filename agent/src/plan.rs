@@ -111,7 +111,7 @@ pub(crate) struct OnLink {
 }
 
 /// Tells whether a prefix is an address alone: nobody else is on its link.
-fn is_alone(net: IpNet) -> bool {
+pub(crate) fn is_alone(net: IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
 }
 
