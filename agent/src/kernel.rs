@@ -95,6 +95,8 @@ pub(crate) struct Notes {
     pub(crate) errors: Vec<anyhow::Error>,
     /// What could not be for the way to one other node, which may be its own fault. It is tried again as well.
     pub(crate) missing: Vec<anyhow::Error>,
+    /// What could not be, and nobody may ever need.
+    pub(crate) warnings: Vec<anyhow::Error>,
 }
 
 /// Whom it concerns when something can't be done.

@@ -181,7 +181,8 @@ async fn keep_routes(
             tracing::info!("{change}");
         }
         // What one Node says that is wrong stays wrong, and is tried at each comparison.
-        let said: Vec<String> = done.failures().map(|error| format!("{error:#}")).collect();
+        let said = done.failures().chain(&done.warnings);
+        let said: Vec<String> = said.map(|error| format!("{error:#}")).collect();
         for failure in said.iter().filter(|failure| !failures.contains(*failure)) {
             tracing::warn!("{failure}");
         }

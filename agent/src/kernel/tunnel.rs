@@ -1,6 +1,7 @@
 //! The VXLAN device, and what it knows of those of other nodes.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -17,6 +18,12 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVxlan};
 
 use super::{Concern, DEVICE, Kernel, Link, Notes, Seen, read_link};
 use crate::plan::{Desired, Mac, Neighbour, Tunnel};
+
+/// The device's filter of reverse paths. The larger one of this and that of all devices counts.
+const FILTER: &str = "/proc/sys/net/ipv4/conf/underpass-vxlan/rp_filter";
+
+/// The way back may be by any device.
+const LOOSE: &str = "2";
 
 impl Kernel {
     /// Makes the device, its addresses and what it knows as they are desired. Returns its number, if there is one at
@@ -42,6 +49,9 @@ impl Kernel {
         self.device.store(device.index, Ordering::Relaxed);
         if let Err(error) = self.keep_up(device, tunnel, notes).await {
             notes.errors.push(error);
+        }
+        if let Err(error) = loosen(notes) {
+            notes.warnings.push(error);
         }
         if !desired.keeps_own {
             self.keep_addresses(device.index, &tunnel.addresses, seen, notes)
@@ -245,6 +255,26 @@ impl Kernel {
         });
         entries.await.context("cannot list the neighbours")
     }
+}
+
+/// Has the device take IPv4 packets whose answers leave by another one: a node that is behind VXLAN for us may have us on
+/// its link, and then one of the two ways is not the other's. IPv6 has no such filter.
+fn loosen(notes: &mut Notes) -> anyhow::Result<()> {
+    // Somebody may change it, and nothing tells of that.
+    let value = fs::read_to_string(FILTER).with_context(|| format!("cannot read {FILTER}"))?;
+    if value.trim() == LOOSE {
+        return Ok(());
+    }
+    fs::write(FILTER, LOOSE).with_context(|| {
+        format!(
+            "cannot write {LOOSE} to {FILTER}: where it or that of \"all\" is 1, packets are dropped that come through VXLAN \
+             from a node to which the way back is direct"
+        )
+    })?;
+    notes
+        .changes
+        .push(format!("rp_filter of {DEVICE} is {LOOSE}, so loose"));
+    Ok(())
 }
 
 /// How one kind of things is made what it should be.

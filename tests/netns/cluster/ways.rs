@@ -86,6 +86,36 @@ fn an_address_without_a_route_is_on_no_link() -> Result<()> {
     cluster.settle_one(member)
 }
 
+/// One node sends through VXLAN, the other one directly: neither answers by the device that it was asked by. Of the uplinks somebody has
+/// said so.
+#[test]
+fn a_strict_filter_of_reverse_paths_takes_what_comes_through_vxlan() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    lose_prefixes(&cluster.members[0])?;
+    for member in &cluster.members {
+        let netns = member.node.netns();
+        for (device, value) in [("all", "1"), ("default", "1"), (Node::UPLINK, "2")] {
+            netns.set_sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), value)?;
+        }
+    }
+    cluster.start_agents()?;
+    let [member, other] = &cluster.members[..] else {
+        anyhow::bail!("two members");
+    };
+    tunnels(member, other)?;
+    cluster.settle_one(other)?;
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)?;
+    let strict = format!("net/ipv4/conf/{TUNNEL}/rp_filter");
+    other.node.netns().set_sysctl(&strict, "1")?;
+    eventually("it is loose again", || {
+        let value = other.node.netns().sysctl(&strict)?;
+        ensure!(value == "2", "{value}");
+        Ok(())
+    })
+}
+
 /// A device without link-layer addresses, as WireGuard's, decides by itself who a packet is for, and knows nothing of pods.
 #[test]
 fn a_link_without_neighbours_is_no_way_for_pods_packets() -> Result<()> {
