@@ -40,7 +40,8 @@ pub(crate) struct Options {
     #[arg(
         long = "cluster-cidr",
         env = "UNDERPASS_CLUSTER_CIDRS",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = prefix
     )]
     pub(crate) cluster_cidrs: Vec<IpNet>,
     /// The MTU of pods, in bytes; by default the uplinks', and that of the VXLAN device where it leads to all nodes
@@ -105,6 +106,18 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Takes a prefix without host bits, as `underpass install` does.
+fn prefix(text: &str) -> Result<IpNet, String> {
+    let prefix: IpNet = text
+        .parse()
+        .map_err(|_| "it must be a prefix such as 10.244.0.0/16 or fd00:244::/48".to_owned())?;
+    if prefix.trunc() == prefix {
+        Ok(prefix)
+    } else {
+        Err(format!("it has host bits: write {}", prefix.trunc()))
+    }
+}
+
 /// The longest prefix of a key, in bytes (Kubernetes' rule for qualified names).
 const LONGEST_PREFIX: usize = 253;
 
@@ -143,6 +156,23 @@ fn taint_key(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_of_the_cluster_has_no_host_bits() {
+        let parse = |ranges: &str| {
+            Options::try_parse_from(["agent", "--node", "a", "--cluster-cidr", ranges])
+        };
+        let options = parse("10.244.0.0/16,fd00:244::/48").expect("two ranges");
+        assert_eq!(options.cluster_cidrs.len(), 2);
+        for (wrong, right) in [
+            ("10.244.0.1/16", "10.244.0.0/16"),
+            ("fd00:244::1/48", "fd00:244::/48"),
+        ] {
+            let said = parse(wrong).expect_err("host bits").to_string();
+            assert!(said.contains(wrong) && said.contains(right), "{said}");
+        }
+        assert!(parse("10.244.0.0").is_err());
+    }
 
     #[test]
     fn a_taint_has_a_qualified_name() {
