@@ -108,8 +108,7 @@ pub(crate) async fn keep(
         }
         let tested = installed.as_ref().map(|installed| &installed.ranges);
         let is_tested = tested == Some(&network.ranges);
-        let outcome = install(verbs, &network, is_tested, || give(&pass, &all)).await;
-        give(&pass, &all);
+        let outcome = install(verbs, &network, is_tested, &all, &mut nodes, &pass).await;
         match outcome {
             Ok(said) => last.tell("install", said),
             Err(error) => {
@@ -133,19 +132,35 @@ pub(crate) async fn keep(
     }
 }
 
-/// Runs the command. `late` is called if routes can't wait for it.
+/// Runs the command with what `all` the Nodes say. Routes wait for it, but not for ever: from then on they go by the Nodes as they come.
 async fn install(
     verbs: &Verbs,
     network: &Network,
     is_tested: bool,
-    late: impl FnOnce(),
+    all: &Nodes,
+    nodes: &mut watch::Receiver<Nodes>,
+    pass: &watch::Sender<Nodes>,
 ) -> anyhow::Result<String> {
     let mut install = pin!(verbs.install(network, is_tested));
     if let Ok(outcome) = timeout(HEAD_START, &mut install).await {
+        give(pass, all);
         return outcome;
     }
-    late();
-    install.await
+    give(pass, all);
+    let mut is_news = false;
+    let outcome = loop {
+        tokio::select! {
+            outcome = &mut install => break outcome,
+            changed = nodes.changed() => if changed.is_err() { break install.await },
+        }
+        give(pass, &nodes.borrow_and_update());
+        is_news = true;
+    };
+    if is_news {
+        // The network has yet to learn of them.
+        nodes.mark_changed();
+    }
+    outcome
 }
 
 /// Has routes go by these Nodes.

@@ -1,9 +1,9 @@
 //! The ways between nodes, and what pods that are there learn of them: a node that joins, a link without a route, a tunnel to everybody.
 
-use std::{net::IpAddr, time::Duration};
+use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use rstest::rstest;
-use underpass_tests::{prelude::*, traffic::serve, tun::Tunnel};
+use underpass_tests::{node::plugin, prelude::*, traffic::serve, tun::Tunnel};
 
 use super::{
     fixture::Cluster,
@@ -197,6 +197,57 @@ fn an_address_on_no_link_has_the_uplinks_mtu(
     tunnels(member, other)?;
     tunnels(other, member)?;
     Cluster::all_reach_all(&pods)
+}
+
+/// While the network waits for something, nodes go on to join.
+#[test]
+fn an_install_that_hangs_keeps_no_later_node_from_routes() -> Result<()> {
+    const HOLD: &str = "/run/hold";
+    const SLOW: &str = "/run/slow";
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    let netns = cluster.members[0].node.netns().clone();
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" != install ] || while [ -e {HOLD} ]; do sleep 0.1; done\nexec {} \"$@\"\n",
+        plugin().display()
+    );
+    netns.run(|| {
+        fs::write(SLOW, script)?;
+        fs::set_permissions(SLOW, fs::Permissions::from_mode(0o755))
+    })?;
+    cluster.members[0].build = Some(SLOW.into());
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    netns.run(|| fs::write(HOLD, ""))?;
+    for number in [97, 98] {
+        let addresses = [V4, V6].map(|family| outside(family, 0, number).to_string());
+        let ranges = [
+            format!("10.244.{number}.0/24"),
+            format!("fd00:244:{number}::/64"),
+        ];
+        cluster
+            .api
+            .set(&format!("later{number}"), &addresses, &ranges);
+        eventually("routes to a node that joins", || {
+            let routes = member.routes()?;
+            for (range, via) in ranges.iter().zip(&addresses) {
+                let route = format!("{range} via {via} dev {}", Node::UPLINK);
+                ensure!(routes.contains(&route), "{routes:?}");
+            }
+            Ok(())
+        })?;
+    }
+    netns.run(|| fs::remove_file(HOLD))?;
+    eventually("the network knows both", || {
+        let conflist = member.conflist()?.context("a conflist")?;
+        let kept = conflist["plugins"][0]["nonMasqueradeCIDRs"].to_string();
+        ensure!(
+            kept.contains("10.244.97.0") && kept.contains("10.244.98.0"),
+            "{kept}"
+        );
+        Ok(())
+    })
 }
 
 #[rstest]
