@@ -64,9 +64,8 @@ struct Link {
     name: String,
     mtu: u32,
     is_up: bool,
-    is_loopback: bool,
-    /// Whether it is the host's end of a pod of ours.
-    is_pods: bool,
+    /// Whether it is the loopback device, or the host's end of a pod of ours.
+    is_inward: bool,
     is_bridge: bool,
     /// None, where there are no neighbours to find: tunnels such as `WireGuard`, tun and PPP.
     mac: Vec<u8>,
@@ -151,7 +150,7 @@ impl Seen {
             let is_routed = !address.is_bare || self.routes.contains(&(address.prefix, device));
             let is_shared = is_routed && !link.mac.is_empty();
             let alone = IpNet::from(address.own.addr());
-            let is_others = !link.is_loopback && !link.is_pods && link.name != DEVICE;
+            let is_others = !link.is_inward && link.name != DEVICE;
             (link.is_up && is_others).then_some(OnLink {
                 net: if is_shared { address.prefix } else { alone },
                 own: address.own.addr(),
@@ -232,8 +231,7 @@ fn read_link(message: LinkMessage) -> Link {
         name: String::new(),
         mtu: 0,
         is_up: message.header.flags.contains(LinkFlags::Up),
-        is_loopback: message.header.flags.contains(LinkFlags::Loopback),
-        is_pods: false,
+        is_inward: message.header.flags.contains(LinkFlags::Loopback),
         is_bridge: false,
         mac: Vec::new(),
         vxlan: Vec::new(),
@@ -241,7 +239,7 @@ fn read_link(message: LinkMessage) -> Link {
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name = name,
-            LinkAttribute::IfAlias(alias) => link.is_pods = alias.starts_with(ALIAS_PREFIX),
+            LinkAttribute::IfAlias(alias) => link.is_inward |= alias.starts_with(ALIAS_PREFIX),
             LinkAttribute::Mtu(mtu) => link.mtu = mtu,
             LinkAttribute::Address(mac) => link.mac = mac,
             LinkAttribute::LinkInfo(infos) => {
