@@ -202,4 +202,8 @@ fn a_range_outside_of_the_clusters_is_not_believed() {
     let desired = within(&nodes, Routing::Auto, &[net("10.0.0.0/8")]).expect("a plan");
     assert!(desired.routes.contains_key(&net("10.2.0.0/24")));
     assert!(!desired.routes.contains_key(&net("203.0.113.0/24")));
+    // Ours is of no use to others, and takes nothing from anybody.
+    assert_eq!(desired.routes[&net("fd00:1::/64")], Way::Own);
+    assert_eq!(desired.errors, Vec::<String>::new());
+    assert!(desired.remarks[0].contains("fd00:1::/64"));
 }
