@@ -2,6 +2,7 @@
 
 use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt as _, time::Duration};
 
+use nix::mount::{MsFlags, mount};
 use rstest::rstest;
 use underpass_tests::{node::plugin, prelude::*, traffic::serve, tun::Tunnel};
 
@@ -114,6 +115,29 @@ fn a_strict_filter_of_reverse_paths_takes_what_comes_through_vxlan() -> Result<(
         ensure!(value == "2", "{value}");
         Ok(())
     })
+}
+
+/// Not every container may write sysctls. The network does not wait for that, and the log has it once.
+#[test]
+fn a_filter_that_can_not_be_changed_is_said_once() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    let netns = cluster.members[0].node.netns().clone();
+    netns.run(|| {
+        let none: Option<&str> = None;
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+        mount(Some("/proc/sys"), "/proc/sys", none, flags, none)?;
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        mount(none, "/proc/sys", none, flags, none)
+    })?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    cluster.settle_one(member)?;
+    member.compares()?;
+    let log = member.log()?;
+    ensure!(log.matches("cannot write 2 to").count() == 1, "{log}");
+    ensure!(member.metric("sync_failures_total")? == 0, "{log}");
+    Ok(())
 }
 
 /// A device without link-layer addresses, as WireGuard's, decides by itself who a packet is for, and knows nothing of pods.
