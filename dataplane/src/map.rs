@@ -161,7 +161,7 @@ impl Maps {
             .collect())
     }
 
-    /// Gives an address to a host veth, whoever had it.
+    /// Gives an address to a host veth, whoever had it: the caller knows that it is nobody's who lives.
     pub fn set_endpoint(&mut self, addr: Addr, endpoint: Endpoint) -> Result<(), Error> {
         self.endpoints
             .insert(addr, endpoint, 0)

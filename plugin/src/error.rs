@@ -1,6 +1,6 @@
 //! What can go wrong, and what the runtime is told about it.
 
-use std::{io, path::PathBuf};
+use std::{io, net::IpAddr, path::PathBuf};
 
 use underpass_cni::{Code, Error as CniError};
 use underpass_dataplane as dataplane;
@@ -70,6 +70,17 @@ pub enum Error {
         "device {0} already exists on the node, and is none of this plugin's: delete or rename it (`ip link`)"
     )]
     HostNameTaken(String),
+    /// A living container has the address.
+    #[error(
+        "{address} is the address of another container, behind the device {device}: DEL that container first, or ask for another address; \
+         if its lease was removed while it lives, repeat the call, which gets the next one"
+    )]
+    AddressTaken {
+        /// The address that was leased.
+        address: IpAddr,
+        /// The host's end of the other container's pair.
+        device: String,
+    },
     /// A veth vanished between two requests.
     #[error(
         "{0} vanished while it was being set up: another program deleted it; find out which one does, and repeat the call"
@@ -133,6 +144,8 @@ impl Error {
             Self::Attached { .. } | Self::NameTaken(_) | Self::HostNameTaken(_) => {
                 Code::Other(CODE_TAKEN)
             }
+            // The other container may go.
+            Self::AddressTaken { .. } => Code::TryAgainLater,
             Self::Broken(_) => Code::Other(CODE_BROKEN),
             Self::Several(errors) => errors.first().map_or(Code::Internal, Self::code),
         }

@@ -53,6 +53,7 @@ mod shared_entries;
 mod soak;
 mod spoofing;
 mod status;
+mod taken;
 mod trace;
 mod translated;
 mod twins;

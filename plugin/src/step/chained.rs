@@ -173,6 +173,7 @@ impl Step<Chained> for Entries {
         endpoints.sort_unstable();
         endpoints.dedup();
         if told_by == ToldBy::Chain {
+            require_no_interface(maps, node, &endpoints)?;
             record.via = bridge.map_or(0, |bridge| bridge.index);
             for (slot, addr) in record.addresses.iter_mut().zip(&endpoints) {
                 *slot = (*addr).into();
@@ -252,6 +253,27 @@ impl Step<Chained> for Entries {
             None => Ok(()),
         }
     }
+}
+
+/// Refuses addresses that lead to a container which we have attached ourselves, and which lives. Containers of other plugins
+/// are theirs: who of two with one address is reached, they decide.
+fn require_no_interface(maps: &Maps, node: &Netlink, addresses: &[IpAddr]) -> Result<(), Error> {
+    for address in addresses {
+        let Some(known) = maps.endpoint((*address).into())? else {
+            continue;
+        };
+        let entry = maps.device(known.ifindex)?;
+        if entry.is_none_or(|entry| entry.flags & device::FOREIGN != 0) {
+            continue;
+        }
+        if let Some(device) = node.link(By::Index(known.ifindex))? {
+            return Err(Error::AddressTaken {
+                address: *address,
+                device: device.name,
+            });
+        }
+    }
+    Ok(())
 }
 
 impl Revert for Entries {

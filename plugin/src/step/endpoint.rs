@@ -8,7 +8,7 @@ use underpass_abi::{
     quota,
 };
 use underpass_dataplane::{Maps, Pins, lock::Lock, object::half_open_limit};
-use underpass_netlink::Netlink;
+use underpass_netlink::{Netlink, link::By};
 
 use super::{Attachment, Detachment, Inspection, Interface, Revert, Step, link, sibling};
 use crate::{
@@ -45,11 +45,12 @@ impl Step<Interface> for Entries {
             None => half_open_limit(maps.node()?.flows),
         };
         // To the end: should the container die meanwhile, whoever finds it dead finds all entries, or none.
+        let netns = netns.number()?;
         let _lock = Lock::acquire(pins.root())?;
+        require_free(maps, node, &record, netns)?;
         maps.add_attachment(owner, &record)?;
         undo.push(NAME, move || undo_apply(node, &pins, owner));
         maps.add_no_masquerade(record.network, &plan.no_masquerade)?;
-        let netns = netns.number()?;
         sibling::disown(maps, node, index, netns)?;
         maps.set_device(
             index,
@@ -142,6 +143,27 @@ pub(super) fn remove(
         maps.clear_no_masquerade(record.network)?;
     }
     Ok(maps.raise_epoch()?)
+}
+
+/// Refuses addresses that lead to another container which lives, whatever the leases say: they may be lost, or of an
+/// IPAM that gives an address twice. A container may have an address by two interfaces; then the newer one counts.
+fn require_free(maps: &Maps, node: &Netlink, record: &Record, netns: u32) -> Result<(), Error> {
+    for addr in addresses(record) {
+        let Some(known) = maps.endpoint(addr)? else {
+            continue;
+        };
+        // What is left of a container that is gone is nobody's.
+        let Some(device) = node.link(By::Index(known.ifindex))? else {
+            continue;
+        };
+        if !sibling::is_of(maps, node, &device, netns, record.ifindex)? {
+            return Err(Error::AddressTaken {
+                address: addr.into(),
+                device: device.name,
+            });
+        }
+    }
+    Ok(())
 }
 
 fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {

@@ -1,0 +1,148 @@
+//! An address that a living container has is nobody else's, whatever an IPAM says.
+
+use std::{fs, net::IpAddr};
+
+use rstest::rstest;
+use serde_json::{Value, json};
+use underpass_tests::{
+    leak::Traces,
+    prelude::*,
+    rtnl::Rtnl,
+    runtime::{Call, CniError, Conf},
+};
+
+const PORT: u16 = 8080;
+const INSIDE: u16 = 80;
+
+/// A network whose containers have the addresses that are asked for, be they somebody's.
+fn fixed(lab: &Lab, addresses: &[IpAddr]) -> Conf {
+    let addresses: Vec<Value> = addresses
+        .iter()
+        .map(|address| {
+            let length = if address.is_ipv4() { 24 } else { 64 };
+            json!({ "address": format!("{address}/{length}") })
+        })
+        .collect();
+    // The plugin `static` of Debian speaks no newer one.
+    let conf = lab.conf().with("cniVersion", "1.0.0");
+    conf.with("name", "fixed").with(
+        "ipam",
+        json!({ "type": "static", "addresses": addresses, "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }] }),
+    )
+}
+
+fn refused(lab: &Lab, name: &str, conf: &Conf) -> Result<CniError> {
+    let netns = lab.node.netns().sibling(name)?;
+    let path = netns.path().display().to_string();
+    let add = Call::new("ADD").attachment(name, &path, Pod::IFNAME);
+    let error = add.conf(conf).run(&lab.node)?.error()?;
+    netns.unlink()?;
+    Ok(error)
+}
+
+fn expect_refusal(error: &CniError, address: IpAddr, owner: &Pod) -> Result<()> {
+    ensure!(error.code == 11, "{error}");
+    for part in [&address.to_string(), owner.host_veth()] {
+        ensure!(error.msg.contains(part), "{part} is missing: {error}");
+    }
+    Ok(())
+}
+
+/// The world reaches it in both families, and it is what its ADD has made.
+fn expect_alive(lab: &Lab, pod: &Pod) -> Result<()> {
+    for family in Family::BOTH {
+        ping::ping(pod.netns(), family.remote())?;
+    }
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// Somebody empties the folder of leases while a container lives.
+#[test]
+fn a_lost_lease_gives_no_address_away() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let old = lab.pod("old")?;
+    let folder = lab.node.data_dir().join(lab.conf().name());
+    let aside = lab.node.data_dir().join(".aside");
+    lab.node.netns().run(|| -> std::io::Result<()> {
+        fs::rename(&folder, &aside)?;
+        fs::remove_dir_all(lab.node.data_dir().join(".underpass"))
+    })?;
+    let before = Traces::of(&lab.node)?;
+    expect_refusal(&refused(&lab, "new", &lab.conf())?, old.ip(V4), &old)?;
+    before.expect_same(&lab.node)?;
+    // What the runtime does then.
+    let new = lab.pod("new")?;
+    for family in Family::BOTH {
+        ensure!(new.ip(family) != old.ip(family), "{}", new.result());
+        ping::ping(new.netns(), family.remote())?;
+    }
+    lab.node.netns().run(|| -> std::io::Result<()> {
+        for address in old.addresses() {
+            let name = address.to_string();
+            fs::copy(aside.join(&name), folder.join(&name))?;
+        }
+        Ok(())
+    })?;
+    expect_alive(&lab, &old)
+}
+
+#[rstest]
+fn who_asks_for_it_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let old = lab.pod("old")?;
+    let conf = fixed(&lab, &[old.ip(family)]);
+    let before = Traces::of(&lab.node)?;
+    expect_refusal(&refused(&lab, "new", &conf)?, old.ip(family), &old)?;
+    before.expect_same(&lab.node)?;
+    expect_alive(&lab, &old)?;
+    // It is free when the container is gone, be it without a DEL.
+    let address = old.ip(family);
+    old.netns().delete_link(Pod::IFNAME)?;
+    old.abandon();
+    let new = lab.pod_with("new", &conf)?;
+    ensure!(new.ip(family) == address, "{}", new.result());
+    ping::ping(new.netns(), family.remote())?;
+    new.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// A container may have an address of its own by another interface, too.
+#[rstest]
+fn it_may_have_it_twice_itself(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("pod")?;
+    pod.also("net1", &fixed(&lab, &[pod.ip(family)]))?.del()
+}
+
+/// The host ports of another plugin's container lead to no container of ours.
+#[rstest]
+fn host_ports_in_a_chain_take_no_address(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let old = lab.pod("old")?;
+    let theirs = lab.node.netns().sibling("theirs")?;
+    let add = |rtnl: &Rtnl| rtnl.add_veth("theirs", 1500, Pod::IFNAME, Some(&theirs));
+    lab.node.netns().rtnl(add)?;
+    lab.node.netns().set_up("theirs")?;
+    theirs.set_up(Pod::IFNAME)?;
+    let path = theirs.path().display().to_string();
+    let length = if family == V4 { 24 } else { 64 };
+    let previous = json!({
+        "cniVersion": "1.1.0",
+        "interfaces": [{ "name": Pod::IFNAME, "sandbox": path }],
+        "ips": [{ "address": format!("{}/{length}", old.ip(family)), "interface": 0 }],
+    });
+    let conf = lab
+        .conf()
+        .with("name", "theirs")
+        .with("ipMasq", false)
+        .with("ipam", json!({}))
+        .with("prevResult", previous)
+        .with_host_port(PORT, INSIDE);
+    let add = Call::new("ADD").attachment("theirs", &path, Pod::IFNAME);
+    let error = add.conf(&conf).run(&lab.node)?.error()?;
+    expect_refusal(&error, old.ip(family), &old)?;
+    expect_alive(&lab, &old)
+}
