@@ -38,7 +38,7 @@ pub use gc::gc;
 pub use home::Home;
 pub use orphan::{Orphan, find_orphans, free_orphans};
 pub use owner::Owner;
-pub use status::status;
+pub use status::{status, status_without};
 pub use usage::{Usage, usage};
 
 /// The allocator as an IPAM plugin of its own.

@@ -17,6 +17,15 @@ use crate::store::Store;
 /// Those that a reboot has ended do not count then, because an ADD would free them. Ranges that the
 /// runtime names at each ADD are not known here.
 pub fn status(request: &NetworkRequest) -> Result<(), Error> {
+    status_without(request, |_| HashSet::new())
+}
+
+/// Does what [`status()`] does, for an interface plugin whose ADD frees what lost DELs have left. Where a pool seems to be
+/// full, `dead` lists the addresses that it would free.
+pub fn status_without(
+    request: &NetworkRequest,
+    dead: impl FnOnce(&Store) -> HashSet<IpAddr>,
+) -> Result<(), Error> {
     let pools = if config::waits_for_ranges(&request.conf)? {
         Vec::new()
     } else {
@@ -28,7 +37,8 @@ pub fn status(request: &NetworkRequest) -> Result<(), Error> {
         .glimpse()
         .map_err(|error| Error::new(Code::NotAvailable, error.to_string()))?;
     if pools.iter().any(|pool| is_full(pool, &leased)) {
-        let leased = &leased - &store.ended().into_iter().collect();
+        let ended = &leased - &store.ended().into_iter().collect();
+        let leased = &ended - &dead(&store);
         if let Some(pool) = pools.iter().find(|pool| is_full(pool, &leased)) {
             return Err(Error::not_available(
                 Exhausted::of(&store, pool).to_string(),

@@ -51,6 +51,13 @@ impl<'a> Network<'a> {
     }
 }
 
+/// Lists the attachments whose devices are none of `devices`.
+pub(crate) fn dead(maps: &Maps, devices: &BTreeSet<u32>) -> Result<Vec<(Owner, Record)>, Error> {
+    let mut known = maps.attachments()?;
+    known.retain(|(_, record)| !devices.contains(&record.ifindex));
+    Ok(known)
+}
+
 /// Takes away what is left of attachments whose devices are none of `devices`: of all networks, if one of `confs`
 /// says where addresses are kept, so that those of the dead can be freed. The maps are the only ones who know that
 /// they are dead; where nothing is known of their addresses, they stay there for another call. Goes on past
@@ -62,11 +69,7 @@ pub(crate) fn reap(
     confs: &[&NetConf],
 ) -> Result<Reaped, Error> {
     let mut reaped = Reaped::default();
-    let dead: Vec<_> = maps
-        .attachments()?
-        .into_iter()
-        .filter(|(_, record)| !devices.contains(&record.ifindex))
-        .collect();
+    let dead = dead(maps, devices)?;
     if dead.is_empty() {
         return Ok(reaped);
     }

@@ -7,6 +7,7 @@ use std::{
     thread,
 };
 
+use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{
     leak::Traces,
@@ -70,6 +71,42 @@ fn an_exhausted_pool_is_50() -> Result<()> {
     );
     pod.del()?;
     Call::new("STATUS").conf(&conf).run(&lab.node)?.silence()
+}
+
+/// An ADD frees what lost DELs have left before it takes an address.
+#[rstest]
+fn a_pool_full_of_the_dead_is_none(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    // Two can be leased of the one, and many of the other.
+    let ranges = match family {
+        V4 => {
+            json!([[{ "subnet": "10.88.0.0/24", "rangeEnd": "10.88.0.3" }], [{ "subnet": "fd00:88::/64" }]])
+        }
+        V6 => {
+            json!([[{ "subnet": "10.88.0.0/24" }], [{ "subnet": "fd00:88::/64", "rangeEnd": "fd00:88::3" }]])
+        }
+    };
+    let conf = lab.conf().with_ipam("ranges", ranges);
+    let status = Call::new("STATUS").conf(&conf);
+    let (lives, lost) = (lab.pod_with("lives", &conf)?, lab.pod_with("lost", &conf)?);
+    ensure!(refused(&lab, &conf)?.code == 50);
+    lost.netns().delete_link(Pod::IFNAME)?;
+    let (address, lease) = (lost.ip(family), lab.node.data_dir().join(conf.name()));
+    lost.abandon();
+    let before = Traces::of(&lab.node)?;
+    status.run(&lab.node)?.silence()?;
+    before.expect_same(&lab.node)?;
+    // An address that somebody else has by now is none of the dead.
+    let lease = lease.join(address.to_string());
+    let give = |owner: &str| lab.node.netns().run(|| fs::write(&lease, owner));
+    give("printer\r\neth0")?;
+    ensure!(refused(&lab, &conf)?.code == 50);
+    give("lost\r\neth0")?;
+    let next = lab.pod_with("next", &conf)?;
+    ensure!(next.ip(family) == address, "{}", next.result());
+    ensure!(refused(&lab, &conf)?.code == 50);
+    lives.call_with_result("CHECK").run(&lab.node)?.silence()
 }
 
 #[test]

@@ -236,7 +236,7 @@ pub(super) fn verify_address(
 }
 
 /// Lists the addresses of an attachment.
-pub(super) fn addresses(record: &Record) -> impl Iterator<Item = Addr> {
+pub(crate) fn addresses(record: &Record) -> impl Iterator<Item = Addr> {
     let count = usize::try_from(record.address_count).unwrap_or(MAX_ADDRESSES);
     record.addresses.into_iter().take(count)
 }

@@ -1,8 +1,10 @@
 //! Addresses: from the allocator in this process, or from another IPAM plugin by the contract's
 //! delegation.
 
+use std::{collections::HashSet, net::IpAddr};
+
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request};
-use underpass_ipam::{Freed, Home, Usage};
+use underpass_ipam::{Freed, Home, Usage, store::Store};
 
 use super::Undo;
 use crate::{
@@ -139,11 +141,15 @@ pub(crate) fn usage(conf: &NetConf) -> Result<Vec<Usage>, Error> {
     }
 }
 
-/// Says whether there are addresses to give.
-pub(crate) fn status(request: &NetworkRequest) -> Result<(), Error> {
+/// Says whether there are addresses to give. Where this process gives them and a pool seems to be full, `dead` lists those
+/// that the next ADD would free.
+pub(crate) fn status(
+    request: &NetworkRequest,
+    dead: impl FnOnce(&Store) -> HashSet<IpAddr>,
+) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
         Ipam::None => return Ok(()),
-        Ipam::BuiltIn => underpass_ipam::status(request),
+        Ipam::BuiltIn => underpass_ipam::status_without(request, dead),
         Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
         Ipam::Delegate(name) => request.delegation.status(&name),
     };

@@ -4,23 +4,27 @@
 //! changes nothing.
 
 use std::{
+    collections::HashSet,
     hash::{BuildHasher as _, Hasher as _, RandomState},
+    net::IpAddr,
     path::Path,
 };
 
 use tracing::warn;
-use underpass_abi::endpoint::device;
+use underpass_abi::endpoint::{Attachment as Record, Owner, device};
 use underpass_cni::{Error as CniError, NetworkRequest};
 use underpass_dataplane::{Maps, Pins, attach, kernel, policy::Stack};
+use underpass_ipam::store::Store;
 use underpass_netlink::{Netlink, link::By};
 
 use crate::{
     conf::{Bypass, Conf},
     error::Error,
     finding::{Finding, Findings},
-    identity::network_id,
+    identity::{Identity, network_id},
     left_behind::left_behind,
-    step::{lease, link},
+    reap,
+    step::{endpoint, lease, link},
 };
 
 /// The first kernel whose verifier takes the programs.
@@ -38,6 +42,7 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
         )));
     }
     link::driver(conf.device).map_err(|error| CniError::not_available(error.to_string()))?;
+    let pins = Pins::at(&conf.bpf_root);
     ready(&conf.bpf_root, &request.conf.name)?;
     // No reason to send no containers here.
     if conf.bypass == Bypass::Learned
@@ -45,7 +50,41 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     {
         warn!("{remark}");
     }
-    Ok(lease::status(request)?)
+    let name = &request.conf.name;
+    Ok(lease::status(request, |store| {
+        // What can't be seen counts as living.
+        dead_leases(&pins, name, store).unwrap_or_default()
+    })?)
+}
+
+/// Lists the addresses that the network has leased to attachments whose devices are gone.
+fn dead_leases(pins: &Pins, network: &str, store: &Store) -> Result<HashSet<IpAddr>, Error> {
+    let Some(maps) = Maps::open_existing(pins)? else {
+        return Ok(HashSet::new());
+    };
+    let devices = Netlink::open()?.indices()?;
+    let dead = reap::dead(&maps, &devices)?.into_iter();
+    let ours = dead.filter(|(_, record)| record.network == network_id(network));
+    Ok(ours
+        .flat_map(|(owner, record)| leased_to(owner, &record, network, store))
+        .collect())
+}
+
+/// Lists the addresses of an attachment that are leased to it: after a GC of an IPAM alone another one may have them.
+fn leased_to(owner: Owner, record: &Record, network: &str, store: &Store) -> Vec<IpAddr> {
+    let is_its = |address: &IpAddr| {
+        let lease = store.owner(*address).ok().flatten();
+        lease.is_some_and(|lease| {
+            let identity = Identity {
+                network: network.to_owned(),
+                container: lease.container_id,
+                ifname: lease.ifname.unwrap_or_default(),
+            };
+            identity.owner() == owner
+        })
+    };
+    let addresses = endpoint::addresses(record).map(IpAddr::from);
+    addresses.filter(is_its).collect()
 }
 
 /// Says whether the network is able to serve, apart from addresses.
