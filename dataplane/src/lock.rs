@@ -1,22 +1,39 @@
-//! The locks of a node. [`Lock`] is held while pins are made, and while the few entries that all attachments share are changed.
+//! The locks of a node, which nobody but root can open: who has a file open can lock it, and so stop every call.
+//!
+//! [`Lock`] is held while pins are made, and while the few entries that all attachments share are changed.
 //! [`Use`] is held by whoever has maps open, so that an upgrade exchanges pins and programs when nobody has.
 //!
 //! Who needs both takes [`Use`] first.
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, TryLockError},
+    fs::{self, DirBuilder, File, Permissions, TryLockError},
+    io,
+    os::unix::fs::{
+        DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+    },
     path::{Path, PathBuf},
-    sync::{Arc, LazyLock, Mutex, PoisonError, Weak},
-    thread::sleep,
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError, Weak,
+        mpsc::{RecvTimeoutError, channel},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
 use sha2::{Digest as _, Sha256};
+use tracing::warn;
 
 use crate::Error;
 
 const FOLDER: &str = "/run/underpass";
+/// Modes of the folder and its files, and the bits that neither has.
+const PRIVATE_FOLDER: u32 = 0o700;
+const PRIVATE: u32 = 0o600;
+const OTHERS: u32 = 0o077;
+
+/// How long a call waits without a word.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// An exclusive lock that follows from bpfRoot alone; free again when dropped, or when the process
 /// dies.
@@ -30,7 +47,7 @@ impl Lock {
     pub fn acquire(root: &Path) -> Result<Self, Error> {
         let path = file_of(root, "lock");
         let file = open(&path)?;
-        file.lock().map_err(Error::file("lock", &path))?;
+        take(&file, &path, Share::Alone)?;
         Ok(Self { _file: file })
     }
 
@@ -111,7 +128,7 @@ impl Use {
                         if let Some(waits) = waits.take() {
                             waits();
                         }
-                        sleep(PAUSE);
+                        thread::sleep(PAUSE);
                     }
                     Err(TryLockError::WouldBlock) => return Err(Error::Busy(path)),
                     Err(TryLockError::Error(source)) => {
@@ -136,19 +153,96 @@ impl Use {
                 Err(_) => return Ok(None),
             },
         };
-        file.lock_shared().map_err(Error::file("lock", &path))?;
+        take(&file, &path, Share::All)?;
         Ok(Some(file))
     }
 }
 
-fn open(path: &Path) -> Result<File, Error> {
-    fs::create_dir_all(FOLDER).map_err(Error::file("create", Path::new(FOLDER)))?;
+/// Opens a file for a lock, which nobody else can, and makes it if need be.
+pub fn open(path: &Path) -> Result<File, Error> {
+    make_folder(Path::new(FOLDER))?;
     File::options()
         .create(true)
         .truncate(false)
         .write(true)
+        .mode(PRIVATE)
         .open(path)
         .map_err(Error::file("open the lock", path))
+}
+
+/// Makes the folder of the locks, for root alone.
+fn make_folder(folder: &Path) -> Result<(), Error> {
+    let mut builder = DirBuilder::new();
+    builder.mode(PRIVATE_FOLDER).recursive(true);
+    builder
+        .create(folder)
+        .map_err(Error::file("create", folder))?;
+    let found = fs::metadata(folder).map_err(Error::file("look at", folder))?;
+    if found.mode() & OTHERS != 0
+        && let Err(error) = close(folder)
+    {
+        warn!("others can open the locks of this node, and so stop every call: {error}");
+    }
+    Ok(())
+}
+
+/// Takes a folder, and the files in it, from others: it is of an earlier build, or was made by somebody else. The folder comes
+/// last, so that who is killed before it leaves the rest to the next call.
+fn close(folder: &Path) -> Result<(), Error> {
+    let set = |path: &Path, mode| {
+        let set = fs::set_permissions(path, Permissions::from_mode(mode));
+        set.map_err(Error::file("change the mode of", path))
+    };
+    for entry in fs::read_dir(folder).map_err(Error::file("list", folder))? {
+        let entry = entry.map_err(Error::file("list", folder))?;
+        if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            set(&entry.path(), PRIVATE)?;
+        }
+    }
+    set(folder, PRIVATE_FOLDER)
+}
+
+/// Who else may have a lock at the same time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Share {
+    /// Nobody.
+    Alone,
+    /// All who want it so.
+    All,
+}
+
+/// Waits for a lock. A runtime only shows that a call takes long; so what it waits for is said on stderr.
+fn take(file: &File, path: &Path, share: Share) -> Result<(), Error> {
+    let failed = Error::file("lock", path);
+    let (attempt, wait) = match share {
+        Share::Alone => (file.try_lock(), File::lock as fn(&File) -> io::Result<()>),
+        Share::All => (
+            file.try_lock_shared(),
+            File::lock_shared as fn(&File) -> io::Result<()>,
+        ),
+    };
+    match attempt {
+        Ok(()) => return Ok(()),
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    let (taken, waits) = channel::<()>();
+    let say = move || {
+        if waits.recv_timeout(SILENT) == Err(RecvTimeoutError::Timeout) {
+            let path = path.display();
+            warn!(
+                "waiting for the lock {path}, which another process holds: `lsof {path}` names it"
+            );
+        }
+    };
+    thread::scope(|scope| {
+        // Where there is no thread to be had it waits all the same.
+        let _ = thread::Builder::new().spawn_scoped(scope, say);
+        let outcome = wait(file);
+        drop(taken);
+        outcome
+    })
+    .map_err(failed)
 }
 
 /// Names a file for the node whose pins are at `root`.

@@ -16,7 +16,7 @@ use std::{
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use serde_json::{Map, Value};
 use underpass_cni::{Code, Error as CniError, NetConf, Verb, Version, net_dir::NetworkFile};
-use underpass_dataplane::lock::file_of;
+use underpass_dataplane::lock::{self, file_of};
 use underpass_ipam::{Owner, data_dir, store::Store};
 use underpass_netlink::{Netlink, link::By};
 
@@ -179,12 +179,7 @@ fn hold(root: &Path) -> Result<File, CniError> {
         CniError::io(format!("cannot lock {}", path.display()), &error)
             .with_details("run it as root of the node")
     };
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failed)?;
-    }
-    let mut options = File::options();
-    options.create(true).truncate(false).write(true);
-    let file = options.open(&path).map_err(failed)?;
+    let file = lock::open(&path).map_err(Error::from)?;
     file.lock().map_err(failed)?;
     fcntl(&file, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|errno| failed(errno.into()))?;
     Ok(file)

@@ -1,7 +1,9 @@
 //! How long each step of a call took: for the log, and the last ADD's for `underpass status`.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::{Duration, Instant},
 };
@@ -106,7 +108,9 @@ impl Times {
     }
 
     fn write(&self, file: &Path) -> io::Result<()> {
-        fs::write(file, serde_json::to_vec(self)?)
+        let mut options = File::options();
+        options.create(true).truncate(true).write(true).mode(0o600);
+        options.open(file)?.write_all(&serde_json::to_vec(self)?)
     }
 }
 

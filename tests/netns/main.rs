@@ -29,6 +29,7 @@ mod leases;
 mod leftovers;
 mod lifecycle;
 mod loading;
+mod locks;
 mod lost_dels;
 mod masquerade;
 mod metrics;
