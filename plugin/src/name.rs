@@ -20,13 +20,13 @@ pub enum Name {
     Loopback,
 }
 
-/// What an executable of that name is. The first is what it is under any longer name that begins so, as
-/// `underpass-0.2`.
+/// What an executable of that name is. The first two are what it is under any longer name that begins so, as
+/// `underpass-0.2`; the longer one comes first.
 const SERVED: [(&str, Name); 7] = [
+    ("underpass-ipam", Name::HostLocal),
     ("underpass", Name::Underpass),
     ("ptp", Name::Ptp),
     ("host-local", Name::HostLocal),
-    ("underpass-ipam", Name::HostLocal),
     ("portmap", Name::Portmap),
     ("bandwidth", Name::Bandwidth),
     ("loopback", Name::Loopback),
@@ -40,16 +40,25 @@ impl Name {
         if let Some((_, name)) = served.find(|(served, _)| *served == file_name) {
             return Ok(name);
         }
-        let (prefix, first) = SERVED[0];
-        if file_name.starts_with(prefix) {
-            return Ok(first);
+        let [longer, shorter, ..] = SERVED;
+        for (prefix, name) in [longer, shorter] {
+            if file_name.starts_with(prefix) {
+                return Ok(name);
+            }
         }
         let names = SERVED.map(|(served, _)| served).join(", ");
+        let (prefix, _) = shorter;
         Err(Error::environment(format!(
             "underpass was called by the name {file_name:?}, which it does not serve: it serves {names}, and names that \
              begin with {prefix}; install the plugin {file_name:?} itself in this place, or link underpass under one of \
              these names"
         )))
+    }
+
+    /// Tells whether it gives addresses, as an IPAM plugin does.
+    #[must_use]
+    pub fn gives_addresses(self) -> bool {
+        self == Self::HostLocal
     }
 
     /// Tells whether a person can give it commands.
@@ -68,7 +77,9 @@ mod tests {
         for name in ["underpass", "underpass-0.2", "underpass.old"] {
             assert_eq!(Name::of(name), Ok(Name::Underpass), "{name}");
         }
-        assert_eq!(Name::of("underpass-ipam"), Ok(Name::HostLocal));
+        for name in ["underpass-ipam", "underpass-ipam-0.2"] {
+            assert_eq!(Name::of(name), Ok(Name::HostLocal), "{name}");
+        }
         assert_eq!(Name::of("loopback"), Ok(Name::Loopback));
     }
 

@@ -1,6 +1,7 @@
 //! Addresses from other IPAM plugins: Debian's, and one that writes down how it is called.
 
 mod failures;
+mod ourselves;
 
 use std::{fs, os::unix::fs::PermissionsExt as _, os::unix::fs::symlink, path::PathBuf};
 
@@ -54,6 +55,11 @@ if [ "$CNI_COMMAND" = ADD ]; then cat result; fi
         });
         fs::write(witness.folder.path().join("result"), result.to_string())?;
         Ok(witness)
+    }
+
+    /// It is found by another name as well.
+    pub(crate) fn answers_to(&self, name: &str) -> Result<()> {
+        Ok(symlink(Self::NAME, self.folder.path().join(name))?)
     }
 
     /// From now on it fails a verb.

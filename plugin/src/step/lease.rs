@@ -10,6 +10,7 @@ use super::Undo;
 use crate::{
     error::Error,
     finding::{Finding, Findings},
+    name::Name,
     plan::LeaseResult,
 };
 
@@ -30,13 +31,18 @@ enum Ipam {
     BuiltIn,
     /// The plugin of that name.
     Delegate(String),
+    /// By mistake this executable, as the interface or chained plugin of that name: each call would start the next, for ever.
+    Ourselves(String),
 }
 
 fn ipam(conf: &NetConf) -> Result<Ipam, Error> {
     Ok(match conf.ipam_type()? {
         None => Ipam::None,
         Some(name) if BUILT_IN.contains(&name.as_str()) => Ipam::BuiltIn,
-        Some(name) => Ipam::Delegate(name),
+        Some(name) => match Name::of(&name) {
+            Ok(ours) if !ours.gives_addresses() => Ipam::Ourselves(name),
+            _ => Ipam::Delegate(name),
+        },
     })
 }
 
@@ -47,6 +53,12 @@ fn no_dhcp() -> CniError {
         "a routed interface has no broadcast domain in which a DHCP server could be found: \
          use host-local, or static with runtimeConfig.ips",
     )
+}
+
+fn no_ipam(name: &str) -> CniError {
+    CniError::config(format!(
+        "invalid ipam.type {name:?}: that plugin gives no addresses; use host-local, or another IPAM plugin"
+    ))
 }
 
 /// Takes addresses.
@@ -64,6 +76,7 @@ pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Leas
                 subnets: allocation.subnets,
             }
         }
+        Ipam::Ourselves(name) => return Err(no_ipam(&name).into()),
         Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
         Ipam::Delegate(name) => {
             let result = request.delegation.add(&name)?;
@@ -83,22 +96,23 @@ pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Leas
 }
 
 /// Says whether the addresses are still leased to the container.
-pub(crate) fn verify(request: &Request, findings: &mut Findings) {
-    let answer = match ipam(&request.conf) {
-        Ok(Ipam::None) => return,
-        Ok(Ipam::BuiltIn) => underpass_ipam::check(request).map_err(Error::from),
-        Ok(Ipam::Delegate(name)) => request.delegation.check(&name).map_err(Error::from),
-        Err(error) => Err(error),
+pub(crate) fn verify(request: &Request, findings: &mut Findings) -> Result<(), Error> {
+    let answer = match ipam(&request.conf)? {
+        Ipam::None => return Ok(()),
+        Ipam::BuiltIn => underpass_ipam::check(request),
+        Ipam::Ourselves(name) => return Err(no_ipam(&name).into()),
+        Ipam::Delegate(name) => request.delegation.check(&name),
     };
     if let Err(error) = answer {
-        findings.push(Finding::Lease(Box::new(error)));
+        findings.push(Finding::Lease(Box::new(error.into())));
     }
+    Ok(())
 }
 
 /// Gives the addresses back.
 pub(crate) fn give_back(request: &Request) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
-        Ipam::None => return Ok(()),
+        Ipam::None | Ipam::Ourselves(_) => return Ok(()),
         Ipam::BuiltIn => underpass_ipam::del(request),
         Ipam::Delegate(name) => request.delegation.del(&name),
     };
@@ -108,7 +122,7 @@ pub(crate) fn give_back(request: &Request) -> Result<(), Error> {
 /// Gives back all addresses of the network whose containers are gone.
 pub(crate) fn collect(request: &NetworkRequest) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
-        Ipam::None => return Ok(()),
+        Ipam::None | Ipam::Ourselves(_) => return Ok(()),
         Ipam::BuiltIn => underpass_ipam::gc(request),
         Ipam::Delegate(name) => request.delegation.gc(&name),
     };
@@ -129,7 +143,7 @@ pub(crate) fn free_dead(
 ) -> Result<Vec<Freed>, Error> {
     match ipam(conf)? {
         Ipam::BuiltIn => Ok(underpass_ipam::free_dead(conf, is_of, is_dead)?),
-        Ipam::None | Ipam::Delegate(_) => Ok(Vec::new()),
+        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
 
@@ -137,7 +151,7 @@ pub(crate) fn free_dead(
 pub(crate) fn usage(conf: &NetConf) -> Result<Vec<Usage>, Error> {
     match ipam(conf)? {
         Ipam::BuiltIn => Ok(underpass_ipam::usage(conf)?),
-        Ipam::None | Ipam::Delegate(_) => Ok(Vec::new()),
+        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
 
@@ -150,6 +164,7 @@ pub(crate) fn status(
     let answer = match ipam(&request.conf)? {
         Ipam::None => return Ok(()),
         Ipam::BuiltIn => underpass_ipam::status_without(request, dead),
+        Ipam::Ourselves(name) => return Err(no_ipam(&name).into()),
         Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
         Ipam::Delegate(name) => request.delegation.status(&name),
     };

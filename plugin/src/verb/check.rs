@@ -34,7 +34,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
     let pod = netns.run(Netlink::open)??;
 
     let mut findings = Findings::default();
-    lease::verify(request, &mut findings);
+    lease::verify(request, &mut findings)?;
     let (ifname, mac) = (&identity.ifname, container.mac);
     let Some((host_end, container_end)) =
         link::find(&node, &pod, owner, ifname, mac, &mut findings)?
