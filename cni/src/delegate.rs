@@ -160,20 +160,29 @@ impl Delegation {
         // Written beside the reading: a delegate that answers before it has read everything must
         // not block both.
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let write = || {
                 // A delegate may exit without reading; its status tells what that means.
                 stdin.map(|mut stdin| stdin.write_all(&self.stdin))
-            });
+            };
+            if let Err(error) = thread::Builder::new().spawn_scoped(scope, write) {
+                // It has read nothing, so it has done nothing.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error);
+            }
             child.wait_with_output()
         })
     }
 }
 
-/// What to do about a file that is there, may be executed, and can't be.
+/// What to do about a file that is there, may be executed, and can't be, or for whose input there is no thread.
 fn not_started(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => {
             "the file is there, but not the interpreter or loader that it names: install that, or a static build of the plugin"
+        }
+        io::ErrorKind::WouldBlock => {
+            "raise the limit of processes of the runtime (RLIMIT_NPROC, pids.max of its cgroup)"
         }
         _ => "install a build of the plugin for this machine",
     }

@@ -184,6 +184,11 @@ pub enum Error {
         /// From aya.
         source: Box<aya::pin::PinError>,
     },
+    /// There is no thread to be had to load a program.
+    #[error(
+        "cannot start a thread to load a program: {0}: raise the limit of processes of the runtime (RLIMIT_NPROC, pids.max of its cgroup)"
+    )]
+    Thread(io::Error),
     /// The object lacks something that this binary was built to use.
     #[error("the eBPF object has no {0}: this build is broken, build it again")]
     Missing(&'static str),

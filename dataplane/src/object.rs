@@ -248,7 +248,9 @@ pub(crate) fn load_programs(
         let mut loading = Vec::new();
         for &name in names {
             let program = programs.remove(name).ok_or(Error::Missing(name))?;
-            loading.push(scope.spawn(move || load_program(program, name, folder)));
+            let load = move || load_program(program, name, folder);
+            let thread = thread::Builder::new().spawn_scoped(scope, load);
+            loading.push(thread.map_err(Error::Thread)?);
         }
         loading
             .into_iter()

@@ -11,6 +11,7 @@ use rstest::rstest;
 use underpass_abi::{counter::Counter, map, node::Node as Constants};
 use underpass_tests::{
     counter::{map_pin, pins},
+    leak::Traces,
     prelude::*,
     runtime::Call,
 };
@@ -133,4 +134,23 @@ fn another_build_uses_what_is_loaded_and_adds_nothing() -> Result<()> {
     }
     ensure!(pinned(&lab.node)? == before);
     Ok(())
+}
+
+/// Programs are loaded at the same time, by a thread each. A limit of processes is reached.
+#[test]
+fn without_threads_nothing_is_loaded() -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let before = Traces::of(&lab.node)?;
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let add = Call::new("ADD").attachment("a", &path, Pod::IFNAME);
+    let add = add.conf(&lab.conf());
+    let error = add.run_without_threads(&lab.node)?.error()?;
+    ensure!(error.code == 5, "{error}");
+    for part in ["Resource temporarily unavailable", "pids.max"] {
+        ensure!(error.msg.contains(part), "{error}");
+    }
+    before.expect_same(&lab.node)?;
+    lab.pod("b")?.del()
 }

@@ -15,7 +15,10 @@ mod filter;
 mod registers;
 mod tracer;
 
-use std::process::{Command, ExitStatus, Output};
+use std::{
+    os::unix::process::CommandExt as _,
+    process::{Command, ExitStatus, Output},
+};
 
 use anyhow::{Result, ensure};
 
@@ -25,6 +28,7 @@ use crate::{
 };
 
 pub use change::Change;
+use filter::Filter;
 
 /// What becomes of a system call, or of the process that makes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,6 +99,15 @@ impl Call {
         let traced = self.traced(node, Some(strike))?;
         let status = traced.reply.status;
         traced.expect(strike, status)
+    }
+
+    /// Makes the call on a node, where it gets no threads.
+    pub fn run_without_threads(&self, node: &Node) -> Result<Reply> {
+        let filter = Filter::without_threads();
+        let mut command = self.command();
+        // SAFETY: prctl is async-signal-safe, and nothing is allocated.
+        unsafe { command.pre_exec(move || filter.install()) };
+        self.reply(node.netns().output(&mut command, self.input())?)
     }
 
     fn traced(&self, node: &Node, strike: Option<Strike>) -> Result<Traced> {

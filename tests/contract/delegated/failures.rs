@@ -147,3 +147,19 @@ fn a_delegate_that_cannot_be_run(
     }
     Ok(())
 }
+
+/// A limit of processes is reached, of the runtime's user or its control group. What its call has made by then is undone.
+#[test]
+fn without_a_thread_nothing_is_asked() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let witness = Witness::new()?;
+    let netns = lab.node.netns().sibling("a")?;
+    let status = witness.call("STATUS", &netns, &Witness::conf(&lab));
+    let error = status.run_without_threads(&lab.node)?.error()?;
+    ensure!(error.code == 50, "{error}");
+    for part in ["Resource temporarily unavailable", "pids.max"] {
+        ensure!(error.to_string().contains(part), "{error}");
+    }
+    status.run(&lab.node)?.silence()
+}
