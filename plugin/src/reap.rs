@@ -30,23 +30,25 @@ pub(crate) struct Reaped {
 struct Network<'a> {
     conf: &'a NetConf,
     id: u32,
-    keeps_addresses: bool,
     is_chained: bool,
+    /// The networks whose leases are in its dataDir, if this process gives its addresses.
+    leases: BTreeSet<u32>,
 }
 
 impl<'a> Network<'a> {
     fn of(conf: &'a NetConf) -> Result<Self, Error> {
+        let names = lease::networks(conf)?;
         Ok(Self {
             conf,
             id: network_id(&conf.name),
-            keeps_addresses: lease::is_built_in(conf)?,
             is_chained: conf.prev_result()?.is_some(),
+            leases: names.iter().map(|name| network_id(name)).collect(),
         })
     }
 
     fn may_reap(&self, record: &Record) -> bool {
-        self.keeps_addresses
-            || record.role == role::CHAINED
+        record.role == role::CHAINED
+            || self.leases.contains(&record.network)
             || record.network == self.id && !self.is_chained
     }
 }
@@ -58,9 +60,9 @@ pub(crate) fn dead(maps: &Maps, devices: &BTreeSet<u32>) -> Result<Vec<(Owner, R
     Ok(known)
 }
 
-/// Takes away what is left of attachments whose devices are none of `devices`: of all networks, if one of `confs`
-/// says where addresses are kept, so that those of the dead can be freed. The maps are the only ones who know that
-/// they are dead; where nothing is known of their addresses, they stay there for another call. Goes on past
+/// Takes away what is left of attachments whose devices are none of `devices`: of the networks of `confs`, and of all whose
+/// leases are where one of these has its own, so that the addresses of the dead can be freed. The maps are the only ones who
+/// know that they are dead; where nothing is known of their addresses, they stay there for another call. Goes on past
 /// errors.
 pub(crate) fn reap(
     node: &Netlink,

@@ -78,6 +78,25 @@ fn nothing_of_it_stays(#[values("ADD", "chained ADD", "GC")] verb: &str) -> Resu
     witness.call_with_result("CHECK").run(&lab.node)?.silence()
 }
 
+/// Another network has its leases elsewhere: a call of it leaves those of the first to a call that can free them.
+#[rstest]
+fn another_folder_of_leases_is_no_reason_to_forget(
+    #[values("ADD", "GC")] verb: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let other = another(&lab).with_ipam("dataDir", "/run/cni/elsewhere");
+    lab.pod("first")?.del()?;
+    let before = Traces::of(&lab.node)?;
+    lose(lab.pod("lost")?)?;
+    match verb {
+        "GC" => gc(&other, &[]).run(&lab.node)?.silence()?,
+        _ => lab.pod_with("next", &other)?.del()?,
+    }
+    lab.pod("again")?.del()?;
+    before.expect_same(&lab.node)
+}
+
 /// Its host port goes back to the living container that had it before, or to the host.
 #[rstest]
 fn a_port_goes_to_the_living(

@@ -134,6 +134,17 @@ pub(crate) fn is_built_in(conf: &NetConf) -> Result<bool, Error> {
     Ok(matches!(ipam(conf)?, Ipam::BuiltIn))
 }
 
+/// Lists the networks whose leases are in this one's dataDir, where this process gives its addresses.
+pub(crate) fn networks(conf: &NetConf) -> Result<Vec<String>, Error> {
+    match ipam(conf)? {
+        Ipam::BuiltIn => {
+            let data_dir = underpass_ipam::data_dir(conf)?;
+            Ok(Store::networks(&data_dir).map_err(CniError::from)?)
+        }
+        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => Ok(Vec::new()),
+    }
+}
+
 /// Gives back addresses, where this process gives them, of the networks that `is_of` names: of the attachments
 /// (network, container, interface) that `is_dead` names. Returns what was freed.
 pub(crate) fn free_dead(
