@@ -171,6 +171,39 @@ fn settings_that_cannot_be_made(#[case] family: Family, #[case] path: &str) -> R
     before.expect_same(&lab.node)
 }
 
+/// The host's end takes no router advertisement if nobody can say so to the kernel: the programs drop them.
+#[rstest]
+fn what_can_stay_of_settings_stays_where_the_programs_filter(
+    #[values(true, false)] anti_spoof: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = of(&lab, V4).with("antiSpoof", anti_spoof);
+    // Forwarding is on from here.
+    lab.pod_with("warm", &conf)?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let netns = lab.node.netns().sibling("a")?;
+    write_protect(&lab.node, Path::new("/proc/sys"))?;
+    let reply = call(&netns, "ADD", &conf).run(&lab.node)?;
+    if anti_spoof {
+        reply.result()?;
+        ensure!(
+            reply.stderr.contains("/accept_ra: Read-only file system"),
+            "{}",
+            reply.stderr
+        );
+        ping::ping(&netns, V4.remote())?;
+        call(&netns, "DEL", &conf).run(&lab.node)?.silence()?;
+    } else {
+        let words = [
+            "/accept_ra: Read-only file system",
+            "make /proc/sys writable",
+        ];
+        expect(&reply.error()?, 5, &words)?;
+    }
+    before.expect_same(&lab.node)
+}
+
 #[test]
 fn pins_that_cannot_be_made() -> Result<()> {
     needs_root!();

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tracing::warn;
+use underpass_abi::endpoint::device;
 use underpass_netlink::sysctl::Tree;
 
 use super::{Attachment, Inspection, Interface, Step};
@@ -158,9 +160,18 @@ impl Step<Interface> for HostSettings {
         if plan.conntrack == Conntrack::Liberal {
             liberal().apply(&tree)?;
         }
-        of_host(&plan.host.name, families)
-            .iter()
-            .try_for_each(|setting| setting.apply(&tree))
+        let is_filtered = plan.flags & device::ANTI_SPOOF != 0;
+        for setting in of_host(&plan.host.name, families) {
+            match setting.apply(&tree) {
+                Err(error) if is_filtered && setting.may_stay(&error) => {
+                    warn!(
+                        "{error}; the programs drop the container's router advertisements without it"
+                    );
+                }
+                answer => answer?,
+            }
+        }
+        Ok(())
     }
 
     fn verify(
@@ -308,6 +319,19 @@ impl Setting {
 
     fn may_be_missing(&self, error: &io::Error) -> bool {
         self.need == Need::IfPresent && error.kind() == io::ErrorKind::NotFound
+    }
+
+    /// Whether a setting that can't be made, because `/proc/sys` is not to be written, is one of two safeguards.
+    fn may_stay(&self, error: &Error) -> bool {
+        let Error::Sysctl { source, .. } = error else {
+            return false;
+        };
+        self.need == Need::IfPresent
+            && self.lasts == Lasts::AtFirst
+            && matches!(
+                source.kind(),
+                io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied
+            )
     }
 
     fn error(&self, tree: &Tree, action: &'static str, source: io::Error) -> Error {
