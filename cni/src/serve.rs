@@ -56,6 +56,13 @@ pub trait Plugin {
     /// Attaches the container, or changes nothing.
     fn add(&self, request: &Request) -> Result<CniResult, Error>;
 
+    /// Takes back an ADD that made `result`, which the runtime will never hear of: what this ADD made, and nothing of plugins
+    /// before it in a chain.
+    fn undo(&self, request: &Request, result: &CniResult) -> Result<(), Error> {
+        let _ = result;
+        self.del(request)
+    }
+
     /// Detaches the container. Succeeds if it is not attached; works without netns and without
     /// `prevResult`.
     fn del(&self, request: &Request) -> Result<(), Error>;
@@ -87,16 +94,39 @@ pub struct Outcome {
 /// abort.
 pub fn serve(about: &About<'_>, plugin: &impl Plugin) -> ExitCode {
     std::panic::set_hook(Box::new(answer_panic));
-    let outcome = answer(about, plugin, |name| std::env::var_os(name), io::stdin());
+    let mut made = None;
+    let lookup = |name: &str| std::env::var_os(name);
+    let outcome = attempt(about, plugin, lookup, io::stdin(), &mut made);
     // A closed stderr is no reason to fail.
     let _ = io::stderr().write_all(outcome.stderr.as_bytes());
     let written = io::stdout()
         .write_all(outcome.stdout.as_bytes())
         .and_then(|()| io::stdout().flush());
-    if outcome.success && written.is_ok() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    match (written, made) {
+        (Ok(()), _) if outcome.success => return ExitCode::SUCCESS,
+        (Err(error), Some(made)) => made.undo(plugin, &error),
+        _ => {}
+    }
+    ExitCode::FAILURE
+}
+
+/// An ADD that succeeded, until the runtime knows.
+struct Made {
+    request: Request,
+    result: CniResult,
+}
+
+impl Made {
+    /// Takes it back, as its result could not be written. There is nobody to tell but who reads stderr.
+    fn undo(self, plugin: &impl Plugin, error: &io::Error) {
+        let undone = match plugin.undo(&self.request, &self.result) {
+            Ok(()) => "what the ADD made is taken back".to_owned(),
+            Err(error) => {
+                format!("and the ADD could not be taken back, DEL the container: {error}")
+            }
+        };
+        let text = format!("cannot write the result to stdout: {error}: {undone}\n");
+        let _ = io::stderr().write_all(text.as_bytes());
     }
 }
 
@@ -124,8 +154,19 @@ pub fn answer(
     lookup: impl Fn(&str) -> Option<OsString>,
     stdin: impl Read,
 ) -> Outcome {
+    attempt(about, plugin, lookup, stdin, &mut None)
+}
+
+/// Does what [`answer`] does, and notes an ADD that succeeded.
+fn attempt(
+    about: &About<'_>,
+    plugin: &impl Plugin,
+    lookup: impl Fn(&str) -> Option<OsString>,
+    stdin: impl Read,
+    made: &mut Option<Made>,
+) -> Outcome {
     let mut version = Version::LATEST;
-    match dispatch(about, plugin, lookup, stdin, &mut version) {
+    match dispatch(about, plugin, lookup, stdin, &mut version, made) {
         Ok(outcome) => outcome,
         Err(error) => {
             let short = error.shortened();
@@ -144,6 +185,7 @@ fn dispatch(
     lookup: impl Fn(&str) -> Option<OsString>,
     mut stdin: impl Read,
     version: &mut Version,
+    made: &mut Option<Made>,
 ) -> Result<Outcome, Error> {
     let call = match Invocation::parse(lookup)? {
         Invocation::Nobody => return Ok(introduction(about)),
@@ -177,7 +219,11 @@ fn dispatch(
                 attachment,
             };
             match verb {
-                AttachmentVerb::Add => add(plugin, &request)?,
+                AttachmentVerb::Add => {
+                    let (stdout, result) = add(plugin, &request)?;
+                    *made = Some(Made { request, result });
+                    stdout
+                }
                 AttachmentVerb::Del => plugin.del(&request).map(|()| String::new())?,
                 AttachmentVerb::Check => plugin.check(&request).map(|()| String::new())?,
             }
@@ -210,12 +256,16 @@ fn dispatch(
 }
 
 /// A result that the config's version cannot express is a failed ADD, and undone.
-fn add(plugin: &impl Plugin, request: &Request) -> Result<String, Error> {
+fn add(plugin: &impl Plugin, request: &Request) -> Result<(String, CniResult), Error> {
     let result = plugin.add(request)?;
-    result.to_json(request.conf.cni_version).inspect_err(|_| {
-        // The first failure is the one to report.
-        let _ = plugin.del(request);
-    })
+    match result.to_json(request.conf.cni_version) {
+        Ok(text) => Ok((text, result)),
+        Err(error) => {
+            // The first failure is the one to report.
+            let _ = plugin.undo(request, &result);
+            Err(error)
+        }
+    }
 }
 
 /// For a person who runs the plugin by hand: two lines on stderr.

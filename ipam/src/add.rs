@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 use thiserror::Error;
-use underpass_cni::{Code, Dns, Error as CniError, IpConfig, Request, Route};
+use underpass_cni::{CniResult, Code, Dns, Error as CniError, IpConfig, Request, Route};
 
 use crate::config;
 use crate::exhausted::Exhausted;
@@ -287,6 +287,17 @@ fn take_next<'a>(
         }
     }
     Ok(None)
+}
+
+/// Frees what an ADD took that gave `result`, and nothing that the container held before.
+pub(crate) fn undo(request: &Request, result: &CniResult) -> Result<(), CniError> {
+    let store = Store::new(&config::data_dir(&request.conf)?, &request.conf.name);
+    let lease = Lease {
+        store,
+        owner: Owner::from(&request.attachment),
+        taken: result.ips.iter().map(|ip| ip.address.addr()).collect(),
+    };
+    lease.release()
 }
 
 /// Frees `taken`, all that can be, and names what stays.

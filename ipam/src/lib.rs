@@ -58,6 +58,10 @@ impl Plugin for HostLocal {
         })
     }
 
+    fn undo(&self, request: &Request, result: &CniResult) -> Result<(), Error> {
+        add::undo(request, result)
+    }
+
     fn del(&self, request: &Request) -> Result<(), Error> {
         del(request)
     }

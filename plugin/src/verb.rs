@@ -31,6 +31,14 @@ impl Plugin for Underpass {
         Ok(add::add(request)?)
     }
 
+    fn undo(&self, request: &Request, _: &CniResult) -> Result<(), CniError> {
+        // In a chain the interface is that of the plugin before, which may be ours under the same name.
+        match request.conf.prev_result()? {
+            Some(_) => Ok(chained::del(request)?),
+            None => self.del(request),
+        }
+    }
+
     fn del(&self, request: &Request) -> Result<(), CniError> {
         Ok(del::del(request)?)
     }

@@ -17,4 +17,5 @@ mod programmed;
 mod refusals;
 mod schema;
 mod status;
+mod unheard;
 mod versions;

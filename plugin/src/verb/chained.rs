@@ -112,7 +112,7 @@ pub(super) fn check(request: &Request, name: Name) -> Result<(), Error> {
 }
 
 /// Takes the host ports from the container, whatever became of it.
-fn del(request: &Request) -> Result<(), Error> {
+pub(super) fn del(request: &Request) -> Result<(), Error> {
     let owner = identity(request).chained_owner();
     match maps_to_clean(&request.conf, &[owner])? {
         Some(mut maps) => detach_chained(&Netlink::open()?, &mut maps, owner),
