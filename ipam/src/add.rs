@@ -48,7 +48,30 @@ pub struct Lease {
     taken: Vec<IpAddr>,
 }
 
+/// What an ADD took, as a question: is it still leased to the container?
+#[derive(Clone, Debug)]
+pub struct Claim {
+    store: Store,
+    owner: Owner,
+}
+
+impl Claim {
+    /// Tells whether `ip` is leased to the container, by the lease itself. Waits for no lock.
+    pub fn holds(&self, ip: IpAddr) -> Result<bool, CniError> {
+        Ok(self.store.owner(ip)?.as_ref() == Some(&self.owner))
+    }
+}
+
 impl Lease {
+    /// Says whose it is, for a look later on.
+    #[must_use]
+    pub fn claim(&self) -> Claim {
+        Claim {
+            store: self.store.clone(),
+            owner: self.owner.clone(),
+        }
+    }
+
     /// Frees what this ADD took, and nothing that the container held before.
     pub fn release(self) -> Result<(), CniError> {
         if let Some(mut locked) = self.store.lock_existing()? {

@@ -10,8 +10,15 @@ use crate::store::Store;
 /// network's name and `dataDir`, so ranges that are wrong by now are no obstacle. Succeeds if
 /// nothing is held.
 pub fn del(request: &Request) -> Result<(), Error> {
+    del_if(request, || true)
+}
+
+/// Does what [`del()`] does, if `is_gone` says that nobody needs the leases. It is asked while the folder's lock is held.
+pub fn del_if(request: &Request, is_gone: impl FnOnce() -> bool) -> Result<(), Error> {
     let store = Store::new(&config::data_dir(&request.conf)?, &request.conf.name);
-    if let Some(mut locked) = store.lock_existing()? {
+    if let Some(mut locked) = store.lock_existing()?
+        && is_gone()
+    {
         locked.release_all(&Owner::from(&request.attachment))?;
     }
     Ok(())

@@ -29,11 +29,11 @@ mod usage;
 
 use underpass_cni::{CniResult, Error, NetworkRequest, Plugin, Request};
 
-pub use add::{Allocation, Lease, add};
+pub use add::{Allocation, Claim, Lease, add};
 pub use check::check;
 pub use config::data_dir;
 pub use dead::{Freed, free_dead};
-pub use del::del;
+pub use del::{del, del_if};
 pub use gc::gc;
 pub use home::Home;
 pub use orphan::{Orphan, find_orphans, free_orphans};

@@ -81,6 +81,11 @@ pub enum Error {
         /// The host's end of the other container's pair.
         device: String,
     },
+    /// The lease went while the ADD was under way.
+    #[error(
+        "{0} was leased to the container, and is no more: a DEL of it came during this ADD, or somebody removed the lease; repeat the ADD if the container is to be attached"
+    )]
+    LeaseLost(IpAddr),
     /// A veth vanished between two requests.
     #[error(
         "{0} vanished while it was being set up: another program deleted it; find out which one does, and repeat the call"
@@ -144,8 +149,8 @@ impl Error {
             Self::Attached { .. } | Self::NameTaken(_) | Self::HostNameTaken(_) => {
                 Code::Other(CODE_TAKEN)
             }
-            // The other container may go.
-            Self::AddressTaken { .. } => Code::TryAgainLater,
+            // The other container may go; another lease is free.
+            Self::AddressTaken { .. } | Self::LeaseLost(_) => Code::TryAgainLater,
             Self::Broken(_) => Code::Other(CODE_BROKEN),
             Self::Several(errors) => errors.first().map_or(Code::Internal, Self::code),
         }

@@ -3,6 +3,7 @@
 use std::{sync::Barrier, thread};
 
 use rstest::rstest;
+use serde_json::json;
 use underpass_tests::{leak::Traces, prelude::*, runtime::Call};
 
 /// One wins; the other says that it is attached already, and takes nothing away from the winner.
@@ -17,7 +18,7 @@ fn two_adds(#[values("host-local", "none")] ipam: &str) -> Result<()> {
     let netns = lab.node.netns().sibling("a")?;
     let mut conf = lab.conf().with_host_port(8080, 80);
     if ipam == "none" {
-        conf = lab.conf().with("ipam", serde_json::json!({}));
+        conf = lab.conf().with("ipam", json!({}));
     }
     let path = netns.path().display().to_string();
     let call = |verb| Call::new(verb).attachment("a", &path, Pod::IFNAME);
@@ -47,4 +48,37 @@ fn two_adds(#[values("host-local", "none")] ipam: &str) -> Result<()> {
         before.expect_same(&lab.node)?;
     }
     Ok(())
+}
+
+/// A DEL comes when the ADD has its lease, and nothing else yet: who has an address has a lease of it.
+#[rstest]
+fn a_del_during_an_add(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let ranges = json!([[{ "subnet": family.pods() }]]);
+    let conf = lab.conf().with_ipam("ranges", ranges);
+    lab.pod_with("first", &conf)?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let call = |verb| {
+        let call = Call::new(verb).attachment("a", &path, Pod::IFNAME);
+        call.conf(&conf)
+    };
+    let mut leased = 0;
+    let traced = call("ADD").run_around(&lab.node, "RTM_NEWLINK", || {
+        leased = Traces::of(&lab.node)?.leases.len();
+        call("DEL").run(&lab.node)?.silence()
+    })?;
+    ensure!(
+        leased > 0,
+        "the ADD had no lease yet: {:#?}",
+        traced.changes
+    );
+    let error = traced.reply.error()?;
+    ensure!(error.code == 11, "{error}");
+    ensure!(error.msg.contains("a DEL of it came"), "{error}");
+    before.expect_same(&lab.node)?;
+    Pod::add_to(&lab.node, netns, &conf)?.del()?;
+    before.expect_same(&lab.node)
 }

@@ -29,6 +29,7 @@ use crate::{
 
 pub use change::Change;
 use filter::Filter;
+use tracer::Pause;
 
 /// What becomes of a system call, or of the process that makes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +100,26 @@ impl Call {
         let traced = self.traced(node, Some(strike))?;
         let status = traced.reply.status;
         traced.expect(strike, status)
+    }
+
+    /// Makes the call on a node, and has it wait before its first change of which `before` is said, while something else is done.
+    pub fn run_around(
+        &self,
+        node: &Node,
+        before: &str,
+        meanwhile: impl FnOnce() -> Result<()> + Send,
+    ) -> Result<Traced> {
+        let pause = Pause {
+            before,
+            meanwhile: Box::new(meanwhile),
+        };
+        let (command, input) = (&mut self.command(), self.input());
+        let traced = tracer::run_with(command, input, node, None, Some(pause))?;
+        Ok(Traced {
+            changes: traced.changes,
+            struck: traced.struck,
+            reply: self.reply(traced.reply)?,
+        })
     }
 
     /// Makes the call on a node, where it gets no threads.

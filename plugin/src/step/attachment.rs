@@ -4,6 +4,7 @@ use ipnet::IpNet;
 use underpass_abi::endpoint::Owner;
 use underpass_cni::{IpConfig, Route as CniRoute};
 use underpass_dataplane::Maps;
+use underpass_ipam::Claim;
 use underpass_netlink::{
     Netlink, Netns,
     link::{Device, Link},
@@ -31,6 +32,8 @@ pub(crate) trait Mode {
 #[derive(Debug)]
 pub(crate) struct Interface {
     pub(crate) plan: Plan,
+    /// Of the addresses, where this process has given them.
+    pub(crate) claim: Option<Claim>,
     /// The container's end, in its namespace.
     pub(crate) container: Device,
     pub(crate) netns: Netns,

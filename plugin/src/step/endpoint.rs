@@ -8,6 +8,7 @@ use underpass_abi::{
     quota,
 };
 use underpass_dataplane::{Maps, Pins, lock::Lock, object::half_open_limit};
+use underpass_ipam::Claim;
 use underpass_netlink::{Netlink, link::By};
 
 use super::{Attachment, Detachment, Inspection, Interface, Revert, Step, link, sibling};
@@ -34,7 +35,9 @@ impl Step<Interface> for Entries {
             maps,
             owner,
             host,
-            made: Interface { plan, netns, .. },
+            made: Interface {
+                plan, claim, netns, ..
+            },
             ..
         } = attachment;
         let (node, owner, index) = (*node, *owner, host.index);
@@ -44,12 +47,14 @@ impl Step<Interface> for Entries {
             Some(limit) => limit,
             None => half_open_limit(maps.node()?.flows),
         };
-        // To the end: should the container die meanwhile, whoever finds it dead finds all entries, or none.
         let netns = netns.number()?;
+        // To the end: should the container die meanwhile, whoever finds it dead finds all entries, or none.
         let _lock = Lock::acquire(pins.root())?;
         require_free(maps, node, &record, netns)?;
         maps.add_attachment(owner, &record)?;
         undo.push(NAME, move || undo_apply(node, &pins, owner));
+        // A DEL that comes from here on finds the attachment.
+        require_leased(claim.as_ref(), &record)?;
         maps.add_no_masquerade(record.network, &plan.no_masquerade)?;
         sibling::disown(maps, node, index, netns)?;
         maps.set_device(
@@ -161,6 +166,19 @@ fn require_free(maps: &Maps, node: &Netlink, record: &Record, netns: u32) -> Res
                 address: addr.into(),
                 device: device.name,
             });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses addresses that are leased no more: a DEL came after the lease was taken, and found nothing else to take away.
+fn require_leased(claim: Option<&Claim>, record: &Record) -> Result<(), Error> {
+    let Some(claim) = claim else {
+        return Ok(());
+    };
+    for address in addresses(record).map(IpAddr::from) {
+        if !claim.holds(address)? {
+            return Err(Error::LeaseLost(address));
         }
     }
     Ok(())

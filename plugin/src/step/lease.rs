@@ -4,7 +4,7 @@
 use std::{collections::HashSet, net::IpAddr};
 
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request};
-use underpass_ipam::{Freed, Home, Usage, store::Store};
+use underpass_ipam::{Claim, Freed, Home, Usage, store::Store};
 
 use super::Undo;
 use crate::{
@@ -61,19 +61,31 @@ fn no_ipam(name: &str) -> CniError {
     ))
 }
 
+/// What was taken.
+#[derive(Default)]
+pub(crate) struct Taken {
+    pub(crate) result: LeaseResult,
+    /// For a look whether it is still leased, where this process gives the addresses.
+    pub(crate) claim: Option<Claim>,
+}
+
 /// Takes addresses.
-pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<LeaseResult, Error> {
+pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Taken, Error> {
     Ok(match ipam(&request.conf)? {
-        Ipam::None => LeaseResult::default(),
+        Ipam::None => Taken::default(),
         Ipam::BuiltIn => {
             // Without it the lease would be taken for another plugin's, which nobody but a DEL or GC frees.
             let allocation = underpass_ipam::add(request, Home::current().ok())?;
+            let claim = Some(allocation.lease.claim());
             undo.push(NAME, move || Ok(allocation.lease.release()?));
-            LeaseResult {
-                ips: allocation.ips,
-                routes: allocation.routes,
-                dns: allocation.dns,
-                subnets: allocation.subnets,
+            Taken {
+                result: LeaseResult {
+                    ips: allocation.ips,
+                    routes: allocation.routes,
+                    dns: allocation.dns,
+                    subnets: allocation.subnets,
+                },
+                claim,
             }
         }
         Ipam::Ourselves(name) => return Err(no_ipam(&name).into()),
@@ -85,11 +97,14 @@ pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Leas
             if result.ips.is_empty() {
                 return Err(Error::NoAddress(name));
             }
-            LeaseResult {
-                ips: result.ips,
-                routes: result.routes,
-                dns: result.dns,
-                subnets: Vec::new(),
+            Taken {
+                result: LeaseResult {
+                    ips: result.ips,
+                    routes: result.routes,
+                    dns: result.dns,
+                    subnets: Vec::new(),
+                },
+                claim: None,
             }
         }
     })
@@ -109,12 +124,12 @@ pub(crate) fn verify(request: &Request, findings: &mut Findings) -> Result<(), E
     Ok(())
 }
 
-/// Gives the addresses back.
-pub(crate) fn give_back(request: &Request) -> Result<(), Error> {
+/// Gives the addresses back, if `is_gone` says that nobody needs them: as late as it can be asked.
+pub(crate) fn give_back(request: &Request, is_gone: impl FnOnce() -> bool) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
-        Ipam::None | Ipam::Ourselves(_) => return Ok(()),
-        Ipam::BuiltIn => underpass_ipam::del(request),
-        Ipam::Delegate(name) => request.delegation.del(&name),
+        Ipam::BuiltIn => underpass_ipam::del_if(request, is_gone),
+        Ipam::Delegate(name) if is_gone() => request.delegation.del(&name),
+        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => return Ok(()),
     };
     Ok(answer?)
 }

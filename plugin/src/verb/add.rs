@@ -12,7 +12,7 @@ use crate::{
     conf::{Conf, chained::Name, masquerade::KEY},
     error::Error,
     plan::Plan,
-    step::{Attachment, INTERFACE, Interface, Pair, Undo, lease, link, xdp},
+    step::{Attachment, INTERFACE, Interface, Pair, Undo, lease, lease::Taken, link, xdp},
     stopwatch::Stopwatch,
     uplink::{Uplinks, inherited_mtu},
 };
@@ -53,11 +53,11 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("lost DELs");
 
     let mut undo = Undo::default();
-    let lease = lease::take(request, &mut undo)?;
+    let Taken { result, claim } = lease::take(request, &mut undo)?;
     time.lap(lease::NAME);
     let sandbox = path.to_string_lossy();
     let mtu = inherited_mtu(&uplinks.list);
-    let plan = Plan::new(identity, &conf, lease, driver, mtu, &sandbox)?;
+    let plan = Plan::new(identity, &conf, result, driver, mtu, &sandbox)?;
     let Pair { host, container } = link::make(&node, &netns, &plan, &mut undo)?;
     time.lap(link::NAME);
 
@@ -71,6 +71,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
         uplinks,
         made: Interface {
             plan,
+            claim,
             container,
             netns,
             pod,

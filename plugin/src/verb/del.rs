@@ -37,10 +37,11 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
     time.lap("link and maps");
     // Last, so that nobody is given an address that still leads to this container. An ADD may have found it dead
     // meanwhile, freed its addresses, and attached the container anew.
-    let after = known(maps.as_ref(), owner);
-    if (after.is_none() || after == before)
-        && let Err(error) = lease::give_back(request)
-    {
+    let is_gone = || {
+        let after = known(maps.as_ref(), owner);
+        after.is_none() || after == before
+    };
+    if let Err(error) = lease::give_back(request, is_gone) {
         errors.push(error);
     }
     time.lap("lease");

@@ -24,12 +24,30 @@ use crate::{Node, patience};
 /// How long a call may take.
 const LIMIT: Duration = Duration::from_mins(1);
 
+/// What the plugin waits for, before a change.
+pub(super) struct Pause<'a> {
+    /// A part of what is said of the change, the first that has it.
+    pub(super) before: &'a str,
+    pub(super) meanwhile: Box<dyn FnOnce() -> Result<()> + Send + 'a>,
+}
+
 /// Runs a command on a node, with that input.
 pub(super) fn run(
     command: &mut Command,
     input: &[u8],
     node: &Node,
     strike: Option<Strike>,
+) -> Result<Traced<Output>> {
+    run_with(command, input, node, strike, None)
+}
+
+/// Runs a command on a node, with that input, and with a pause in it.
+pub(super) fn run_with(
+    command: &mut Command,
+    input: &[u8],
+    node: &Node,
+    strike: Option<Strike>,
+    pause: Option<Pause<'_>>,
 ) -> Result<Traced<Output>> {
     // Who starts a process by PTRACE_TRACEME is its tracer, as a thread.
     node.netns().run(|| {
@@ -38,6 +56,7 @@ pub(super) fn run(
         let mut tracer = Tracer {
             plugin,
             strike,
+            pause,
             changes: Vec::new(),
             struck: None,
         };
@@ -100,14 +119,15 @@ fn output(child: &mut Child, status: ExitStatus) -> Result<Output> {
     })
 }
 
-struct Tracer {
+struct Tracer<'a> {
     plugin: Pid,
     strike: Option<Strike>,
+    pause: Option<Pause<'a>>,
     changes: Vec<Change>,
     struck: Option<Change>,
 }
 
-impl Tracer {
+impl Tracer<'_> {
     /// Meets the plugin at its first instruction.
     fn begin(&self) -> Result<()> {
         let first = waitpid(self.plugin, None).context("wait for its start")?;
@@ -172,6 +192,10 @@ impl Tracer {
         let Some(change) = Change::of(thread, &request) else {
             return go_on(ptrace::cont(thread, None));
         };
+        let is_it = |pause: &mut Pause<'_>| change.what.contains(pause.before);
+        if let Some(pause) = self.pause.take_if(is_it) {
+            (pause.meanwhile)()?;
+        }
         let fault = self
             .strike
             .filter(|strike| strike.index == self.changes.len())
