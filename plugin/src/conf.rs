@@ -9,7 +9,6 @@ use std::{
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
-use underpass_abi::quota;
 use underpass_cni::{Dns, Error, NetConf, Request, address, args::CniArgs};
 use underpass_netlink::Mac;
 
@@ -18,6 +17,7 @@ use crate::glob::Glob;
 pub mod bandwidth;
 pub mod chained;
 pub mod masquerade;
+mod number;
 pub mod port;
 
 /// Where pins are unless the config says otherwise.
@@ -237,7 +237,7 @@ impl Conf {
         let anti_spoof = keys.anti_spoof.unwrap_or(true);
         Ok(Self {
             device: keys.device.unwrap_or_default(),
-            mtu: mtu(keys.mtu)?,
+            mtu: number::mtu(keys.mtu)?,
             masquerade: if keys.ip_masq {
                 Masquerade::On
             } else {
@@ -248,7 +248,10 @@ impl Conf {
                 .map(|list| list.iter().map(|text| destination(text)).collect())
                 .transpose()?,
             masquerade_addresses: masquerade::addresses(keys.masquerade_address, keys.ip_masq)?,
-            half_open_limit: keys.max_half_open_flows.map(half_open_limit).transpose()?,
+            half_open_limit: keys
+                .max_half_open_flows
+                .map(number::half_open_limit)
+                .transpose()?,
             uplinks: keys
                 .uplinks
                 .map(|list| list.into_iter().map(Glob::new).collect()),
@@ -269,7 +272,7 @@ impl Conf {
             } else {
                 MacCheck::Off
             },
-            tunnel_port: keys.tunnel_port.map(tunnel_port).transpose()?,
+            tunnel_port: keys.tunnel_port.map(number::tunnel_port).transpose()?,
             default_gateway: if keys.is_default_gateway {
                 DefaultGateway::Add
             } else {
@@ -396,44 +399,6 @@ fn root(text: String) -> Result<PathBuf, Error> {
 #[must_use]
 pub fn one_spelling(root: &Path) -> PathBuf {
     root.components().collect()
-}
-
-fn mtu(value: i64) -> Result<Option<u32>, Error> {
-    if value == 0 {
-        return Ok(None);
-    }
-    u32::try_from(value)
-        .ok()
-        .filter(|mtu| (MTU_MIN..=MTU_MAX).contains(mtu))
-        .map(Some)
-        .ok_or_else(|| {
-            Error::config(format!(
-                "invalid mtu {value}: it must be 0 (as the uplinks) or {MTU_MIN} to {MTU_MAX}"
-            ))
-        })
-}
-
-fn half_open_limit(value: i64) -> Result<u32, Error> {
-    u32::try_from(value)
-        .ok()
-        .filter(|limit| (1..=quota::LIMIT_MAX).contains(limit))
-        .ok_or_else(|| {
-            Error::config(format!(
-                "invalid maxHalfOpenFlows {value}: it must be 1 to {}",
-                quota::LIMIT_MAX
-            ))
-        })
-}
-
-fn tunnel_port(value: i64) -> Result<NonZeroU16, Error> {
-    u16::try_from(value)
-        .ok()
-        .and_then(NonZeroU16::new)
-        .ok_or_else(|| {
-            Error::config(format!(
-                "invalid tunnelPort {value}: it must be a UDP port, 1 to 65535"
-            ))
-        })
 }
 
 fn destination(text: &str) -> Result<IpNet, Error> {
