@@ -7,11 +7,33 @@ use rstest::rstest;
 use underpass_abi::flow::state;
 use underpass_tests::{
     flow_table::{self, Then},
+    netns::Netns,
     prelude::*,
     traffic::SILENCE,
 };
 
 use super::{HOST, INSIDE, SOURCE, Scene, both, mapped, node_at, serve};
+
+/// Ticks that no timeout has.
+const LONG_AGO: u32 = 1 << 30;
+
+/// A container with host ports, and another one; the world has a way to both.
+fn with_client(family: Family) -> Result<(Scene, Pod)> {
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let conf = mapped(&lab, &both());
+    let scene = Scene::in_network(family, lab, &conf)?;
+    let pod = scene.lab.pod("client")?;
+    Ok((scene, pod))
+}
+
+/// The client's network namespace.
+fn netns_of<'a>(scene: &'a Scene, pod: &'a Pod, from: &str) -> &'a Netns {
+    match from {
+        "world" => scene.lab.world.netns(),
+        _ => pod.netns(),
+    }
+}
 
 #[rstest]
 fn each_answer_comes_from_whom_was_asked(
@@ -69,19 +91,9 @@ fn each_answer_comes_from_whom_was_asked_after_a_while(
     #[values("world", "pod")] from: &str,
     #[values("direct", "port")] again: &str,
 ) -> Result<()> {
-    /// Ticks that no timeout has.
-    const LONG_AGO: u32 = 1 << 30;
     needs_root!();
-    let lab = Lab::new()?;
-    lab.world.route_pods()?;
-    let conf = mapped(&lab, &both());
-    let scene = Scene::in_network(family, lab, &conf)?;
-    let lab = &scene.lab;
-    let pod = lab.pod("client")?;
-    let client = match from {
-        "world" => lab.world.netns(),
-        _ => pod.netns(),
-    };
+    let (scene, pod) = with_client(family)?;
+    let (lab, client) = (&scene.lab, netns_of(&scene, &pod, from));
     let [direct, port] = [scene.server.at(family, INSIDE), node_at(family, HOST)];
     let mut socket = udp::Client::open_at(client, family, SOURCE)?;
     for to in [port, direct, port, direct] {
@@ -106,21 +118,11 @@ fn a_direct_flow_that_expired_steps_aside_again(
     #[values(V4, V6)] family: Family,
     #[values("world", "pod")] from: &str,
 ) -> Result<()> {
-    /// Ticks that no timeout has.
-    const LONG_AGO: u32 = 1 << 30;
     /// The entry under what the client asks for.
     const ASKED: u32 = state::OUTER | state::PORT;
     needs_root!();
-    let lab = Lab::new()?;
-    lab.world.route_pods()?;
-    let conf = mapped(&lab, &both());
-    let scene = Scene::in_network(family, lab, &conf)?;
-    let lab = &scene.lab;
-    let pod = lab.pod("client")?;
-    let client = match from {
-        "world" => lab.world.netns(),
-        _ => pod.netns(),
-    };
+    let (scene, pod) = with_client(family)?;
+    let (lab, client) = (&scene.lab, netns_of(&scene, &pod, from));
     let [direct, port] = [scene.server.at(family, INSIDE), node_at(family, HOST)];
     let mut socket = udp::Client::open_at(client, family, SOURCE)?;
     for to in [port, direct] {
@@ -145,16 +147,8 @@ fn a_direct_connection_that_is_reset_suspends_no_other(
     #[values("world", "pod")] from: &str,
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
-    lab.world.route_pods()?;
-    let conf = mapped(&lab, &both());
-    let scene = Scene::in_network(family, lab, &conf)?;
-    let lab = &scene.lab;
-    let pod = lab.pod("client")?;
-    let client = match from {
-        "world" => lab.world.netns(),
-        _ => pod.netns(),
-    };
+    let (scene, pod) = with_client(family)?;
+    let (lab, client) = (&scene.lab, netns_of(&scene, &pod, from));
     let direct = scene.server.at(family, INSIDE);
     let mut mapped = tcp::Client::connect_from(client, SOURCE, node_at(family, HOST))?;
     mapped.chat(5)?;
