@@ -48,6 +48,15 @@ impl<'a> Uplink<'a> {
         Ok(packet.ports.map(|(source, _)| source))
     }
 
+    /// Has a pod take all ports, and answers each.
+    fn fill(&self, ends: &frame::Ends) -> Result<()> {
+        for source in 1024..=u16::MAX {
+            let port = self.send(ends, source)?.context("a free port is kept")?;
+            self.answer(port)?;
+        }
+        Ok(())
+    }
+
     /// Answers to a port that the world sees; the port of the pod that the answer goes to.
     fn answer(&self, port: u16) -> Result<Option<u16>> {
         let verdict = self.back.run_here(&self.answers.udp(PORT, port, b"y"))?;
@@ -128,10 +137,7 @@ fn running_out_of_ports_is_a_counted_drop_and_nothing_else(
     let before = Counters::read(&lab.node)?;
     lab.node.netns().run(|| {
         let ends = a.ends(family.remote())?;
-        for source in 1024..=u16::MAX {
-            let port = uplink.send(&ends, source)?.context("a free port is kept")?;
-            uplink.answer(port)?;
-        }
+        uplink.fill(&ends)?;
         let ends = b.ends(family.remote())?;
         for source in [1024, 5000, u16::MAX] {
             ensure!(uplink.send(&ends, source)?.is_none(), "all ports are taken");
@@ -171,13 +177,7 @@ fn ports_of_silent_flows_are_given_away_at_last(#[values(V4, V6)] family: Family
     let (ends, others) = (a.ends(family.remote())?, b.ends(family.remote())?);
     let send = |ends, source| lab.node.netns().run(|| uplink.send(ends, source));
     let answer = |port| lab.node.netns().run(|| uplink.answer(port));
-    lab.node.netns().run(|| {
-        for source in 1024..=u16::MAX {
-            let port = uplink.send(&ends, source)?.context("a free port is kept")?;
-            uplink.answer(port)?;
-        }
-        anyhow::Ok(())
-    })?;
+    lab.node.netns().run(|| uplink.fill(&ends))?;
     std::thread::sleep(STREAM);
     ensure!(send(&ends, BUSY)? == Some(BUSY) && answer(BUSY)? == Some(BUSY));
     ensure!(send(&others, BUSY)?.is_none(), "all ports are taken");

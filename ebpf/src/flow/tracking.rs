@@ -89,7 +89,7 @@ global!(
         let mut lives = is_alive(flow, tick);
         if !lives {
             let from = if copy.rewrite != 0 { *end } else { end.other() };
-            lives = has_live_partner::<I>(flow, key, from, partner_place, tick);
+            lives = live_partner::<I>(flow, key, from, partner_place, tick).is_some();
         }
         if lives {
             if flow.state & state::BY_STACK != 0 {
@@ -98,10 +98,10 @@ global!(
             return true;
         }
         count(Counter::Expired);
-        if is_shared(flow) && has_live_partner::<I>(flow, key, end.other(), partner_place, tick) {
-            if let Some(partner) = find::<I>(&partner_place.key) {
-                inherit(flow, end.other(), partner);
-            }
+        if is_shared(flow)
+            && let Some(partner) = live_partner::<I>(flow, key, end.other(), partner_place, tick)
+        {
+            inherit(flow, end.other(), partner);
             withdraw(work);
             // The other flow in it lives, and may be in the way of this packet.
             return copy_half(work);
@@ -141,23 +141,24 @@ fn copy_half<I: Net>(work: &mut WorkArea<I>) -> bool {
     true
 }
 
-/// Whether the other entry of the direction from `from` is there and lives; `partner_place` becomes its place.
+/// The other entry of the direction from `from`, if it is there and lives; `partner_place` becomes its place.
 #[inline(always)]
-fn has_live_partner<I: Net>(
+fn live_partner<I: Net>(
     flow: &mut Flow<I::Addr>,
     key: &Key<I::Addr>,
     from: End,
     partner_place: &mut Place<I>,
     tick: u32,
-) -> bool {
+) -> Option<&'static mut Flow<I::Addr>> {
     let half = half_of(flow, from);
     if half.rewrite == 0 {
-        return false;
+        return None;
     }
     partner_place.set(&outgoing::<I>(half, key.0.protocol));
-    find::<I>(&partner_place.key).is_some_and(|partner| {
-        is_alive(partner, tick) && is_partner::<I>(flow, key, from, partner, partner_place.end)
-    })
+    let partner = find::<I>(&partner_place.key)?;
+    let lives =
+        is_alive(partner, tick) && is_partner::<I>(flow, key, from, partner, partner_place.end);
+    lives.then_some(partner)
 }
 
 global!(
