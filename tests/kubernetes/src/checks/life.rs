@@ -6,6 +6,7 @@ use underpass_runtimes::containerd::End;
 use crate::{
     cluster::Cluster,
     eventually,
+    member::Member,
     pod::{Pod, Wish, all_reach_all},
 };
 
@@ -42,26 +43,39 @@ pub(crate) fn without_api_server(cluster: &mut Cluster) -> Result<()> {
 
 /// Without agents nothing is withdrawn, and pods are added and removed.
 pub(crate) fn without_agents(cluster: &mut Cluster) -> Result<()> {
-    let before = traces(cluster)?;
+    let before = at_rest(cluster)?;
     for member in &mut cluster.members {
         member.stop_agent(End::Kill)?;
     }
-    let pods = cluster.pods()?;
-    all_reach_all(&pods)?;
-    Pod::remove_all(cluster, pods)?;
-    let after = traces(cluster)?;
-    ensure!(after == before, "{after:?} instead of {before:?}");
+    // The checks after this one need agents, whatever it comes to.
+    let without = pods_come_and_go(cluster, &before);
     for member in &mut cluster.members {
         member.start_agent()?;
         member.is_installed()?;
     }
+    without
+}
+
+fn pods_come_and_go(cluster: &Cluster, routes: &[Vec<String>]) -> Result<()> {
+    let pods = cluster.pods()?;
+    all_reach_all(&pods)?;
+    Pod::remove_all(cluster, pods)?;
+    let after = at_rest(cluster)?;
+    ensure!(after == routes, "{after:?} instead of {routes:?}");
     Ok(())
 }
 
-/// Routes and leases of all nodes.
-fn traces(cluster: &Cluster) -> Result<Vec<(Vec<String>, usize)>> {
-    let of = |member: &crate::member::Member| Ok((member.routes()?, member.leases()?.len()));
-    cluster.members.iter().map(of).collect()
+/// The routes of all nodes, once no pod has an address: the API may have forgotten one before its network is gone.
+fn at_rest(cluster: &Cluster) -> Result<Vec<Vec<String>>> {
+    eventually("no address is leased", || {
+        for member in &cluster.members {
+            let leases = member.leases()?;
+            ensure!(leases.is_empty(), "{} has {leases:?}", member.name);
+        }
+        Ok(())
+    })?;
+    let members = cluster.members.iter();
+    members.map(Member::routes).collect()
 }
 
 /// A kubelet that starts again finds its pods as they were.
