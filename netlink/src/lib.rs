@@ -14,7 +14,7 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use self::socket::Socket;
+use self::socket::{Object, Socket};
 
 pub mod addr;
 pub mod ethtool;
@@ -172,7 +172,7 @@ impl Netlink {
         action: impl FnOnce() -> String,
     ) -> Result<(), Error> {
         let flags = NLM_F_REQUEST | NLM_F_ACK | mode.flags();
-        match self.socket.exchange(message, flags, |_| false) {
+        match self.socket.exchange(&message, flags, |_| false) {
             Ok(_) => Ok(()),
             Err(source) => Err(Error::new(action(), source)),
         }
@@ -185,8 +185,8 @@ impl Netlink {
         action: impl FnOnce() -> String,
     ) -> Result<Option<RouteNetlinkMessage>, Error> {
         let flags = NLM_F_REQUEST | NLM_F_ACK;
-        match self.socket.exchange(message, flags, |_| true) {
-            Ok(answer) => Ok(answer.objects.into_iter().next()),
+        match self.socket.exchange(&message, flags, |_| true) {
+            Ok(answer) => Ok(answer.objects.first().and_then(Object::decode)),
             Err(source) => Err(Error::new(action(), source)),
         }
     }
@@ -225,16 +225,17 @@ impl Netlink {
             let flags = NLM_F_REQUEST | NLM_F_DUMP;
             let mut answer = self
                 .socket
-                .exchange(message.clone(), flags, &mut wanted)
+                .exchange(message, flags, &mut wanted)
                 .map_err(|source| Error::new(action(), source))?;
             if !answer.interrupted {
-                return Ok(answer.objects);
+                seen = answer.objects;
+                break;
             }
             seen.retain(|older| !answer.objects.contains(older));
             answer.objects.append(&mut seen);
             seen = answer.objects;
         }
-        Ok(seen)
+        Ok(seen.iter().filter_map(Object::decode).collect())
     }
 }
 

@@ -5,13 +5,13 @@
 
 use std::{
     cell::{Cell, RefCell},
-    io,
+    io, iter,
     ops::Range,
 };
 
 use netlink_packet_core::{
     Emitable as _, NLA_HEADER_SIZE, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_ALIGNTO, NLMSG_DONE,
-    NLMSG_ERROR, NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator,
+    NLMSG_ERROR, NetlinkBuffer, NetlinkDeserializable as _, NetlinkHeader, NlasIterator,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::SocketAddr;
@@ -47,14 +47,14 @@ impl Socket {
     }
 
     /// Sends a request that is a list or asks for an acknowledgement, and waits for the whole answer.
-    /// Objects are decoded where `wanted`, which is given what follows the message's header, says so.
+    /// Of the objects in it those are kept that `wanted`, which is given what follows the message's header, asks for.
     pub(super) fn exchange(
         &self,
-        message: RouteNetlinkMessage,
+        message: &RouteNetlinkMessage,
         flags: u16,
         wanted: impl FnMut(&[u8]) -> bool,
     ) -> io::Result<Answer> {
-        let asked = self.send([message], flags)?;
+        let asked = self.send(iter::once(message), flags)?;
         self.answer(Reader::new(asked.start, Last::Word, wanted))?
     }
 
@@ -65,12 +65,13 @@ impl Socket {
         messages: impl IntoIterator<Item = RouteNetlinkMessage>,
         flags: u16,
     ) -> io::Result<Vec<io::Result<RouteNetlinkMessage>>> {
+        let messages: Vec<_> = messages.into_iter().collect();
         // The kernel answers in order, each question by a datagram of its own.
-        self.send(messages, flags)?
+        self.send(messages.iter(), flags)?
             .map(|sequence| {
                 let answer = self.answer(Reader::new(sequence, Last::Object, |_| true))?;
                 Ok(answer.and_then(|answer| {
-                    let object = answer.objects.into_iter().next();
+                    let object = answer.objects.first().and_then(Object::decode);
                     object.ok_or_else(|| io::Error::other("the kernel gave no answer"))
                 }))
             })
@@ -82,7 +83,11 @@ impl Socket {
     pub(super) fn ask(&self, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
         let sequence = self.sequence.get() + 1;
         self.sequence.set(sequence);
-        self.inner.send(&request(kind, sequence, body), 0)?;
+        let header = header(kind, NLM_F_REQUEST, sequence, body.len());
+        let mut request = vec![0; header.buffer_len()];
+        header.emit(&mut request);
+        request.extend_from_slice(body);
+        self.inner.send(&request, 0)?;
         let mut payload = Vec::new();
         let note = |bytes: &[u8]| {
             payload.extend_from_slice(bytes);
@@ -93,22 +98,22 @@ impl Socket {
     }
 
     /// Sends requests in one datagram. Returns their numbers.
-    fn send(
+    fn send<'a>(
         &self,
-        messages: impl IntoIterator<Item = RouteNetlinkMessage>,
+        messages: impl Iterator<Item = &'a RouteNetlinkMessage>,
         flags: u16,
     ) -> io::Result<Range<u32>> {
         let first = self.sequence.get() + 1;
         let mut next = first;
         let mut bytes = Vec::new();
         for message in messages {
-            let mut request = NetlinkMessage::from(message);
-            request.header.flags = flags;
-            request.header.sequence_number = next;
-            request.finalize();
+            let length = message.buffer_len();
+            let header = header(message.message_type(), flags, next, length);
             let start = bytes.len();
-            bytes.resize(start + request.buffer_len().next_multiple_of(ALIGNMENT), 0);
-            request.serialize(&mut bytes[start..]);
+            let body = start + header.buffer_len();
+            bytes.resize((body + length).next_multiple_of(ALIGNMENT), 0);
+            header.emit(&mut bytes[start..body]);
+            message.emit(&mut bytes[body..body + length]);
             next += 1;
         }
         self.sequence.set(next - 1);
@@ -144,26 +149,43 @@ impl Socket {
     }
 }
 
-/// A request in bytes.
-fn request(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+/// What precedes a request of so many bytes.
+fn header(kind: u16, flags: u16, sequence: u32, length: usize) -> NetlinkHeader {
     let mut header = NetlinkHeader::default();
-    let length = header.buffer_len() + body.len();
+    let length = header.buffer_len() + length;
     header.length = u32::try_from(length).unwrap_or(u32::MAX);
     header.message_type = kind;
-    header.flags = NLM_F_REQUEST;
+    header.flags = flags;
     header.sequence_number = sequence;
-    let mut bytes = vec![0; header.buffer_len()];
-    header.emit(&mut bytes);
-    bytes.extend_from_slice(body);
-    bytes
+    header
 }
 
 /// What the kernel answered to a request.
 #[derive(Default, Debug)]
 pub(super) struct Answer {
-    pub(super) objects: Vec<RouteNetlinkMessage>,
+    pub(super) objects: Vec<Object>,
     /// True if something changed while the kernel made the list, which may be incomplete.
     pub(super) interrupted: bool,
+}
+
+/// An object as the kernel told of it. Two are equal if it told the same of both.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Object {
+    kind: u16,
+    /// What follows the message's header.
+    payload: Vec<u8>,
+}
+
+impl Object {
+    /// Nothing if it is of a kind or in a form that nobody here knows.
+    pub(super) fn decode(&self) -> Option<RouteNetlinkMessage> {
+        let header = header(self.kind, 0, 0, self.payload.len());
+        RouteNetlinkMessage::deserialize(&header, &self.payload)
+            .inspect_err(|error| {
+                tracing::warn!("left out of what the kernel answered: {error}");
+            })
+            .ok()
+    }
 }
 
 /// How far the kernel has come with its answer.
@@ -205,7 +227,6 @@ impl<W: FnMut(&[u8]) -> bool> Reader<W> {
             let message = NetlinkBuffer::new_checked(rest)
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             let length = message.length() as usize;
-            let bytes = &rest[..length];
             rest = rest
                 .get(length.next_multiple_of(ALIGNMENT)..)
                 .unwrap_or_default();
@@ -218,7 +239,10 @@ impl<W: FnMut(&[u8]) -> bool> Reader<W> {
                 return Ok(ended(message.payload()));
             }
             if (self.wanted)(message.payload()) {
-                self.answer.objects.extend(decoded(bytes));
+                self.answer.objects.push(Object {
+                    kind: message.message_type(),
+                    payload: message.payload().to_vec(),
+                });
             }
             if self.last == Last::Object {
                 return Ok(Progress::Complete);
@@ -249,21 +273,6 @@ pub(super) fn attribute(payload: &[u8], at: usize, kind: u16) -> Option<&[u8]> {
         .find(|attribute| attribute.kind() == kind)?;
     let length = usize::from(attribute.length());
     attribute.into_inner().get(NLA_HEADER_SIZE..length)
-}
-
-/// An object; none if it is of a kind or in a form that nobody here knows.
-fn decoded(message: &[u8]) -> Option<RouteNetlinkMessage> {
-    match NetlinkMessage::deserialize(message) {
-        Ok(NetlinkMessage {
-            payload: NetlinkPayload::InnerMessage(object),
-            ..
-        }) => Some(object),
-        Ok(_) => None,
-        Err(error) => {
-            tracing::warn!("left out of what the kernel answered: {error}");
-            None
-        }
-    }
 }
 
 #[cfg(test)]
