@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use anyhow::Context as _;
 use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{
@@ -170,6 +171,51 @@ fn excluded_destinations_see_the_pod(#[values(V4, V6)] family: Family) -> Result
         let seen = tcp::visit(pod.netns(), server)?;
         ensure!(seen == expected, "{ip} saw {seen}");
     }
+    Ok(())
+}
+
+#[rstest]
+fn all_of_one_family_is_none_of_the_other(#[values(V4, V6)] excluded: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let all = json!([excluded.everywhere()]);
+    let pod = lab.pod_with("a", &lab.conf().with("nonMasqueradeCIDRs", all))?;
+    for family in [V4, V6] {
+        let expected = if family == excluded {
+            pod.ip(family)
+        } else {
+            family.node()
+        };
+        let server = family.remote_at(PORT);
+        let _server = tcp::Server::start(lab.world.netns(), server)?;
+        let seen = tcp::visit(pod.netns(), server)?;
+        ensure!(seen == expected, "{server} saw {seen}");
+    }
+    Ok(())
+}
+
+/// Nobody has such an address, but the packet goes where the default route leads.
+#[test]
+fn a_mapped_address_is_not_excluded_as_the_one_in_it() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let IpAddr::V4(excluded) = V4.unused_pod() else {
+        anyhow::bail!("{} is of IPv4", V4.unused_pod());
+    };
+    let world = Capture::start(lab.world.netns(), "eth0")?;
+    let ends = pod.ends(IpAddr::V6(excluded.to_ipv6_mapped()))?;
+    let link = RawLink::open(pod.netns(), "eth0")?;
+    link.send(&ends.udp(SOURCE, PORT, b"mapped"))?;
+    let from_here = |bytes: &[u8]| {
+        frame::read(bytes).is_some_and(|packet| packet.ports.is_some_and(|(_, to)| to == PORT))
+    };
+    let seen = world.wait_for(PATIENCE, from_here);
+    let seen = seen
+        .and_then(|bytes| frame::read(&bytes))
+        .context("nothing has left")?;
+    ensure!(seen.src == V6.node(), "{} has left", seen.src);
     Ok(())
 }
 

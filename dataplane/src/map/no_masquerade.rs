@@ -7,7 +7,10 @@ use aya::maps::{
     lpm_trie::{Key as TrieKey, LpmTrie},
 };
 use ipnet::IpNet;
-use underpass_abi::{endpoint::Destination, map};
+use underpass_abi::{
+    endpoint::{Destination, excluded},
+    map,
+};
 
 use super::{Maps, gone, open};
 use crate::Error;
@@ -39,7 +42,7 @@ impl Maps {
         }
         let mut trie = self.trie()?;
         nets.iter()
-            .try_for_each(|net| trie.insert(&key(network, *net), 1, 0))
+            .try_for_each(|net| trie.insert(&key(network, *net), family(*net), 0))
             .map_err(Error::map(map::NO_MASQUERADE))
     }
 
@@ -57,6 +60,13 @@ impl Maps {
 
     fn trie(&self) -> Result<LpmTrie<MapData, Destination, u32>, Error> {
         open(&self.pins, map::NO_MASQUERADE, Map::LpmTrie)
+    }
+}
+
+fn family(net: IpNet) -> u32 {
+    match net {
+        IpNet::V4(_) => excluded::V4,
+        IpNet::V6(_) => excluded::V6,
     }
 }
 

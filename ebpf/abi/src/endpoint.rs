@@ -136,6 +136,16 @@ pub struct Destination {
     pub addr: [u8; 16],
 }
 
+/// Values in `NO_MASQUERADE`: whose packets a destination counts for. IPv4's are a part of IPv6's addresses, as keys go, so `::/0` has IPv4's in it.
+pub mod excluded {
+    /// Of both families: what builds wrote that did not tell them apart, and an upgrade keeps until the network's next ADD.
+    pub const ANY: u32 = 1;
+    /// Of IPv4 (`AF_INET`).
+    pub const V4: u32 = 2;
+    /// Of IPv6 (`AF_INET6`).
+    pub const V6: u32 = 10;
+}
+
 plain!(Endpoint, Device, Attachment, Destination);
 
 /// Ifindex of the loopback device, the same in every network namespace.

@@ -101,7 +101,7 @@ pub const XDP_PODS: &str = "XDP_PODS";
 /// Hash: [`Owner`](crate::endpoint::Owner) to [`Attachment`]. Used by
 /// user space alone.
 pub const OWNERS: &str = "OWNERS";
-/// Trie: [`Destination`](crate::endpoint::Destination) to `u32` (1).
+/// Trie: [`Destination`](crate::endpoint::Destination) to whose packets it counts for, of [`excluded`](crate::endpoint::excluded).
 pub const NO_MASQUERADE: &str = "NO_MASQUERADE";
 /// Hash: [`Key`]`<Addr4>` to [`Flow`]`<Addr4>`.
 pub const FLOWS4: &str = "FLOWS4";

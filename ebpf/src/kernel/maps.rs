@@ -10,7 +10,7 @@ use aya_ebpf::{
 use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
     counter::{COUNTER_SLOTS, Counter},
-    endpoint::{Attachment, Destination, Device, Endpoint, Owner},
+    endpoint::{Attachment, Destination, Device, Endpoint, Owner, excluded},
     flow::{Flow, FragmentKey, FragmentPorts, Key, SIGNED, Signed, protocol},
     node::{Node, State},
     port::{HostPort, PortTarget, ShadowedPort},
@@ -232,16 +232,16 @@ pub fn is_service_address(addr: Addr) -> bool {
     SERVICE_ADDRESSES.get_ptr(&addr).is_some()
 }
 
-/// Whether packets of `network` to `dst` keep their source address.
+/// Whether packets of `network` to `dst`, of an address family (`AF_*`), keep their source address.
 #[inline(always)]
-pub fn keeps_source(network: u32, dst: Addr) -> bool {
+pub fn keeps_source(network: u32, dst: Addr, family: u8) -> bool {
     let key = Destination {
         network,
         addr: dst_bytes(dst),
     };
     NO_MASQUERADE
         .get(aya_ebpf::maps::lpm_trie::Key::new(160, key))
-        .is_some()
+        .is_some_and(|of| *of == u32::from(family) || *of == excluded::ANY)
 }
 
 #[inline(always)]

@@ -134,5 +134,5 @@ pub fn asks<I: Net>(pod: &Device, is_wanted: bool) -> Asked {
 /// Whether the pod's packets to this destination must leave with an address of the uplink.
 #[inline(always)]
 pub fn is_wanted<I: Net>(pod: &Device, dst: I::Addr) -> bool {
-    pod.flags & flags::MASQUERADE != 0 && !keeps_source(pod.network, dst.wide())
+    pod.flags & flags::MASQUERADE != 0 && !keeps_source(pod.network, dst.wide(), I::FAMILY)
 }
