@@ -127,7 +127,7 @@ fn a_later_connection_of_the_host_gets_another_port(
     distinct(family, inside.chat(3)?, host.chat(3)?)?;
     inside.exchange(300_000, 300_000)?;
     host.exchange(300_000, 300_000)?;
-    meter.expect(Counter::HostPortMoved, 1)
+    meter.expect(Counter::HostTupleMoved, 1)
 }
 
 #[rstest]

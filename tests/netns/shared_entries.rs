@@ -39,7 +39,7 @@ impl Scene {
         let mut host = tcp::Client::connect_from(lab.node.netns(), SOURCE, remote)?;
         let seen = host.chat(3)?;
         ensure!(seen.port() != SOURCE, "{seen}");
-        meter.expect(Counter::HostPortMoved, 1)?;
+        meter.expect(Counter::HostTupleMoved, 1)?;
         let scene = Self {
             _server: server,
             host,

@@ -125,7 +125,7 @@ fn a_vlan_on_an_uplink_is_an_uplink_of_its_own(#[values(V4, V6)] family: Family)
     meter.expect(Counter::BypassWire, 10)?;
     meter.expect(Counter::BypassPeer, 10)?;
     ensure!(
-        meter.read()?.get(Counter::HostPortMoved) == 0,
+        meter.read()?.get(Counter::HostTupleMoved) == 0,
         "{:?}",
         meter.read()?
     );

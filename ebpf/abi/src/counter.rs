@@ -1,5 +1,5 @@
-//! The one list of everything that is counted: kernel counter, CLI label and row of docs/drops.md
-//! come from here.
+//! The one list of everything that is counted: the programs' counters, and what metrics and commands call them. docs/drops.md has a row
+//! for each, which says more.
 
 macro_rules! counters {
     ($($(#[$attr:meta])* $variant:ident $name:literal $kind:ident $text:literal,)*) => {
@@ -56,7 +56,7 @@ counters! {
     Masqueraded "masqueraded" Event "flows given a source address and port of an uplink",
     PortChanged "port_changed" Event "masqueraded flows that could not keep their source port",
     HostPort "host_port" Event "flows to a host port sent to the container that serves it",
-    HostPortMoved "host_tuple_moved" Event "connections of the host given another port because a pod's flow holds the tuple",
+    HostTupleMoved "host_tuple_moved" Event "connections of the host given another port because a pod's flow holds the tuple",
     HeldFragment "held_fragment" Event "later fragments kept until their first comes",
     ReleasedFragment "released_fragment" Event "later fragments sent on behind their first, which came after them",
     OverQuota "over_quota" Event "flows not learned because their pod has too many half-open ones",
@@ -72,11 +72,11 @@ counters! {
     DropVlanTag "drop_vlan_tag" Drop "a pod sent a frame with a VLAN tag",
     DropArp "drop_arp" Drop "a pod sent ARP in another's name",
     DropMalformed "drop_malformed" Drop "a packet too short for the headers it claims, where it had to be translated or checked",
-    DropUntranslated "drop_untranslated" Drop "a packet that should be masqueraded, of a kind that can't be translated",
-    DropNoAddress "drop_no_address" Drop "a packet that should be masqueraded, by an uplink without an address of its family",
-    DropNoPort "drop_no_port" Drop "a packet that should be masqueraded, when no free port was found",
-    DropFlowQuota "drop_flow_quota" Drop "a packet that should be masqueraded, of a pod with too many half-open flows",
-    DropNoFlow "drop_no_flow" Drop "a reply of a pod to a flow that is not known, where it would have left with the pod's address",
+    DropUntranslated "drop_untranslated" Drop "a packet to be masqueraded, of a kind that can't be translated",
+    DropNoAddress "drop_no_address" Drop "a packet to be masqueraded, by an uplink without an address of its family",
+    DropNoPort "drop_no_port" Drop "a packet to be masqueraded, or of the node or of a pod itself to a host port, when no free port was found",
+    DropFlowQuota "drop_flow_quota" Drop "a packet to be masqueraded, or to a host port, of a pod with too many half-open flows",
+    DropNoFlow "drop_no_flow" Drop "a reply of a pod to a flow that is not known, where it would have shown the pod's address or was for a process of the node",
     DropFragment "drop_fragment" Drop "a fragment that had to be translated: a later one whose first was not seen, or one of an SCTP packet that needs another port",
     DropMapFull "drop_map_full" Drop "a flow that could not be stored",
     DropRemoved "drop_removed" Drop "a packet whose flow was removed while it was on its way past the stack",

@@ -86,7 +86,7 @@ pub fn assign<I: Net>(
             count(Counter::Masqueraded);
             if work.request.outer.sport != inner.sport {
                 count(if owner == 0 {
-                    Counter::HostPortMoved
+                    Counter::HostTupleMoved
                 } else {
                     Counter::PortChanged
                 });
