@@ -32,7 +32,7 @@ const FIRST: &[Check] = &[
     ),
 ];
 
-/// Each leaves the cluster as it was, but the last one.
+/// Each leaves the cluster as it was if it passes, but the last one.
 const THEN: &[Check] = &[
     (
         "the agent's role is to list and watch nodes, and nothing else",
@@ -71,6 +71,27 @@ const THEN: &[Check] = &[
         "a Service's clients leave a pod that is taken out of it",
         service::taken_out,
     ),
+    (
+        "a Service with the affinity ClientIP keeps each client at one pod",
+        service::of_one_client,
+    ),
+    (
+        "a Service has addresses from outside of the cluster as well",
+        service::with_outer_addresses,
+    ),
+    ("a Service without pods refuses at once", service::of_nobody),
+    (
+        "a Service that gives up its port of the nodes keeps its address",
+        service::node_port_closed,
+    ),
+    (
+        "connections by a Service outlive kube-proxy",
+        service::kept_by_a_new_proxy,
+    ),
+    (
+        "datagrams that need fragments pass a Service",
+        service::large_datagrams,
+    ),
     ("kubelets reach their pods", node::probes),
     ("twenty pods come and go at once", node::crowd),
     (
@@ -80,6 +101,10 @@ const THEN: &[Check] = &[
     (
         "a pod with hostPort is reached from everywhere, until it goes",
         node::host_port,
+    ),
+    (
+        "pods of a node share a hostPort, by address and protocol",
+        node::shared_host_port,
     ),
     (
         "a pod with bandwidth annotations has these rates",
@@ -124,7 +149,11 @@ pub(crate) fn all(cluster: &mut Cluster, score: &mut Score, wanted: &[String]) -
     let is_wanted =
         |what: &str| wanted.is_empty() || wanted.iter().any(|word| what.contains(word.as_str()));
     for (what, check) in THEN.iter().filter(|(what, _)| is_wanted(what)) {
-        score.record(what, &check(cluster));
+        let outcome = check(cluster);
+        score.record(what, &outcome);
+        if outcome.is_err() {
+            cluster.clear()?;
+        }
     }
     Ok(())
 }

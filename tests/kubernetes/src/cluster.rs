@@ -105,6 +105,18 @@ impl Cluster {
         Ok(said)
     }
 
+    /// Takes away what a check has left that failed.
+    pub(crate) fn clear(&self) -> Result<()> {
+        let all = ["delete", "pods,services", "--all", "--wait=false"];
+        self.control.kubectl(&all).map(drop)?;
+        eventually("no pod is left", || {
+            let pods = self.control.get(&["pods"])?;
+            let left = pods["items"].as_array().map_or(0, Vec::len);
+            ensure!(left == 0, "{left} pods are left");
+            Ok(())
+        })
+    }
+
     /// What each part said last, for who looks for the reason of a failure.
     pub(crate) fn last_words(&self) -> String {
         let mut said: Vec<String> = self.members.iter().map(Member::last_words).collect();

@@ -108,6 +108,15 @@ impl Member {
         self.agent.stop(self.containerd.cage(), how)
     }
 
+    /// Ends kube-proxy; its rules stay.
+    pub(crate) fn stop_proxy(&mut self) -> Result<()> {
+        self.proxy.stop(self.containerd.cage(), End::Kill)
+    }
+
+    pub(crate) fn start_proxy(&mut self) -> Result<()> {
+        self.proxy.start(self.containerd.cage())
+    }
+
     /// Ends the runtime as a crash does, and starts another.
     pub(crate) fn restart_runtime(&mut self) -> Result<()> {
         self.containerd.restart(End::Kill)

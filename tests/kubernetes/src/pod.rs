@@ -61,6 +61,19 @@ impl Wish {
         self
     }
 
+    /// The same with a port of one address of the node, by one protocol.
+    pub(crate) fn with_host_port_at(
+        mut self,
+        ip: IpAddr,
+        protocol: &str,
+        host: u16,
+        inside: u16,
+    ) -> Self {
+        let port = json!({ "hostIP": ip.to_string(), "hostPort": host, "containerPort": inside, "protocol": protocol });
+        self.0["spec"]["containers"][0]["ports"] = json!([port]);
+        self
+    }
+
     /// The same with a server, which the kubelet asks whether it is ready.
     pub(crate) fn probed(mut self, port: u16) -> Self {
         let container = &mut self.0["spec"]["containers"][0];

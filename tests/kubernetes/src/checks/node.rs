@@ -52,6 +52,43 @@ pub(crate) fn host_port(cluster: &mut Cluster) -> Result<()> {
     Pod::remove_all(cluster, others)
 }
 
+/// Three pods of a node have the same hostPort: one at 127.0.0.1, two at an address of the node, by a protocol each.
+pub(crate) fn shared_host_port(cluster: &mut Cluster) -> Result<()> {
+    let member = cluster.member("node1")?;
+    for family in Family::BOTH {
+        let (here, node) = (family.loopback(), member.address(family));
+        let wish = |name: &str, ip, protocol| {
+            Wish::new(name, "node1").with_host_port_at(ip, protocol, HOST, INSIDE)
+        };
+        let pods = Pod::start(
+            cluster,
+            &[
+                wish("local", here, "TCP"),
+                wish("stream", node, "TCP"),
+                wish("datagrams", node, "UDP"),
+            ],
+        )?;
+        let at = |ip| SocketAddr::new(ip, HOST);
+        let netns = member.node.netns();
+        // One serves at a time, so who is served elsewhere as well was sent to the wrong pod.
+        let server = tcp::Server::start(&pods[0].netns, pods[0].at(family, INSIDE)?)?;
+        tcp::visit(netns, at(here)).context("from the node, at its loopback")?;
+        tcp::is_refused(&cluster.world, at(node))?;
+        drop(server);
+        let server = tcp::Server::start(&pods[1].netns, pods[1].at(family, INSIDE)?)?;
+        tcp::visit(&cluster.world, at(node)).context("from the world")?;
+        tcp::is_refused(netns, at(here))?;
+        udp::Client::open(&cluster.world, family)?.hears_nothing(at(node))?;
+        drop(server);
+        let server = udp::Server::start(&pods[2].netns, pods[2].at(family, INSIDE)?)?;
+        udp::Client::open(&cluster.world, family)?.chat(at(node), 5)?;
+        tcp::is_refused(&cluster.world, at(node))?;
+        drop(server);
+        Pod::remove_all(cluster, pods)?;
+    }
+    Ok(())
+}
+
 /// Both directions of a pod with annotations have their rate.
 pub(crate) fn bandwidth(cluster: &mut Cluster) -> Result<()> {
     let wish = Wish::new("slow", "node1")

@@ -19,6 +19,13 @@ use crate::{
     pod::{Pod, Wish, talk, talk_unseen},
 };
 
+mod kinds;
+
+pub(crate) use kinds::{
+    kept_by_a_new_proxy, large_datagrams, node_port_closed, of_nobody, of_one_client,
+    with_outer_addresses,
+};
+
 /// Where pods listen.
 const INSIDE: u16 = 8080;
 /// The port of Services.
@@ -46,12 +53,17 @@ struct Service<'a> {
 
 impl<'a> Service<'a> {
     fn new(cluster: &'a Cluster, name: &'a str, policy: Policy) -> Result<Self> {
+        Self::with(cluster, name, policy, json!({}))
+    }
+
+    /// One whose specification has further keys.
+    fn with(cluster: &'a Cluster, name: &'a str, policy: Policy, further: Value) -> Result<Self> {
         let port = |protocol: &str| json!({ "name": protocol.to_lowercase(), "protocol": protocol, "port": PORT, "targetPort": INSIDE, "nodePort": NODE_PORT });
         let policy = match policy {
             Policy::Cluster => "Cluster",
             Policy::Local => "Local",
         };
-        cluster.control.apply(&[json!({
+        let mut service = json!({
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": { "name": name, "namespace": "default" },
@@ -62,7 +74,16 @@ impl<'a> Service<'a> {
                 "selector": { "app": name },
                 "ports": [port("TCP"), port("UDP")],
             },
-        })])?;
+        });
+        for (key, value) in further.as_object().into_iter().flatten() {
+            service["spec"][key] = value.clone();
+        }
+        cluster.control.apply(&[service])?;
+        Self::find(cluster, name)
+    }
+
+    /// One that is there.
+    fn find(cluster: &'a Cluster, name: &'a str) -> Result<Self> {
         let service = cluster.control.get(&["service", name])?;
         let addresses = service["spec"]["clusterIPs"]
             .as_array()
@@ -109,6 +130,21 @@ impl<'a> Service<'a> {
             );
             Ok(())
         })
+    }
+
+    /// Changes its specification.
+    fn patch(&self, changes: &Value) -> Result<()> {
+        let patch = json!({ "spec": changes }).to_string();
+        // The other kind of patch takes two ports with one number for the same.
+        let arguments = [
+            "patch",
+            "service",
+            self.name,
+            "--type=merge",
+            "--patch",
+            &patch,
+        ];
+        self.cluster.control.kubectl(&arguments).map(drop)
     }
 
     fn delete(self) -> Result<()> {
@@ -345,13 +381,18 @@ impl Socket {
     /// Fails unless so many answers in a row are that name.
     fn hears(&self, name: &str) -> Result<()> {
         for _ in 0..MANY {
-            self.socket.send_to(b"who", self.at)?;
-            let mut buffer = [0; 64];
-            let (len, _) = self.socket.recv_from(&mut buffer)?;
-            let said = String::from_utf8_lossy(&buffer[..len]);
+            let said = self.hears_one()?;
             ensure!(said == name, "{said} answers");
         }
         Ok(())
+    }
+
+    /// Who answers.
+    fn hears_one(&self) -> Result<String> {
+        self.socket.send_to(b"who", self.at)?;
+        let mut buffer = [0; 64];
+        let (len, _) = self.socket.recv_from(&mut buffer)?;
+        Ok(String::from_utf8_lossy(&buffer[..len]).into_owned())
     }
 }
 
