@@ -3,11 +3,7 @@
 use aya::{EbpfLoader, programs::SchedClassifier};
 use underpass_abi::node::feature;
 
-use crate::{
-    Error,
-    object::{inflate, raise_memory_limit},
-    test_run::Run,
-};
+use crate::{Error, bpf::raise_memory_limit, object::inflate, test_run::Run};
 
 /// A facility of newer kernels that the programs use where it is there.
 #[derive(Clone, Copy, Debug)]

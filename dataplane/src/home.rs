@@ -7,22 +7,19 @@
 //! both who the pins are of and whether their containers can be alive, and a number that another namespace
 //! got later is no danger.
 
-use std::{
-    fs::metadata,
-    io,
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
-    path::Path,
-};
+use std::{fs::metadata, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use underpass_abi::endpoint::LOOPBACK;
 
-use crate::{Error, bpf};
+use crate::{Error, raw_map::RawMap};
 
 /// The calling thread's own namespace.
 const OWN: &str = "/proc/thread-self/ns/net";
 
 /// The kernel's number of a map of devices by any key (`enum bpf_map_type`), since 5.4.
 const DEVICES_BY_HASH: u32 = 25;
+/// Of its keys and values, in bytes.
+const SIZES: (usize, usize) = (4, 4);
 
 /// Who pins belong to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,9 +34,9 @@ pub(crate) enum Home {
 pub(crate) fn pin(path: &Path) -> Result<(), Error> {
     let here = own()?;
     let make = || {
-        let map = bpf::create_map(c"HOME", DEVICES_BY_HASH, 1)?;
-        bpf::update(map.as_fd(), here, LOOPBACK)?;
-        bpf::pin(map, path)
+        let map = RawMap::create(c"HOME", DEVICES_BY_HASH, SIZES, 1)?;
+        map.set_value(&here.to_ne_bytes(), &LOOPBACK.to_ne_bytes())?;
+        map.pin(path)
     };
     make().map_err(Error::file("make the map", path))
 }
@@ -49,18 +46,19 @@ pub(crate) fn pin(path: &Path) -> Result<(), Error> {
 pub(crate) fn read(path: &Path, root: &Path) -> Result<Option<Home>, Error> {
     let here = own()?;
     let failed = || Error::file("open the pin", path);
-    let map = match bpf::open_pin(path) {
+    let map = match RawMap::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         map => map.map_err(failed())?,
     };
-    if bpf::has_key(map.as_fd(), here).map_err(failed())? {
+    if map.has_key(&here.to_ne_bytes()).map_err(failed())? {
         return Ok(Some(Home::Here));
     }
-    match bpf::first_key(map.as_fd()).map_err(failed())? {
+    let first = map.next_key(None).map_err(failed())?;
+    match first.and_then(|key| key.first_chunk().copied()) {
         None => Ok(Some(Home::Gone)),
         Some(namespace) => Err(Error::Elsewhere {
             root: root.to_owned(),
-            namespace,
+            namespace: u32::from_ne_bytes(namespace),
         }),
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use aya::programs::ProgramInfo;
-use underpass_abi::{ABI, endpoint::Owner, map};
+use underpass_abi::{ABI, map};
 use underpass_netlink::{Netlink, filter::Direction, link::Link};
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     home::{self, Home},
     netkit,
     pin::{self, Folder, HOME, PROGRAMS},
+    raw_map::RawMap,
 };
 
 /// The folder of one layout.
@@ -84,7 +85,7 @@ impl Layout {
             return Ok(0);
         }
         let path = Folder::at(&self.folder).any_map(map::OWNERS)?;
-        let count = || bpf::count_keys(bpf::open_pin(&path)?.as_fd(), size_of::<Owner>());
+        let count = || Ok(RawMap::open(&path)?.keys()?.len());
         count().map_err(Error::file("read the map", &path))
     }
 

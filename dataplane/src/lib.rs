@@ -22,6 +22,7 @@ pub mod object;
 pub mod pin;
 pub mod policy;
 pub mod port;
+pub mod raw_map;
 mod refusal;
 pub mod tcx;
 pub mod test_run;

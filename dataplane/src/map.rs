@@ -1,13 +1,11 @@
 //! The pinned maps that user space reads and writes, each opened when it is first needed: what is attached, the node's state, and what was
 //! counted.
 
-use std::{net::IpAddr, os::fd::AsFd as _, path::Path, sync::Arc};
+use std::{net::IpAddr, path::Path, sync::Arc};
 
 use aya::{
     Pod,
-    maps::{
-        Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, xdp::DevMapHash,
-    },
+    maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, xdp::DevMapHash},
 };
 use underpass_abi::{
     addr::Addr,
@@ -18,9 +16,11 @@ use underpass_abi::{
 };
 
 use crate::{
-    Changed, Error, Loaded, Pins, bpf,
+    Changed, Error, Loaded, Pins,
     lock::{Lock, Use},
-    object, upgrade,
+    object,
+    raw_map::visit,
+    upgrade,
 };
 
 mod flow;
@@ -289,5 +289,8 @@ pub(crate) fn entries<K: Pod, V: Pod>(
     map: &HashMap<MapData, K, V>,
     name: &'static str,
 ) -> Result<Vec<(K, V)>, Error> {
-    bpf::entries(map.map().fd().as_fd()).map_err(|source| Error::List { name, source })
+    let mut all = Vec::new();
+    visit(map, |key, value| all.push((key, value)))
+        .map_err(|source| Error::List { name, source })?;
+    Ok(all)
 }

@@ -8,10 +8,7 @@ use std::{
 
 use aya::{Ebpf, EbpfLoader, Pod, maps::Array, programs::Program};
 use nix::{
-    sys::{
-        resource::{RLIM_INFINITY, Resource, setrlimit},
-        sysinfo::sysinfo,
-    },
+    sys::sysinfo::sysinfo,
     time::{ClockId, clock_getres},
     unistd::{SysconfVar, sysconf},
 };
@@ -22,7 +19,7 @@ use underpass_abi::{
 };
 
 use crate::{
-    Error, Loaded, Pins, feature, home, kernel, lock::Lock, memory, pin::Folder, policy::Rules,
+    Error, Loaded, Pins, bpf, feature, home, kernel, lock::Lock, memory, pin::Folder, policy::Rules,
 };
 
 /// The programs, deflated: only what loads them needs them, and a node has them loaded for months.
@@ -125,11 +122,6 @@ fn require_usual() -> Result<(), Error> {
     Err(Error::Unusual(kernel::release()))
 }
 
-/// Kernels before 5.11 count maps and programs against this limit; on later ones it does not matter whether it can be raised.
-pub(crate) fn raise_memory_limit() {
-    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-}
-
 /// Gives the number of this build: the first bytes of the SHA-256 of its object, as it is embedded.
 #[must_use]
 pub fn build() -> u32 {
@@ -164,7 +156,7 @@ pub fn load_missing(
 
 /// Fails unless programs can be loaded, with new flow tables of so many entries.
 pub(crate) fn require_loadable(flows: u32) -> Result<(), Error> {
-    raise_memory_limit();
+    bpf::raise_memory_limit();
     memory::require(flows)?;
     require_usual()
 }

@@ -9,7 +9,6 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use aya::maps::MapInfo;
 use underpass_abi::{
     map::{self, Content, Pinned},
     node::Node,
@@ -21,6 +20,7 @@ use crate::{
     lock::{Lock, Order, Use},
     object::{self, build},
     pin::{Folder, Pin},
+    raw_map::RawMap,
 };
 
 mod exchange;
@@ -197,7 +197,7 @@ fn refused(pins: &Pins, reason: String) -> Error {
 fn constants(pins: &Pins) -> Result<Node, Error> {
     let path = pins.folder().any_map(map::CONSTANTS)?;
     let read = || -> io::Result<Node> {
-        let mut bytes = bpf::value(&bpf::open_pin(&path)?, &0_u32.to_ne_bytes(), info(&path)?.1)?;
+        let mut bytes = RawMap::open(&path)?.value(&0_u32.to_ne_bytes())?;
         bytes.resize(size_of::<Node>(), 0);
         // SAFETY: there are as many bytes as the type has, and any bytes are a value of it.
         Ok(unsafe { bytes.as_ptr().cast::<Node>().read_unaligned() })
@@ -254,23 +254,15 @@ fn prepare(
 
 /// Copies all entries of a map that nobody changes. Values become as long as those of the other map: what is appended is zero.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    let (key_size, old_size) = info(from)?;
-    let (_, new_size) = info(to)?;
-    let (from, to) = (bpf::open_pin(from)?, bpf::open_pin(to)?);
-    for key in bpf::keys(&from, key_size)? {
-        let mut value = match bpf::value(&from, &key, old_size) {
+    let (from, to) = (RawMap::open(from)?, RawMap::open(to)?);
+    for key in from.keys()? {
+        let mut value = match from.value(&key) {
             // The kernel takes devices that go out of the maps of devices.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             value => value?,
         };
-        value.resize(new_size, 0);
-        bpf::set_value(&to, &key, &mut value)?;
+        value.resize(to.value_size()?, 0);
+        to.set_value(&key, &value)?;
     }
     Ok(())
-}
-
-/// Asks for the bytes of a pinned map's keys and values.
-fn info(path: &Path) -> io::Result<(usize, usize)> {
-    let info = MapInfo::from_pin(path).map_err(io::Error::other)?;
-    Ok((info.key_size() as usize, info.value_size() as usize))
 }

@@ -18,7 +18,7 @@ use aya::{
 };
 use rstest::rstest;
 use underpass_abi::{addr::Addr, endpoint::Endpoint, map};
-use underpass_dataplane::bpf;
+use underpass_dataplane::raw_map::RawMap;
 use underpass_tests::{
     another_build,
     counter::{map_pin, pins},
@@ -304,8 +304,8 @@ fn widen(node: &Node) -> Result<()> {
     node.netns().run(|| -> Result<()> {
         let known: HashMap<_, Addr, [u8; size_of::<Endpoint>()]> =
             Map::HashMap(MapData::from_pin(&pin)?).try_into()?;
-        let made = bpf::create_hash(c"ENDPOINTS", size_of::<Addr>(), size_of::<Wide>(), 1 << 10)?;
-        bpf::pin(made, &wide)?;
+        RawMap::create_hash(c"ENDPOINTS", size_of::<Addr>(), size_of::<Wide>(), 1 << 10)?
+            .pin(&wide)?;
         let mut copy: HashMap<_, Addr, Wide> =
             Map::HashMap(MapData::from_pin(&wide)?).try_into()?;
         for entry in &known {

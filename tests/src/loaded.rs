@@ -22,7 +22,7 @@ use aya::{
 };
 use nix::fcntl::{Flock, FlockArg};
 use underpass_abi::{ABI, counter::Counter, map, node::State};
-use underpass_dataplane::{Pins, bpf};
+use underpass_dataplane::{Pins, bpf, raw_map::RawMap};
 
 use crate::{netns::Netns, node::Node};
 
@@ -189,7 +189,7 @@ fn empty(data: MapData, name: &str) -> Result<()> {
             let mut records: RingBuf<_> = Map::RingBuf(data).try_into()?;
             while records.next().is_some() {}
         }
-        _ => bpf::remove_all(data.fd().as_fd(), info.key_size() as usize)?,
+        _ => RawMap::of(data.fd().as_fd().try_clone_to_owned()?)?.remove_all()?,
     }
     Ok(())
 }

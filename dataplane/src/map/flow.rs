@@ -1,10 +1,8 @@
 //! The tables of flows, as user space looks at them: only the programs write there.
 
-use std::os::fd::AsFd as _;
-
 use aya::{
     Pod,
-    maps::{HashMap, IterableMap as _, Map, MapError},
+    maps::{HashMap, Map, MapError},
 };
 use underpass_abi::{
     addr::{Addr4, Addr6, Family},
@@ -13,7 +11,7 @@ use underpass_abi::{
 };
 
 use super::{Maps, open};
-use crate::{Error, bpf};
+use crate::{Error, raw_map::visit};
 
 /// An entry of a flow map: its key and its value.
 pub type FlowEntry<A> = (Key<A>, Flow<A>);
@@ -73,7 +71,7 @@ impl Maps {
     {
         let map: HashMap<_, Key<A>, Flow<A>> = open(&self.pins, name, Map::HashMap)?;
         let mut count = FlowCount::default();
-        bpf::visit(map.map().fd().as_fd(), |_: Key<A>, flow: Flow<A>| {
+        visit(&map, |_: Key<A>, flow: Flow<A>| {
             if flow.state & state::BYPASS == 0 {
                 count.stack += 1;
             } else {

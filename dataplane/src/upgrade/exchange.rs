@@ -15,8 +15,7 @@ use underpass_netlink::{
     xdp::XdpMode,
 };
 
-use super::info;
-use crate::{Error, Pins, bpf, netkit, pin::Folder};
+use crate::{Error, Pins, bpf, netkit, pin::Folder, raw_map::RawMap};
 
 /// A set of programs that is pinned.
 struct Programs {
@@ -191,14 +190,14 @@ fn raise_epoch(folder: &Folder) -> Result<(), Error> {
     // Who ends another build's upgrade may know the map by another layout.
     let path = folder.any_map(map::STATE)?;
     let raise = || -> io::Result<()> {
-        let state = bpf::open_pin(&path)?;
+        let state = RawMap::open(&path)?;
         let key = 0_u32.to_ne_bytes();
-        let mut value = bpf::value(&state, &key, info(&path)?.1)?;
+        let mut value = state.value(&key)?;
         if let Some(word) = value.first_chunk_mut::<{ size_of::<u32>() }>() {
             let epoch = u32::from_ne_bytes(*word).checked_add(1).unwrap_or(1);
             *word = epoch.to_ne_bytes();
         }
-        bpf::set_value(&state, &key, &mut value)
+        state.set_value(&key, &value)
     };
     raise().map_err(Error::file("change the map", &path))
 }
