@@ -23,9 +23,9 @@ use crate::{
 #[inline(always)]
 pub fn find<I: Net>(key: &Key<I::Addr>) -> Option<&'static mut Flow<I::Addr>> {
     let flow = I::flows().get_ptr_mut(key)?;
-    // SAFETY: an entry's memory stays readable, and an entry, until the program ends. Several CPUs
-    // may write its fields; each field is one word, and a reader that meets a half that is being
-    // written finds a wrong stamp or device and asks the stack.
+    // SAFETY: an entry's memory stays readable, and an entry, until the program ends; any bytes are valid in it. Several CPUs may write
+    // its fields, so what is longer than a word (an IPv6 address, an Ethernet header) may be found half written. Addresses are written
+    // when the entry is made; of the rest a reader finds a wrong stamp or device beside it, and asks the stack.
     Some(unsafe { &mut *flow })
 }
 

@@ -47,7 +47,7 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
     let Some(flow) = I::flows().get_ptr_mut(&key) else {
         return XDP_PASS;
     };
-    // SAFETY: see `flow::find`.
+    // SAFETY: see `flow::entry::find`.
     let flow = unsafe { &mut *flow };
     if flow.state & (USUAL | state::RST) != USUAL {
         return XDP_PASS;

@@ -179,7 +179,7 @@ pub fn count(counter: Counter) {
 pub fn count_at(index: u32) {
     if let Some(slot) = COUNTERS.get_ptr_mut(index) {
         // SAFETY: the slot belongs to this CPU, and programs of one CPU don't interrupt each other
-        // at tc.
+        // at tc, see `kernel::work_area`.
         unsafe { *slot += 1 };
     }
 }

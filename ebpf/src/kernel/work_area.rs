@@ -26,8 +26,9 @@ impl<I: Net> Deref for WorkArea<I> {
 
     #[inline(always)]
     fn deref(&self) -> &Work<I> {
-        // SAFETY: an element of a map of this CPU, whose programs don't interrupt each other at tc;
-        // any bytes that the kernel or a program leaves there are valid.
+        // SAFETY: an element of a map of this CPU, whose programs don't interrupt each other at tc: on kernels that let them (PREEMPT_RT
+        // since 6.18) nothing is loaded. One that runs within a redirect of another's has the area from then on, see
+        // `fragment::reorder::release`. Any bytes that the kernel or a program leaves there are valid.
         unsafe { &*self.0 }
     }
 }

@@ -22,6 +22,13 @@ pub(super) fn sees() -> bool {
 
 pub(super) fn check(node: &Node<'_>, report: &mut Report) {
     report.add(too_old(kernel::version(), &kernel::release()));
+    report.add(kernel::interrupts_programs().then(|| {
+        Diagnosis::error(
+            "kernel-real-time",
+            "the kernel (PREEMPT_RT) lets programs for packets interrupt each other: every ADD that has to load them fails",
+            "boot a kernel without PREEMPT_RT, or one that has CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y, also in its /boot/config-*",
+        )
+    }));
     report.add(node.pins.require_bpffs().err().map(|error| {
         Diagnosis::error(
             "no-bpffs",
