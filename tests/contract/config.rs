@@ -17,13 +17,19 @@ fn add(lab: &Lab, conf: &Conf, args: &str) -> Result<Reply> {
         .run(&lab.node)
 }
 
+/// The network of the lab with these keys, whose leases are in the lab whatever `ipam` is.
 fn with(lab: &Lab, keys: &Value) -> Conf {
-    keys.as_object()
+    let conf = keys
+        .as_object()
         .into_iter()
         .flatten()
         .fold(lab.conf(), |conf, (key, value)| {
             conf.with(key, value.clone())
-        })
+        });
+    if conf.json()["ipam"].is_object() {
+        return conf.with_ipam("dataDir", json!(lab.node.data_dir()));
+    }
+    conf
 }
 
 /// The error of an ADD that must leave nothing behind.
