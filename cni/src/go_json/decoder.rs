@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Deserializer;
 use serde::de::value::{BorrowedStrDeserializer, MapDeserializer, StrDeserializer};
 use serde::de::{
-    DeserializeSeed, EnumAccess, Error as _, Expected, IntoDeserializer, MapAccess, SeqAccess,
-    Unexpected, VariantAccess, Visitor,
+    DeserializeSeed, Error as _, Expected, IntoDeserializer, MapAccess, SeqAccess, Unexpected,
+    Visitor,
 };
 use serde_json::{Map, Value};
 
@@ -233,10 +233,16 @@ impl<'de> Deserializer<'de> for Decoder<'de> {
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         _: &'static str,
-        _: &'static [&'static str],
+        names: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
-        visitor.visit_enum(Variant(self))
+        match self.value {
+            Value::String(name) => {
+                visitor.visit_enum(BorrowedStrDeserializer::<DecodeError>::new(name))
+            }
+            // Not by its number either, which serde would accept.
+            _ => Err(DecodeError::unknown_variant("", names)),
+        }
     }
 
     serde::forward_to_deserialize_any! {
@@ -376,48 +382,4 @@ fn decode_entry<'de, V: DeserializeSeed<'de>>(
         entry.ok_or_else(|| DecodeError::custom("a value was asked for before its key"))?;
     seed.deserialize(Decoder { value })
         .map_err(|error| error.under(key, value))
-}
-
-/// An enum is written as the text of a unit variant.
-struct Variant<'de>(Decoder<'de>);
-
-impl<'de> EnumAccess<'de> for Variant<'de> {
-    type Error = DecodeError;
-    type Variant = UnitOnly;
-
-    fn variant_seed<V: DeserializeSeed<'de>>(
-        self,
-        seed: V,
-    ) -> Result<(V::Value, UnitOnly), DecodeError> {
-        Ok((seed.deserialize(self.0)?, UnitOnly))
-    }
-}
-
-struct UnitOnly;
-
-impl<'de> VariantAccess<'de> for UnitOnly {
-    type Error = DecodeError;
-
-    fn unit_variant(self) -> Result<(), DecodeError> {
-        Ok(())
-    }
-
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _: T) -> Result<T::Value, DecodeError> {
-        Err(DecodeError::invalid_type(
-            Unexpected::UnitVariant,
-            &"a variant with a value",
-        ))
-    }
-
-    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, DecodeError> {
-        Err(DecodeError::invalid_type(Unexpected::UnitVariant, &visitor))
-    }
-
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        _: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, DecodeError> {
-        Err(DecodeError::invalid_type(Unexpected::UnitVariant, &visitor))
-    }
 }

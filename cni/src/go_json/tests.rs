@@ -125,6 +125,27 @@ fn a_wrong_type_names_key_and_value() {
             json!({"mode": "fast"}),
             r#"key "mode" cannot be "fast": it must be "learned" or "off""#,
         ),
+        // Not by its number either, which serde would accept.
+        (
+            json!({"mode": 1}),
+            r#"key "mode" cannot be 1: it must be "learned" or "off""#,
+        ),
+        (
+            json!({"mode": 2}),
+            r#"key "mode" cannot be 2: it must be "learned" or "off""#,
+        ),
+        (
+            json!({"mode": false}),
+            r#"key "mode" cannot be false: it must be "learned" or "off""#,
+        ),
+        (
+            json!({"mode": ["off"]}),
+            r#"key "mode" cannot be ["off"]: it must be "learned" or "off""#,
+        ),
+        (
+            json!({"mode": {"off": null}}),
+            r#"key "mode" cannot be {"off":null}: it must be "learned" or "off""#,
+        ),
     ];
     for (document, message) in cases {
         assert_eq!(decode(&document), Err(message.to_owned()));
