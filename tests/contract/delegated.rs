@@ -1,5 +1,6 @@
 //! Addresses from other IPAM plugins: Debian's, and one that writes down how it is called.
 
+mod dhcp;
 mod failures;
 mod ourselves;
 
@@ -15,7 +16,7 @@ use underpass_tests::{
 };
 
 use crate::{
-    plugins::{REFERENCE, reference, run},
+    plugins::{REFERENCE, reference},
     programmed::fixed,
 };
 
@@ -340,31 +341,4 @@ fn debians_host_local_and_ours_in_turns() -> Result<()> {
         "{left:?}"
     );
     Ok(())
-}
-
-/// DHCP needs a broadcast domain and an interface that exists; a routed interface has neither when addresses are asked for.
-#[test]
-fn dhcp_is_refused_with_the_reason() -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    lab.pod("warm")?.del()?;
-    let before = Traces::of(&lab.node)?;
-    let netns = lab.node.netns().sibling("a")?;
-    let conf = lab
-        .conf()
-        .with("ipam", json!({ "type": "dhcp" }))
-        .with("cniVersion", "1.0.0");
-    let call = |verb: &str| {
-        let call = Call::new(verb)
-            .attachment("a", &netns.path().display().to_string(), Pod::IFNAME)
-            .conf(&conf);
-        run(&lab.node, underpass_tests::node::plugin(), &call)
-    };
-    let error = call("ADD")?.error()?;
-    ensure!(
-        error.code == 2 && error.msg.contains("\"ipam.type\", value dhcp"),
-        "{error}"
-    );
-    ensure!(error.details.contains("no broadcast domain"), "{error}");
-    before.expect_same(&lab.node)
 }

@@ -31,16 +31,17 @@ enum Ipam {
     BuiltIn,
     /// The plugin of that name.
     Delegate(String),
-    /// By mistake this executable, as the interface or chained plugin of that name: each call would start the next, for ever.
-    Ourselves(String),
+    /// One that no container was ever attached with, so there is nothing to give back: why no ADD takes it.
+    Refused(Box<CniError>),
 }
 
 fn ipam(conf: &NetConf) -> Result<Ipam, Error> {
     Ok(match conf.ipam_type()? {
         None => Ipam::None,
         Some(name) if BUILT_IN.contains(&name.as_str()) => Ipam::BuiltIn,
+        Some(name) if name == DHCP => Ipam::Refused(Box::new(no_dhcp())),
         Some(name) => match Name::of(&name) {
-            Ok(ours) if !ours.gives_addresses() => Ipam::Ourselves(name),
+            Ok(ours) if !ours.gives_addresses() => Ipam::Refused(Box::new(no_ipam(&name))),
             _ => Ipam::Delegate(name),
         },
     })
@@ -55,6 +56,7 @@ fn no_dhcp() -> CniError {
     )
 }
 
+/// By mistake this executable, as the interface or chained plugin of that name: each call would start the next, for ever.
 fn no_ipam(name: &str) -> CniError {
     CniError::config(format!(
         "invalid ipam.type {name:?}: that plugin gives no addresses; use host-local, or another IPAM plugin"
@@ -88,8 +90,7 @@ pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Take
                 claim,
             }
         }
-        Ipam::Ourselves(name) => return Err(no_ipam(&name).into()),
-        Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
+        Ipam::Refused(why) => return Err((*why).into()),
         Ipam::Delegate(name) => {
             let result = request.delegation.add(&name)?;
             let plugin = name.clone();
@@ -115,7 +116,7 @@ pub(crate) fn verify(request: &Request, findings: &mut Findings) -> Result<(), E
     let answer = match ipam(&request.conf)? {
         Ipam::None => return Ok(()),
         Ipam::BuiltIn => underpass_ipam::check(request),
-        Ipam::Ourselves(name) => return Err(no_ipam(&name).into()),
+        Ipam::Refused(why) => return Err((*why).into()),
         Ipam::Delegate(name) => request.delegation.check(&name),
     };
     if let Err(error) = answer {
@@ -129,7 +130,7 @@ pub(crate) fn give_back(request: &Request, is_gone: impl FnOnce() -> bool) -> Re
     let answer = match ipam(&request.conf)? {
         Ipam::BuiltIn => underpass_ipam::del_if(request, is_gone),
         Ipam::Delegate(name) if is_gone() => request.delegation.del(&name),
-        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => return Ok(()),
+        Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => return Ok(()),
     };
     Ok(answer?)
 }
@@ -137,7 +138,7 @@ pub(crate) fn give_back(request: &Request, is_gone: impl FnOnce() -> bool) -> Re
 /// Gives back all addresses of the network whose containers are gone.
 pub(crate) fn collect(request: &NetworkRequest) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
-        Ipam::None | Ipam::Ourselves(_) => return Ok(()),
+        Ipam::None | Ipam::Refused(_) => return Ok(()),
         Ipam::BuiltIn => underpass_ipam::gc(request),
         Ipam::Delegate(name) => request.delegation.gc(&name),
     };
@@ -156,7 +157,7 @@ pub(crate) fn networks(conf: &NetConf) -> Result<Vec<String>, Error> {
             let data_dir = underpass_ipam::data_dir(conf)?;
             Ok(Store::networks(&data_dir).map_err(CniError::from)?)
         }
-        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => Ok(Vec::new()),
+        Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
 
@@ -169,7 +170,7 @@ pub(crate) fn free_dead(
 ) -> Result<Vec<Freed>, Error> {
     match ipam(conf)? {
         Ipam::BuiltIn => Ok(underpass_ipam::free_dead(conf, is_of, is_dead)?),
-        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => Ok(Vec::new()),
+        Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
 
@@ -177,7 +178,7 @@ pub(crate) fn free_dead(
 pub(crate) fn usage(conf: &NetConf) -> Result<Vec<Usage>, Error> {
     match ipam(conf)? {
         Ipam::BuiltIn => Ok(underpass_ipam::usage(conf)?),
-        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => Ok(Vec::new()),
+        Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
 
@@ -190,8 +191,7 @@ pub(crate) fn status(
     let answer = match ipam(&request.conf)? {
         Ipam::None => return Ok(()),
         Ipam::BuiltIn => underpass_ipam::status_without(request, dead),
-        Ipam::Ourselves(name) => return Err(no_ipam(&name).into()),
-        Ipam::Delegate(name) if name == DHCP => return Err(no_dhcp().into()),
+        Ipam::Refused(why) => return Err((*why).into()),
         Ipam::Delegate(name) => request.delegation.status(&name),
     };
     Ok(answer?)
