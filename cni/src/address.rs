@@ -15,14 +15,17 @@ pub fn parse_ip(text: &str) -> Option<IpAddr> {
 /// Reads `address/prefix length`; host bits are kept.
 #[must_use]
 pub fn parse_cidr(text: &str) -> Option<IpNet> {
-    let net: IpNet = text.parse().ok()?;
-    match (net.addr().to_canonical(), net.addr()) {
-        // ::ffff:10.0.0.0/104 is 10.0.0.0/8.
-        (IpAddr::V4(ip), IpAddr::V6(_)) => {
-            IpNet::new(ip.into(), net.prefix_len().checked_sub(96)?).ok()
-        }
-        _ => Some(net),
+    let (address, length) = text.split_once('/')?;
+    // As a number a sign could stand before it.
+    if !length.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
     }
+    let length: u8 = length.parse().ok()?;
+    let ip = parse_ip(address)?;
+    // ::ffff:10.0.0.0/104 is 10.0.0.0/8.
+    let is_mapped = ip.is_ipv4() && address.contains(':');
+    let length = length.checked_sub(if is_mapped { 96 } else { 0 })?;
+    IpNet::new(ip, length).ok()
 }
 
 /// For `#[serde(deserialize_with)]`: an address, or nothing for `""` and null.
@@ -47,20 +50,23 @@ pub fn cidr<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Erro
     })
 }
 
-/// For `#[serde(deserialize_with)]`: as [`cidr`], or nothing for `""` and null.
-pub fn optional_cidr<'de, D: Deserializer<'de>>(
+/// For `#[serde(deserialize_with)]`: a network to give addresses of, or nothing for null. Other allocators take no IPv4 network in the
+/// words of IPv6.
+pub fn optional_network<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<IpNet>, D::Error> {
-    let Some(text) = Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty())
-    else {
+    let Some(text) = Option::<String>::deserialize(deserializer)? else {
         return Ok(None);
     };
-    parse_cidr(&text).map(Some).ok_or_else(|| {
-        de::Error::invalid_value(
-            de::Unexpected::Str(&text),
-            &"an address with a prefix length, like 10.1.2.3/24",
-        )
-    })
+    let expected = match parse_cidr(&text) {
+        Some(net) if net.addr().is_ipv6() || !text.contains(':') => return Ok(Some(net)),
+        Some(_) => "an IPv4 network as IPv4 writes it, like 10.1.2.0/24",
+        None => "a network like 10.1.2.0/24 or fd00::/64",
+    };
+    Err(de::Error::invalid_value(
+        de::Unexpected::Str(&text),
+        &expected,
+    ))
 }
 
 #[cfg(test)]
@@ -78,6 +84,32 @@ mod tests {
                 .as_deref(),
             Some("10.1.2.3/24")
         );
+    }
+
+    #[test]
+    fn no_octet_begins_with_a_zero() {
         assert_eq!(parse_ip("010.0.0.1"), None);
+        for text in ["010.0.0.0/8", "10.022.0.0/24", "::ffff:010.0.0.0/104"] {
+            assert_eq!(parse_cidr(text), None, "{text}");
+        }
+        assert_eq!(parse_cidr("0.0.0.0/0"), Some(IpNet::default()));
+    }
+
+    #[test]
+    fn what_is_no_prefix_length() {
+        for text in [
+            "10.0.0.0",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/+8",
+            "10.0.0.0/-1",
+            "10.0.0.0/ 8",
+            "fd00::/129",
+            "/8",
+            "",
+            "10.0.0.0/8/8",
+        ] {
+            assert_eq!(parse_cidr(text), None, "{text}");
+        }
     }
 }

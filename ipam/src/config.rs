@@ -23,7 +23,7 @@ const KNOWN_ARGS: [&str; 2] = ["IP", "MAC"];
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct RawRange {
-    #[serde(deserialize_with = "address::optional_cidr")]
+    #[serde(deserialize_with = "address::optional_network")]
     subnet: Option<IpNet>,
     #[serde(deserialize_with = "address::optional_ip")]
     range_start: Option<IpAddr>,

@@ -128,6 +128,14 @@ fn addresses_that_the_runtime_asks_for(
 #[case(json!({ "ipam": { "type": "host-local" } }), 7, "no IP ranges specified")]
 #[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/31" }]] } }), 7, "invalid range set 0: Network 10.0.0.0/31 too small to allocate from")]
 #[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/400" }]] } }), 6, "10.0.0.0/400")]
+// Others read an octet that begins with a zero as octal.
+#[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "010.022.0.0/24" }]] } }), 6,
+    "key \"ipam.ranges[0][0].subnet\" cannot be \"010.022.0.0/24\": it must be a network like 10.1.2.0/24 or fd00::/64")]
+#[case(json!({ "ipam": { "type": "host-local", "subnet": "10.88.0.0/24", "routes": [{ "dst": "010.0.0.0/8" }] } }), 6, "key \"ipam.routes[0].dst\" cannot be \"010.0.0.0/8\"")]
+#[case(json!({ "nonMasqueradeCIDRs": ["010.0.0.0/8"] }), 7, "invalid nonMasqueradeCIDRs entry \"010.0.0.0/8\"")]
+#[case(json!({ "ipam": { "type": "host-local", "subnet": "" } }), 6, "key \"ipam.subnet\" cannot be \"\": it must be a network like 10.1.2.0/24")]
+#[case(json!({ "ipam": { "type": "host-local", "subnet": "::ffff:10.1.0.0/120" } }), 6,
+    "key \"ipam.subnet\" cannot be \"::ffff:10.1.0.0/120\": it must be an IPv4 network as IPv4 writes it, like 10.1.2.0/24")]
 #[case(json!({ "ipam": { "type": "host-local", "subnet": "10.88.0.0/24", "routes": [{ "dst": "0.0.0.0/0", "mtu": 67 }] } }), 7, "invalid mtu 67 of the route to 0.0.0.0/0")]
 #[case(json!({ "ipam": { "type": "host-local", "subnet": "fd00:88::/64", "routes": [{ "dst": "::/0", "mtu": 65536 }] } }), 7, "invalid mtu 65536 of the route to ::/0")]
 #[case(json!({ "mtu": 1400.5 }), 6, "key \"mtu\" cannot be 1400.5: it must be a whole number")]
