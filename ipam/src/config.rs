@@ -228,7 +228,7 @@ pub(crate) fn routes_and_dns(conf: &NetConf) -> Result<(Vec<Route>, Dns), Error>
     if ipam.resolv_conf.is_empty() {
         return Ok((ipam.routes, Dns::default()));
     }
-    let text = fs::read_to_string(&ipam.resolv_conf).map_err(|error| {
+    let text = fs::read(&ipam.resolv_conf).map_err(|error| {
         Error::io(
             format!(
                 "cannot read resolvConf {}",
@@ -236,9 +236,10 @@ pub(crate) fn routes_and_dns(conf: &NetConf) -> Result<(Vec<Route>, Dns), Error>
             ),
             &error,
         )
-        .with_details("set ipam.resolvConf to a file that is there, or take it out")
+        .with_details("set ipam.resolvConf to a file that can be read, or take it out")
     })?;
-    Ok((ipam.routes, resolv::parse(&text)))
+    // Comments are written in any encoding.
+    Ok((ipam.routes, resolv::parse(&String::from_utf8_lossy(&text))))
 }
 
 #[cfg(test)]

@@ -167,7 +167,8 @@ fn addresses_that_the_runtime_asks_for(
 #[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/24" }], [{ "subnet": "10.0.0.0/25" }]] } }), 7,
     "ipam.ranges[0] has 10.0.0.1-10.0.0.254, and ipam.ranges[1] has 10.0.0.1-10.0.0.126: no address may be in both")]
 #[case(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.0.0.0/24" }, { "subnet": "fd00::/64" }]] } }), 7, "give each family a list of its own")]
-#[case(json!({ "ipam": { "type": "host-local", "subnet": "10.88.0.0/24", "resolvConf": "/nowhere" } }), 5, "set ipam.resolvConf to a file that is there")]
+#[case(json!({ "ipam": { "type": "host-local", "subnet": "10.88.0.0/24", "resolvConf": "/nowhere" } }), 5, "set ipam.resolvConf to a file that can be read")]
+#[case(json!({ "ipam": { "type": "host-local", "subnet": "10.88.0.0/24", "resolvConf": "/run" } }), 5, "set ipam.resolvConf to a file that can be read")]
 // The kernel would take the first bytes of an IPv6 address for an IPv4 gateway.
 #[case(json!({ "ipam": { "type": "host-local", "subnet": "10.88.0.0/24", "routes": [{ "dst": "0.0.0.0/0", "gw": "fd00:88::1" }] } }), 7,
     "invalid gw fd00:88::1 of the route to 0.0.0.0/0: it must be an IPv4 address that a router can have, or left out")]
@@ -255,6 +256,27 @@ fn name_servers(
     let result = add(&lab, &conf, "")?.result()?;
     let dns = result.get("dns").cloned().unwrap_or_default();
     ensure!(dns == expected, "expected {expected}: {result}");
+    Ok(())
+}
+
+/// Comments are written in whatever encoding the node's administrator has.
+#[test]
+fn name_servers_from_a_file_that_is_no_utf_8() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.node.netns().run(|| {
+        std::fs::write(
+            "/run/resolv.conf",
+            b"# caf\xe9\nnameserver 192.0.2.53\nnameserver fd00::53\nsearch b\xfccher.example\n",
+        )
+    })?;
+    let conf = lab.conf().with_ipam("resolvConf", "/run/resolv.conf");
+    let result = add(&lab, &conf, "")?.result()?;
+    ensure!(
+        result["dns"]
+            == json!({ "nameservers": ["192.0.2.53", "fd00::53"], "search": ["b\u{fffd}cher.example"] }),
+        "{result}"
+    );
     Ok(())
 }
 
