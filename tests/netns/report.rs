@@ -27,6 +27,20 @@ fn report(lab: &Lab) -> Result<String> {
     lab.node.underpass(&arguments)
 }
 
+/// A network of ours that works, with a secret beside each key whose value is an object.
+fn careless(lab: &Lab) -> Value {
+    let ranges = Family::BOTH.map(|family| json!([{ "subnet": family.pods(), "key": SECRET }]));
+    let routes = Family::BOTH.map(|family| json!({ "dst": family.everywhere(), "note": SECRET }));
+    let conf = lab
+        .conf()
+        .with_ipam("ranges", ranges)
+        .with_ipam("routes", routes)
+        .with("dns", json!({ "nameservers": ["192.0.2.53"], "x": SECRET }))
+        .with("capabilities", json!({ "portMappings": true, "x": SECRET }))
+        .with("uplinks", json!(["eth*"]));
+    conf.json().clone()
+}
+
 #[test]
 fn everything_is_in_it_and_no_secret() -> Result<()> {
     needs_root!();
@@ -36,7 +50,7 @@ fn everything_is_in_it_and_no_secret() -> Result<()> {
     let document = json!({
         "cniVersion": "1.0.0",
         "name": "lab",
-        "plugins": [lab.conf().json(), { "type": "other", "password": SECRET }],
+        "plugins": [lab.conf().json(), careless(&lab), { "type": "other", "password": SECRET }],
     });
     lab.node.netns().run(|| -> Result<()> {
         fs::create_dir_all(NET_DIR)?;
@@ -69,6 +83,15 @@ fn everything_is_in_it_and_no_secret() -> Result<()> {
         lab_network["plugins"][0] == *lab.conf().json(),
         "{lab_network:#}"
     );
+    let careless = &lab_network["plugins"][1];
+    for (key, shown) in [
+        ("/ipam/routes/0/dst", json!(V4.everywhere())),
+        ("/dns/nameservers", json!(["192.0.2.53"])),
+        ("/capabilities/portMappings", json!(true)),
+        ("/uplinks", json!(["eth*"])),
+    ] {
+        ensure!(careless.pointer(key) == Some(&shown), "{key}: {careless:#}");
+    }
     ensure!(read(&lab, "networks/1.missing.txt")?.contains("20-broken.conf"));
     ensure!(read(&lab, "nft.txt")?.contains("table inet lab"));
     ensure!(read(&lab, "version.txt")?.starts_with("underpass "));

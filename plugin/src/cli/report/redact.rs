@@ -9,15 +9,43 @@ const REDACTED: &str = "(left out)";
 /// Keys whose values are objects, or lists of objects, of which each key is judged.
 const NESTED: [&str; 3] = ["plugins", "ipam", "delegate"];
 
-/// Keys whose values are shown.
-const SHOWN: [&str; 63] = [
-    "addresses",
+/// Keys whose values are objects, or lists of objects, and the keys whose values are shown in these.
+const OBJECTS: [(&str, &[&str]); 6] = [
+    ("addresses", &["address", "gateway"]),
+    (
+        "capabilities",
+        &[
+            "aliases",
+            "bandwidth",
+            "cgroupPath",
+            "deviceID",
+            "dns",
+            "infinibandGUID",
+            "ipRanges",
+            "ips",
+            "mac",
+            "portMappings",
+        ],
+    ),
+    ("dns", &["domain", "nameservers", "options", "search"]),
+    ("ranges", &["gateway", "rangeEnd", "rangeStart", "subnet"]),
+    (
+        "routes",
+        &["advmss", "dst", "gw", "mtu", "priority", "scope", "table"],
+    ),
+    ("vlanTrunk", &["id", "maxID", "minID"]),
+];
+
+/// Holds settings of the kernel, of which some are secrets (`tcp_fastopen_key`, `stable_secret`). None of those is a number.
+const SETTINGS: &str = "sysctl";
+
+/// Keys whose values are shown, as long as they are no objects.
+const SHOWN: [&str; 57] = [
     "antiSpoof",
     "backend",
     "bpfRoot",
     "bridge",
     "bypass",
-    "capabilities",
     "cniVersion",
     "cniVersions",
     "conditionsV4",
@@ -27,12 +55,11 @@ const SHOWN: [&str; 63] = [
     "device",
     "disableCheck",
     "disableGC",
-    "dns",
     "egressBurst",
     "egressRate",
     "enabledad",
     "externalSetMarkChain",
-    "firewallZone",
+    "firewalldZone",
     "forceAddress",
     "gateway",
     "hairpinMode",
@@ -41,6 +68,7 @@ const SHOWN: [&str; 63] = [
     "ingressRate",
     "ipMasq",
     "ipMasqBackend",
+    "iptablesAdminChainName",
     "isDefaultGateway",
     "isGateway",
     "macspoofchk",
@@ -58,45 +86,68 @@ const SHOWN: [&str; 63] = [
     "promiscMode",
     "rangeEnd",
     "rangeStart",
-    "ranges",
     "resolvConf",
-    "routes",
     "shapedSubnets",
     "snat",
     "subnet",
-    "sysctl",
     "tunnelPort",
     "type",
     "unshapedSubnets",
     "uplinks",
     "vlan",
     "vlanId",
-    "vlanTrunk",
     "vrfname",
     "xdp",
 ];
 
 /// Copies a network without the values that are not shown.
 pub(super) fn network(document: &Map<String, Value>) -> Value {
-    let entries = document.iter().map(|(key, value)| {
-        let shown = if NESTED.contains(&key.as_str()) {
-            nested(value)
-        } else if SHOWN.contains(&key.as_str()) {
-            value.clone()
-        } else {
-            Value::from(REDACTED)
-        };
-        (key.clone(), shown)
-    });
-    Value::Object(entries.collect())
+    entries(document, &of_network)
 }
 
-fn nested(value: &Value) -> Value {
+fn of_network(key: &str, value: &Value) -> Value {
+    let inner = OBJECTS.iter().find(|(outer, _)| *outer == key);
+    match inner {
+        Some((_, keys)) => objects(value, &|key, value| shown_if(keys.contains(&key), value)),
+        None if NESTED.contains(&key) => objects(value, &of_network),
+        None if key == SETTINGS => objects(value, &|_, value| {
+            shown_if(value.as_str().is_some_and(is_numbers), value)
+        }),
+        None => shown_if(SHOWN.contains(&key), value),
+    }
+}
+
+/// Copies an object, or the objects of a list, with what becomes of each value by its key.
+fn objects(value: &Value, judge: &dyn Fn(&str, &Value) -> Value) -> Value {
     match value {
-        Value::Object(object) => network(object),
-        Value::Array(list) => list.iter().map(nested).collect(),
+        Value::Object(object) => entries(object, judge),
+        Value::Array(list) => list.iter().map(|value| objects(value, judge)).collect(),
         _ => Value::from(REDACTED),
     }
+}
+
+fn entries(object: &Map<String, Value>, judge: &dyn Fn(&str, &Value) -> Value) -> Value {
+    let judged = object
+        .iter()
+        .map(|(key, value)| (key.clone(), judge(key, value)));
+    Value::Object(judged.collect())
+}
+
+/// Copies a value that is shown, without objects: nobody knows their keys.
+fn shown_if(is_shown: bool, value: &Value) -> Value {
+    match value {
+        Value::Array(list) if is_shown => list.iter().map(|value| shown_if(true, value)).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) if is_shown => {
+            value.clone()
+        }
+        _ => Value::from(REDACTED),
+    }
+}
+
+/// Numbers, with space between.
+fn is_numbers(text: &str) -> bool {
+    text.chars()
+        .all(|char| char.is_ascii_digit() || char.is_ascii_whitespace())
 }
 
 #[cfg(test)]
@@ -125,10 +176,36 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_knows_is_left_out_of_values_that_are_shown() {
+        let keys = json!({
+            "ranges": [[{ "subnet": "10.0.0.0/8", "rangeStart": "10.0.0.9", "key": "s3cret" }]],
+            "addresses": [{ "address": "10.0.0.9/8", "key": "s3cret" }],
+            "routes": [{ "dst": "::/0", "gw": "fd00::1", "mtu": 1400, "note": "s3cret" }, { "dst": { "key": "s3cret" } }],
+            "dns": { "nameservers": ["10.0.0.1"], "options": [], "x": "s3cret" },
+            "capabilities": { "portMappings": true, "x": "s3cret" },
+            "sysctl": { "net.core.somaxconn": "4096", "net.ipv4.ip_local_port_range": "1024 65535", "net.ipv4.tcp_fastopen_key": "s3cret" },
+            "vlanTrunk": [{ "id": 7, "x": "s3cret" }],
+            "uplinks": ["eth*", { "key": "s3cret" }],
+            "mtu": { "key": "s3cret" },
+            "firewalldZone": "trusted",
+            "iptablesAdminChainName": "CNI-ADMIN",
+        });
+        let shown = network(keys.as_object().expect("an object"));
+        let text = shown.to_string();
+        assert!(!text.contains("s3cret"), "{shown:#}");
+        let left_out = keys.to_string().matches("s3cret").count();
+        assert_eq!(text.matches(REDACTED).count(), left_out, "{shown:#}");
+    }
+
+    #[test]
     fn keys_are_in_order_and_there_once() {
-        assert!(SHOWN.is_sorted());
-        let mut once = SHOWN.to_vec();
-        once.dedup();
-        assert_eq!(once, SHOWN);
+        let mut lists = vec![SHOWN.to_vec()];
+        lists.extend(OBJECTS.map(|(_, keys)| keys.to_vec()));
+        lists.push(OBJECTS.map(|(key, _)| key).to_vec());
+        for list in lists {
+            assert!(list.is_sorted_by(|one, next| one < next), "{list:?}");
+        }
+        let twice = OBJECTS.iter().find(|(key, _)| SHOWN.contains(key));
+        assert_eq!(twice, None);
     }
 }
