@@ -101,12 +101,29 @@ pub enum Finding {
         container: String,
     },
     /// The container lacks a route.
-    #[error("the container has no route to {destination} by {container}")]
+    #[error("the container has no route to {route} by {container}")]
     NoRoute {
-        /// The destination.
-        destination: IpNet,
+        /// The destination, and what else tells the route from others.
+        route: String,
         /// The container's end.
         container: String,
+    },
+    /// A route of the container has another attribute.
+    #[error(
+        "the container's route to {route} by {container} has {}, and has to have the {attribute} {wanted}",
+        actual.map_or_else(|| format!("no {attribute}"), |actual| format!("the {attribute} {actual}"))
+    )]
+    OtherRoute {
+        /// The destination, and what else tells the route from others.
+        route: String,
+        /// The container's end.
+        container: String,
+        /// `mtu` or `advmss`.
+        attribute: &'static str,
+        /// The value that it has.
+        actual: Option<u32>,
+        /// The value that it should have.
+        wanted: u32,
     },
     /// The host lacks the route to an address of the container.
     #[error("the host has no route to {address} by {host}")]
@@ -194,6 +211,16 @@ pub enum Finding {
         host: String,
         /// The container's end.
         container: String,
+    },
+    /// The host's end has another MTU than the ADD gave it, which the programs go by.
+    #[error("{host} has the MTU {actual}, and has to have {wanted}")]
+    OtherMtu {
+        /// The host's end.
+        host: String,
+        /// The MTU that it has, in bytes.
+        actual: u32,
+        /// The MTU that it should have, in bytes.
+        wanted: u32,
     },
     /// The programs don't know that the device leads to containers of a bridge.
     #[error("the map DEVICES does not know {device} with the gateway's MAC {mac}")]

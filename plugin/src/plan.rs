@@ -31,6 +31,8 @@ mod check;
 const MTU_DEFAULT: u32 = 1500;
 /// Smallest MTU that IPv6 works with, in bytes: devices with less have none (`IPV6_MIN_MTU`).
 pub const MTU_MIN_V6: u32 = 1280;
+/// Metric of IPv6 routes that say none (`IP6_RT_PRIO_USER`).
+const METRIC_V6: u32 = 1024;
 /// Gateways where the IPAM names none: addresses that mean something on the veth only.
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 const GATEWAY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
@@ -143,7 +145,7 @@ impl Plan {
         };
         Ok(Self {
             mtu,
-            routes: container_routes(&ips, &routes),
+            routes: container_routes(&ips, &gateways, &routes),
             dad: conf.dad,
             conntrack: conf.conntrack,
             flags: flags(conf, driver),
@@ -239,8 +241,11 @@ fn add_default_routes(ips: &[IpConfig], routes: &mut Vec<CniRoute>) {
 
 /// First the gateways, on the link; then each address's own network, through its gateway, unless the
 /// IPAM asked for that with attributes of its own; then what the IPAM asked for.
-fn container_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
-    let asked: Vec<Route> = asked.iter().map(|route| asked_route(ips, route)).collect();
+fn container_routes(ips: &[IpConfig], gateways: &[IpAddr], asked: &[CniRoute]) -> Vec<Route> {
+    let asked: Vec<Route> = asked
+        .iter()
+        .map(|route| asked_route(gateways, route))
+        .collect();
     let mut routes: Vec<Route> = Vec::new();
     let mut push = |route: Route| {
         if !routes.iter().any(|other| is_same(other, &route)) {
@@ -273,17 +278,28 @@ fn container_routes(ips: &[IpConfig], asked: &[CniRoute]) -> Vec<Route> {
 }
 
 /// Tells whether the kernel would use one of the two and never the other.
-fn is_same(one: &Route, other: &Route) -> bool {
-    let key = |route: &Route| (route.dst, route.gateway, route.table, route.priority);
+pub(crate) fn is_same(one: &Route, other: &Route) -> bool {
+    let key = |route: &Route| (route.dst, route.gateway, route.table, metric(route));
     key(one) == key(other)
 }
 
-fn asked_route(ips: &[IpConfig], route: &CniRoute) -> Route {
+/// Says which metric the kernel gives a route.
+pub(crate) fn metric(route: &Route) -> u32 {
+    let unsaid = match route.dst {
+        IpNet::V4(_) => 0,
+        IpNet::V6(_) => METRIC_V6,
+    };
+    route.priority.unwrap_or(unsaid)
+}
+
+/// Makes of a route as the IPAM asks for it, or as a result says it, what the kernel is given.
+pub(crate) fn asked_route(gateways: &[IpAddr], route: &CniRoute) -> Route {
     // As in Go, zero is what was not said.
     let said = |value: Option<u32>| value.filter(|value| *value != 0);
     let gateway = route.gw.or_else(|| {
-        ips.iter()
-            .filter_map(|ip| ip.gateway)
+        gateways
+            .iter()
+            .copied()
             .find(|gateway| same_family(*gateway, route.dst.addr()))
     });
     // Without a next hop the destination is on the link.

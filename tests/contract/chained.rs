@@ -212,6 +212,37 @@ fn sbr() -> Result<()> {
     before.expect_same(&lab.node)
 }
 
+/// Later plugins of version 1.1.0 pass on what routes have beside a next hop, of which Debian's know nothing: so CHECK gets our own result.
+#[rstest]
+#[case::moved_to_another_table(json!({ "type": "sbr" }))]
+// The kernel lowers the mtu of IPv6 routes along.
+#[case::smaller(json!({ "type": "tuning", "mtu": 1350, "dataDir": "/run/cni/tuning" }))]
+#[case::larger(json!({ "type": "tuning", "mtu": 4000, "dataDir": "/run/cni/tuning" }))]
+fn routes_after_a_plugin_that_changes_them(#[case] later: Value) -> Result<()> {
+    needs_root!();
+    let (lab, _, netns) = lab()?;
+    let routes = Family::BOTH.map(|family| {
+        let everywhere = family.everywhere();
+        [
+            json!({ "dst": everywhere, "priority": 7, "mtu": 1400, "advmss": 1300 }),
+            json!({ "dst": everywhere, "priority": 8, "mtu": 1500 }),
+            json!({ "dst": everywhere }),
+            json!({ "dst": everywhere, "table": 200 }),
+        ]
+    });
+    let conf = lab.conf().with_ipam("routes", routes.concat());
+    let chain = Chain::new(&lab.node, &conf, [later]);
+    let (first, later) = (&chain.plugins()[0], &chain.plugins()[1]);
+    let result = chain.call("ADD", first, &netns, None)?.result()?;
+    let last = chain.call("ADD", later, &netns, Some(&result))?.result()?;
+    for remembered in [&result, &last] {
+        chain
+            .call("CHECK", first, &netns, Some(remembered))?
+            .silence()?;
+    }
+    chain.del(&netns, &last)
+}
+
 fn version(family: Family) -> &'static str {
     match family {
         V4 => "-4",

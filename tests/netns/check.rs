@@ -1,5 +1,7 @@
 //! CHECK says what is wrong with an attachment, not only that something is.
 
+mod routes;
+
 use std::fs;
 
 use aya::maps::{HashMap, Map};

@@ -106,6 +106,14 @@ impl Step<Interface> for Entries {
                         container: container.name.clone(),
                     });
                 }
+                // The container's own may have been set by a later plugin, which the result does not say.
+                if device.mtu != host.mtu {
+                    findings.push(Finding::OtherMtu {
+                        host: host.name.clone(),
+                        actual: host.mtu,
+                        wanted: device.mtu,
+                    });
+                }
             }
         }
         for net in ends.addresses() {

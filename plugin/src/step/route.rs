@@ -9,12 +9,15 @@ use underpass_netlink::{
     route::{Installed, MAIN, Route, SCOPE_LINK},
 };
 
+use self::remembered::Remembered;
 use super::{Attachment, Inspection, Interface, Step, address::link_local};
 use crate::{
     conf::MacCheck,
     error::Error,
     finding::{Finding, Findings},
 };
+
+mod remembered;
 
 /// Every table, in a question.
 const ANY_TABLE: u32 = 0;
@@ -45,8 +48,7 @@ impl Step<Interface> for ContainerRoutes {
         Ok(())
     }
 
-    /// Looks for the container's routes that the runtime remembers, in whichever table a later plugin moved them
-    /// to.
+    /// Looks for the container's routes that the runtime remembers.
     fn verify(
         &self,
         inspection: &Inspection<'_, Interface>,
@@ -55,28 +57,24 @@ impl Step<Interface> for ContainerRoutes {
         let ends = &inspection.found;
         let container = &ends.container;
         let installed = ends.pod.routes_by(ANY_TABLE, container.index)?;
-        for gateway in ends.ips.iter().filter_map(|ip| ip.gateway) {
+        let gateways: Vec<_> = ends.ips.iter().filter_map(|ip| ip.gateway).collect();
+        for gateway in &gateways {
             let is_on_link =
-                |one: &Installed| one.route.gateway.is_none() && one.route.dst.contains(&gateway);
+                |one: &Installed| one.route.gateway.is_none() && one.route.dst.contains(gateway);
             if !installed.iter().any(is_on_link) {
                 findings.push(Finding::NoRouteToGateway {
-                    gateway,
+                    gateway: *gateway,
                     container: container.name.clone(),
                 });
             }
         }
-        for route in ends.routes {
-            let found = installed.iter().any(|one| {
-                one.index == container.index
-                    && one.route.dst == route.dst.trunc()
-                    && (route.gw.is_none() || one.route.gateway == route.gw)
-            });
-            if !found {
-                findings.push(Finding::NoRoute {
-                    destination: route.dst,
-                    container: container.name.clone(),
-                });
-            }
+        let mut left: Vec<_> = installed
+            .iter()
+            .filter(|one| one.index == container.index)
+            .map(|one| &one.route)
+            .collect();
+        for remembered in Remembered::all(ends.routes, &gateways) {
+            remembered.verify(&mut left, container, findings);
         }
         Ok(())
     }
