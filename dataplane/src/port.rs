@@ -9,8 +9,10 @@ use std::{
 use aya::maps::{HashMap, Map, MapData};
 use underpass_abi::{
     addr::Addr,
+    endpoint::Device,
     flow::protocol,
     map,
+    node::Tunnels,
     port::{self, HostPort, PortTarget, ShadowedPort},
 };
 
@@ -110,6 +112,16 @@ pub fn set_service_addresses(pins: &Pins, addresses: &[IpAddr]) -> Result<Change
     })
 }
 
+/// Tells whether the programs leave a port to the node, because tunnels have it: one that the node is an end of, or, for the pod that is
+/// mapped to it, the one that its network names.
+#[must_use]
+pub fn is_closed(port: &HostPort, pod: Option<&Device>, tunnels: &Tunnels) -> bool {
+    let named = pod.map_or(0, |pod| pod.tunnel_port);
+    let is_named = port.protocol == protocol::UDP && named != 0 && named == port.port;
+    let packet = Tunnels::packet(port.protocol, port.port);
+    is_named || tunnels.packets.contains(&packet)
+}
+
 /// A host port for people: `192.0.2.2:8080/tcp`, the unspecified address where every address is
 /// meant.
 #[derive(Clone, Copy, Debug)]
@@ -160,6 +172,28 @@ pub fn destination(target: &PortTarget) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tunnel_closes_its_port() {
+        let port = |protocol| HostPort {
+            port: 4789_u16.to_be(),
+            protocol,
+            ..HostPort::default()
+        };
+        let (tcp, udp) = (port(protocol::TCP), port(protocol::UDP));
+        let pod = Device {
+            tunnel_port: udp.port,
+            ..Device::default()
+        };
+        let mut tunnels = Tunnels::default();
+        assert!(!is_closed(&udp, None, &tunnels));
+        assert!(!is_closed(&udp, Some(&Device::default()), &tunnels));
+        assert!(!is_closed(&tcp, Some(&pod), &tunnels));
+        assert!(is_closed(&udp, Some(&pod), &tunnels));
+        tunnels.packets[0] = Tunnels::packet(protocol::UDP, udp.port);
+        assert!(!is_closed(&tcp, None, &tunnels));
+        assert!(is_closed(&udp, None, &tunnels));
+    }
 
     #[test]
     fn a_host_port_reads_like_an_address() {

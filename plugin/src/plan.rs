@@ -19,7 +19,7 @@ use crate::{
     conf::{
         Bypass, Conf, Conntrack, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing,
         bandwidth::Bandwidth,
-        port::{Binding, bindings},
+        port::{Binding, bindings, keep_out_of_tunnel},
     },
     identity::Identity,
     uplink::InheritedMtu,
@@ -153,7 +153,7 @@ impl Plan {
             masquerade_addresses: conf.masquerade_addresses.clone(),
             half_open_limit: conf.half_open_limit,
             tunnel_port: conf.tunnel_port,
-            ports: host_ports(conf, &addresses),
+            ports: host_ports(conf, &addresses)?,
             bandwidth: conf.bandwidth.unwrap_or_default(),
             gateways,
             addresses,
@@ -347,9 +347,12 @@ fn flags(conf: &Conf, driver: Driver) -> u32 {
         }
 }
 
-fn host_ports(conf: &Conf, addresses: &[IpNet]) -> Vec<Binding> {
+fn host_ports(conf: &Conf, addresses: &[IpNet]) -> Result<Vec<Binding>, Error> {
+    if let Some(port) = conf.tunnel_port {
+        keep_out_of_tunnel(&conf.ports, port)?;
+    }
     let addresses: Vec<_> = addresses.iter().map(IpNet::addr).collect();
-    bindings(&conf.ports, &addresses)
+    Ok(bindings(&conf.ports, &addresses))
 }
 
 /// Multicast and link-local destinations are never masqueraded; else what the config says, else the

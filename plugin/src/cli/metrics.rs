@@ -7,12 +7,12 @@ use underpass_abi::{
     counter::{Counter, Kind as Counted},
     endpoint::device,
 };
-use underpass_dataplane::{Maps, Pins, attach, object, port::HostPorts};
+use underpass_dataplane::{Maps, Pins, attach, object};
 use underpass_ipam::Usage;
 use underpass_netlink::Netlink;
 
 use self::openmetrics::{Exposition, Kind, Seconds};
-use super::{Failure, networks::Networks};
+use super::{Failure, networks::Networks, status::port::State};
 use crate::{error::Error, left_behind::left_behind, step::lease, stopwatch::Times};
 
 mod openmetrics;
@@ -135,18 +135,15 @@ fn containers(maps: &Maps, text: &mut Exposition) -> Result<(), Error> {
     for (name, count) in [("ipv4", v4), ("ipv6", endpoints.len() - v4)] {
         family.sample(&[("family", name)], count);
     }
-    let ports = HostPorts::open(maps.pins())?;
-    let states = [
-        ("serving", ports.serving()?.len()),
-        ("waiting", ports.shadowed()?.len()),
-    ];
+    let ports = State::of_all(maps)?;
     let mut family = text.family(
         "underpass_host_ports",
         Kind::Gauge,
-        "Mappings of host ports, by address and protocol; one that waits serves when the newer ones are gone.",
+        "Mappings of host ports, by address and protocol; one that waits serves when the newer ones are gone, a closed one is of a port that tunnels have.",
     );
-    for (state, count) in states {
-        family.sample(&[("state", state)], count);
+    for (state, name) in State::ALL {
+        let count = ports.iter().filter(|(_, _, one)| *one == state).count();
+        family.sample(&[("state", name)], count);
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ use crate::{
 
 pub(super) mod feature;
 mod last_add;
-mod port;
+pub(super) mod port;
 mod stack;
 
 use feature::Feature;
@@ -201,7 +201,7 @@ impl Status {
                 attachment: attachment(endpoint.ifindex),
             });
         }
-        status.host_ports = port::collect(&pins, attachment)?;
+        status.host_ports = port::collect(&maps, attachment)?;
         status.counters = maps
             .counters()?
             .into_iter()

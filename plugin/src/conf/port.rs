@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
 };
 
 use serde::Deserialize;
@@ -93,6 +94,20 @@ pub(super) fn mappings(entries: &[Entry]) -> Result<Vec<PortMapping>, Error> {
         mappings.push(mapping);
     }
     Ok(mappings)
+}
+
+/// Refuses a mapping of the UDP port that the tunnels between the nodes have: the programs never serve it.
+pub fn keep_out_of_tunnel(mappings: &[PortMapping], tunnel_port: NonZeroU16) -> Result<(), Error> {
+    let is_taken = |mapping: &PortMapping| {
+        mapping.protocol == Protocol::Udp && mapping.host_port == tunnel_port.get()
+    };
+    match mappings.iter().position(is_taken) {
+        None => Ok(()),
+        // There is a mapping for each entry.
+        Some(index) => Err(Error::config(format!(
+            "invalid hostPort {tunnel_port} in {KEY}[{index}]: it is the tunnelPort of the network, whose UDP is the node's own; map another port"
+        ))),
+    }
 }
 
 /// Says where the host ports lead, for a container with these addresses: to the first of each family. A

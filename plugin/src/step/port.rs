@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use tracing::warn;
 use underpass_abi::{
     endpoint::{Attachment as Record, LOOPBACK, Owner, device},
     port::PortTarget,
@@ -9,7 +10,7 @@ use underpass_abi::{
 use underpass_dataplane::{
     Changed, Maps, Pins, attach,
     lock::Lock,
-    port::{HostPorts as Ports, destination, set_service_addresses},
+    port::{HostPorts as Ports, Text, destination, is_closed, set_service_addresses},
 };
 use underpass_netlink::Netlink;
 
@@ -52,6 +53,15 @@ impl<M: Mode> Step<M> for HostPorts {
             host: host.index,
             ports,
         };
+        let closed = ports
+            .iter()
+            .filter(|binding| is_closed(&binding.port, None, &uplinks.tunnels));
+        for binding in closed {
+            warn!(
+                "host port {} is not served, because a tunnel of this node has it: map another port, or give the tunnel one",
+                Text(&binding.port)
+            );
+        }
         serve(node, maps, claims, &uplinks.service_addresses, undo)
     }
 

@@ -1,8 +1,10 @@
-//! Several containers that want the same host port: the newest serves.
+//! Several that want the same host port. Of containers the newest serves; a tunnel of the node keeps its own.
 
+use aya::maps::{HashMap, Map};
 use rstest::rstest;
-use serde_json::json;
-use underpass_tests::{prelude::*, runtime::Call};
+use serde_json::{Value, json};
+use underpass_abi::{endpoint::Device, map};
+use underpass_tests::{counter::open, leak::Traces, prelude::*, runtime::Call};
 
 use crate::net_dir::{self, NET_DIR};
 
@@ -50,7 +52,58 @@ fn a_tunnel_of_the_node_keeps_its_port(#[values(V4, V6)] family: Family) -> Resu
     let up = "link set tunnel9 up".to_owned();
     lab.node.netns().ip(&[add, up])?;
     lab.node.underpass(&["apply", "--net-dir", NET_DIR])?;
-    ask()?.hears_nothing(node_at(family, PORT))
+    ask()?.hears_nothing(node_at(family, PORT))?;
+    is_shown_as_closed(&lab, PORT)?;
+    // Who comes later is told at once, of UDP.
+    let netns = lab.node.netns().sibling("b")?;
+    let add = Call::new("ADD").attachment("b", &netns.path().display().to_string(), Pod::IFNAME);
+    let reply = add.conf(&conf).run(&lab.node)?;
+    reply.result()?;
+    let said = |port: &str| {
+        reply
+            .stderr
+            .contains(&format!("host port {port} is not served"))
+    };
+    ensure!(
+        said("0.0.0.0:8472/udp") && said("[::]:8472/udp") && !said("0.0.0.0:8472/tcp"),
+        "{}",
+        reply.stderr
+    );
+    Ok(())
+}
+
+/// Fails unless the command line says that TCP of this port is served, and UDP is not.
+fn is_shown_as_closed(lab: &Lab, port: u16) -> Result<()> {
+    let json: Value = serde_json::from_str(&lab.node.underpass(&["status", "--json"])?)?;
+    let states = json["hostPorts"].as_array().into_iter().flatten();
+    let states: Vec<_> = states
+        .map(|port| {
+            (
+                port["address"].as_str(),
+                port["protocol"].as_str(),
+                port["state"].as_str(),
+            )
+        })
+        .collect();
+    let expected = [
+        ("0.0.0.0", "tcp", "serving"),
+        ("::", "tcp", "serving"),
+        ("0.0.0.0", "udp", "closed"),
+        ("::", "udp", "closed"),
+    ]
+    .map(|(address, protocol, state)| (Some(address), Some(protocol), Some(state)));
+    ensure!(states == expected, "{json:#}");
+    let text = lab.node.underpass(&["status"])?;
+    let closed = text.lines().filter(|line| {
+        line.contains(&format!(":{port}/udp")) && line.contains("(closed: the port of a tunnel")
+    });
+    ensure!(closed.count() == 2, "{text}");
+    let metrics = lab.node.underpass(&["metrics", "--net-dir", NET_DIR])?;
+    for (state, count) in [("serving", 2), ("waiting", 0), ("closed", 2)] {
+        let sample = format!("underpass_host_ports{{state={state:?}}} {count}\n");
+        ensure!(metrics.contains(&sample), "{metrics}");
+    }
+    Ok(())
 }
 
 /// After a boot there is no device for it yet, and other nodes send already.
@@ -68,9 +121,43 @@ fn a_tunnel_to_come_keeps_its_port(#[values(V4, V6)] family: Family) -> Result<(
     let pod = lab.pod_with("a", &conf)?;
     ensure!(ask(PORT, &pod)?, "without such a tunnel it is served");
     pod.del()?;
-    let pod = lab.pod_with("b", &conf.with("tunnelPort", PORT))?;
+    let before = Traces::of(&lab.node)?;
+    let netns = lab.node.netns().sibling("b")?;
+    let error = Call::new("ADD")
+        .attachment("b", &netns.path().display().to_string(), Pod::IFNAME)
+        .conf(&conf.clone().with("tunnelPort", PORT))
+        .run(&lab.node)?
+        .error()?;
+    ensure!(
+        error.code == 7
+            && error
+                .msg
+                .contains("invalid hostPort 8472 in runtimeConfig.portMappings[1]: it is the tunnelPort of the network"),
+        "{error}"
+    );
+    before.expect_same(&lab.node)?;
+    // An attachment that has it all the same, of an earlier version.
+    let pod = lab.pod_with("c", &conf)?;
+    let mut devices: HashMap<_, u32, Device> =
+        Map::HashMap(open(&lab.node, map::DEVICES)?).try_into()?;
+    let index = lab.node.netns().ifindex(pod.host_veth())?;
+    let mut device = devices.get(&index, 0)?;
+    device.tunnel_port = PORT.to_be();
+    devices.insert(index, device, 0)?;
     ensure!(!ask(PORT, &pod)?, "it is served");
     ensure!(ask(HOST, &pod)?, "another port is not served");
+    Ok(())
+}
+
+/// Tunnels are of UDP: the same number of another protocol is served.
+#[test]
+fn a_tunnel_to_come_leaves_other_protocols_alone() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let mapping = json!({ "hostPort": HOST, "containerPort": 80, "protocol": "tcp" });
+    let pod = lab.pod_with("a", &mapped(&lab, &[mapping]).with("tunnelPort", HOST))?;
+    let _server = tcp::Server::start(pod.netns(), pod.at(V4, 80))?;
+    tcp::visit(lab.world.netns(), node_at(V4, HOST))?;
     Ok(())
 }
 

@@ -154,7 +154,7 @@ fn the_command_line_shows_the_ports() -> Result<()> {
     ensure!(ports == 8, "{json:#}");
     let first = &json["hostPorts"][0];
     ensure!(
-        first["address"] == "0.0.0.0" && first["serving"] == true,
+        first["address"] == "0.0.0.0" && first["state"] == "serving",
         "{first}"
     );
     ensure!(

@@ -6,9 +6,10 @@ use std::{
 };
 
 use serde::Serialize;
+use underpass_abi::port::{HostPort as Key, PortTarget};
 use underpass_dataplane::{
-    Error, Pins,
-    port::{HostPorts, Text, destination},
+    Error, Maps,
+    port::{HostPorts, Text, destination, is_closed},
 };
 
 use super::{FAINT, HEADING};
@@ -25,24 +26,58 @@ pub(super) struct HostPort {
     pub(super) container_port: u16,
     /// Network, container and interface, as the device's alias has them.
     pub(super) attachment: String,
-    /// Whether it is the newest mapping of the port; the others wait for its end.
-    pub(super) serving: bool,
+    pub(super) state: State,
+}
+
+/// What becomes of a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::cli) enum State {
+    /// It is the newest of the port.
+    Serving,
+    /// It is the newest of the port, which is that of a tunnel: the programs leave it to the node.
+    Closed,
+    /// It serves when the newer ones are gone.
+    Waiting,
+}
+
+impl State {
+    /// In the order in which they are shown.
+    pub(in crate::cli) const ALL: [(Self, &'static str); 3] = [
+        (Self::Serving, "serving"),
+        (Self::Waiting, "waiting"),
+        (Self::Closed, "closed"),
+    ];
+
+    /// Lists all mappings, each with what becomes of it.
+    pub(in crate::cli) fn of_all(maps: &Maps) -> Result<Vec<(Key, PortTarget, Self)>, Error> {
+        let ports = HostPorts::open(maps.pins())?;
+        let tunnels = maps.state()?.tunnels;
+        let mut all = Vec::new();
+        for (port, target) in ports.serving()? {
+            let pod = maps.device(target.ifindex)?;
+            let state = if is_closed(&port, pod.as_ref(), &tunnels) {
+                Self::Closed
+            } else {
+                Self::Serving
+            };
+            all.push((port, target, state));
+        }
+        let waiting = ports.shadowed()?.into_iter();
+        all.extend(waiting.map(|(key, target)| (key.port, target, Self::Waiting)));
+        Ok(all)
+    }
 }
 
 /// All mappings, sorted; of one port, the one that counts first. `attachment` names the attachment
 /// of a device.
 pub(super) fn collect(
-    pins: &Pins,
+    maps: &Maps,
     attachment: impl Fn(u32) -> String,
 ) -> Result<Vec<HostPort>, Error> {
-    let maps = HostPorts::open(pins)?;
-    let serving = maps.serving()?.into_iter();
-    let shadowed = maps.shadowed()?.into_iter();
-    let all = serving
-        .map(|(port, target)| (port, target, true))
-        .chain(shadowed.map(|(key, target)| (key.port, target, false)));
-    let mut ports: Vec<_> = all
-        .map(|(key, target, serving)| {
+    let mut ports: Vec<_> = State::of_all(maps)?
+        .into_iter()
+        .map(|(key, target, state)| {
             let (from, to) = (Text(&key), destination(&target));
             HostPort {
                 address: from.socket().ip(),
@@ -51,11 +86,11 @@ pub(super) fn collect(
                 container_address: to.ip(),
                 container_port: to.port(),
                 attachment: attachment(target.ifindex),
-                serving,
+                state,
             }
         })
         .collect();
-    ports.sort_by_key(|port| (port.port, port.protocol, port.address, !port.serving));
+    ports.sort_by_key(|port| (port.port, port.protocol, port.address, port.state));
     Ok(ports)
 }
 
@@ -69,14 +104,14 @@ pub(super) fn print(ports: &[HostPort], out: &mut impl io::Write) -> io::Result<
         let from = SocketAddr::new(port.address, port.port);
         let from = format!("{from}/{}", port.protocol);
         let to = SocketAddr::new(port.container_address, port.container_port).to_string();
-        let waits = if port.serving {
-            ""
-        } else {
-            " (waits: a newer mapping serves the port)"
+        let why = match port.state {
+            State::Serving => "",
+            State::Closed => " (closed: the port of a tunnel of the node)",
+            State::Waiting => " (waits: a newer mapping serves the port)",
         };
         writeln!(
             out,
-            "  {from:<32} {to:<28} {FAINT}{}{waits}{FAINT:#}",
+            "  {from:<32} {to:<28} {FAINT}{}{why}{FAINT:#}",
             port.attachment
         )?;
     }

@@ -46,17 +46,21 @@ fn status() -> Status {
             device: "veth0".to_owned(),
             attachment: "n1:c1:eth0".to_owned(),
         }],
-        host_ports: [("n1:c2:eth0", true), ("n1:c1:eth0", false)]
-            .map(|(attachment, serving)| port::HostPort {
-                address: Ipv6Addr::UNSPECIFIED.into(),
-                port: 8080,
-                protocol: "tcp",
-                container_address: Ipv6Addr::LOCALHOST.into(),
-                container_port: 80,
-                attachment: attachment.to_owned(),
-                serving,
-            })
-            .into(),
+        host_ports: [
+            ("n1:c2:eth0", "tcp", port::State::Serving),
+            ("n1:c1:eth0", "tcp", port::State::Waiting),
+            ("n1:c1:eth0", "udp", port::State::Closed),
+        ]
+        .map(|(attachment, protocol, state)| port::HostPort {
+            address: Ipv6Addr::UNSPECIFIED.into(),
+            port: 8080,
+            protocol,
+            container_address: Ipv6Addr::LOCALHOST.into(),
+            container_port: 80,
+            attachment: attachment.to_owned(),
+            state,
+        })
+        .into(),
         last_add: Some(Times {
             total_us: 4_709,
             steps: [("config", 204), ("link", 2_505), ("maps", 2_000)]
@@ -112,6 +116,7 @@ fn a_node_reads_well() {
     Host ports
       [::]:8080/tcp                    [::1]:80                     n1:c2:eth0
       [::]:8080/tcp                    [::1]:80                     n1:c1:eth0 (waits: a newer mapping serves the port)
+      [::]:8080/udp                    [::1]:80                     n1:c1:eth0 (closed: the port of a tunnel of the node)
 
     Last ADD
       4.70 ms, most of it in:
@@ -147,7 +152,7 @@ fn scripts_find_every_field() {
     assert_eq!(json["devices"][0]["programs"][0]["attached"], false);
     assert_eq!(json["endpoints"][0]["address"], "10.0.0.2/24");
     assert_eq!(json["hostPorts"][0]["containerAddress"], "::1");
-    assert_eq!(json["hostPorts"][1]["serving"], false);
+    assert_eq!(json["hostPorts"][1]["state"], "waiting");
     assert_eq!(json["lastAdd"]["totalUs"], 4_709);
     assert_eq!(json["lastAdd"]["steps"][1]["step"], "link");
     assert_eq!(json["counters"]["bypass_peer"], 7);
