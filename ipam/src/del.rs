@@ -13,11 +13,11 @@ pub fn del(request: &Request) -> Result<(), Error> {
     del_if(request, || true)
 }
 
-/// Does what [`del()`] does, if `is_gone` says that nobody needs the leases. It is asked while the folder's lock is held.
-pub fn del_if(request: &Request, is_gone: impl FnOnce() -> bool) -> Result<(), Error> {
+/// Does what [`del()`] does, if `is_due` says that the leases are still those that have to go. It is asked while the folder's lock is held.
+pub fn del_if(request: &Request, is_due: impl FnOnce() -> bool) -> Result<(), Error> {
     let store = Store::new(&config::data_dir(&request.conf)?, &request.conf.name);
     if let Some(mut locked) = store.lock_existing()?
-        && is_gone()
+        && is_due()
     {
         locked.release_all(&Owner::from(&request.attachment))?;
     }

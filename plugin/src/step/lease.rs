@@ -125,11 +125,11 @@ pub(crate) fn verify(request: &Request, findings: &mut Findings) -> Result<(), E
     Ok(())
 }
 
-/// Gives the addresses back, if `is_gone` says that nobody needs them: as late as it can be asked.
-pub(crate) fn give_back(request: &Request, is_gone: impl FnOnce() -> bool) -> Result<(), Error> {
+/// Gives the addresses back, if `is_due` says that the lease is still the one that has to go: as late as it can be asked.
+pub(crate) fn give_back(request: &Request, is_due: impl FnOnce() -> bool) -> Result<(), Error> {
     let answer = match ipam(&request.conf)? {
-        Ipam::BuiltIn => underpass_ipam::del_if(request, is_gone),
-        Ipam::Delegate(name) if is_gone() => request.delegation.del(&name),
+        Ipam::BuiltIn => underpass_ipam::del_if(request, is_due),
+        Ipam::Delegate(name) if is_due() => request.delegation.del(&name),
         Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => return Ok(()),
     };
     Ok(answer?)

@@ -35,13 +35,14 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
         errors.push(error);
     }
     time.lap("link and maps");
-    // Last, so that nobody is given an address that still leads to this container. An ADD may have found it dead
-    // meanwhile, freed its addresses, and attached the container anew.
-    let is_gone = || {
+    // Last, as after a detachment nothing leads to the addresses. After one that failed something may, and they are given back all the
+    // same: an ADD that gets one of them is refused while it leads to this container (`endpoint::require_free`). But an
+    // ADD may have found the container dead meanwhile, freed its addresses, and attached it anew: the lease is that one's.
+    let is_attached_anew = || {
         let after = known(maps.as_ref(), owner);
-        after.is_none() || after == before
+        after.is_some() && after != before
     };
-    if let Err(error) = lease::give_back(request, is_gone) {
+    if let Err(error) = lease::give_back(request, || !is_attached_anew()) {
         errors.push(error);
     }
     time.lap("lease");
