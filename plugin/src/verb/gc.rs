@@ -19,25 +19,24 @@ use crate::{
 
 /// Removes the dead attachments of the network, and frees their addresses.
 pub(super) fn gc(request: &NetworkRequest) -> Result<(), Error> {
-    let valid = valid(request)?;
-    let mut errors = Vec::new();
-    if let Err(error) = collect(request, &valid, &mut errors) {
-        errors.push(error);
-    }
-    if let Err(error) = lease::collect(request) {
-        errors.push(error);
-    }
+    let mut errors = remove_dead(request)?;
+    errors.extend(lease::collect(request).err());
     Error::collect(errors)
 }
 
 /// Removes the dead attachments of the network, for a plugin that gives no addresses.
 pub(super) fn gc_ports(request: &NetworkRequest) -> Result<(), Error> {
+    Error::collect(remove_dead(request)?)
+}
+
+/// Removes the dead attachments, and returns what could not be done of that.
+fn remove_dead(request: &NetworkRequest) -> Result<Vec<Error>, Error> {
     let valid = valid(request)?;
     let mut errors = Vec::new();
     if let Err(error) = collect(request, &valid, &mut errors) {
         errors.push(error);
     }
-    Error::collect(errors)
+    Ok(errors)
 }
 
 /// Lists who must stay. Without the list nothing is known to be dead, and nothing is touched.
