@@ -119,7 +119,7 @@ pub enum Conntrack {
     Liberal,
 }
 
-/// What ADD, CHECK and STATUS need to know.
+/// What the network's config says: enough for GC, STATUS and commands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Conf {
     /// The devices that carry the container's packets.
@@ -156,12 +156,19 @@ pub struct Conf {
     pub bpf_root: PathBuf,
     /// Name servers; if none are said, the IPAM's.
     pub dns: Option<Dns>,
+    /// The limits; none if no key says anything.
+    pub bandwidth: Option<bandwidth::Bandwidth>,
+}
+
+/// What ADD and CHECK need to know: the network's config, and what the runtime asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AttachmentConf {
+    /// The network's config, with name servers and limits as the attachment has them.
+    pub network: Conf,
     /// The container's MAC; if it is not said, it follows from the attachment.
     pub mac: Option<Mac>,
     /// Host ports that lead to the container.
     pub ports: Vec<port::PortMapping>,
-    /// The limits; none if no key says anything.
-    pub bandwidth: Option<bandwidth::Bandwidth>,
 }
 
 #[derive(Default, Deserialize)]
@@ -281,44 +288,8 @@ impl Conf {
             dad: if keys.enabledad { Dad::On } else { Dad::Off },
             bpf_root: root(keys.bpf_root)?,
             dns: conf.dns()?,
-            mac: None,
-            ports: Vec::new(),
             bandwidth: bandwidth::of_network(conf)?,
         })
-    }
-
-    /// Decodes and checks everything that concerns one attachment.
-    pub fn of_attachment(request: &Request) -> Result<Self, Error> {
-        let mut decoded = Self::of_network(&request.conf)?;
-        let runtime: RuntimeKeys = request.conf.runtime()?;
-        decoded.ports = port::mappings(&runtime.port_mappings)?;
-        if let (None, Some(keys)) = (decoded.bandwidth, runtime.bandwidth) {
-            decoded.bandwidth = Some(keys.limits("runtimeConfig.bandwidth.")?);
-        }
-        let RuntimeDns {
-            servers,
-            searches,
-            options,
-        } = runtime.dns;
-        if !(servers.is_empty() && searches.is_empty() && options.is_empty()) {
-            decoded.dns = Some(Dns {
-                nameservers: servers,
-                search: searches,
-                options,
-                domain: decoded.dns.map(|dns| dns.domain).unwrap_or_default(),
-            });
-        }
-        let args = CniArgs::parse(&request.attachment.args)?;
-        args.require_known(&["IP", "GATEWAY", "MAC"])?;
-        let args_cni: ArgsKeys = request.conf.args_cni()?;
-        let sources = [
-            ("runtimeConfig.mac", runtime.mac.as_str()),
-            ("args.cni.mac", &args_cni.mac),
-            ("MAC of CNI_ARGS", args.get("MAC").unwrap_or_default()),
-        ];
-        let asked = sources.into_iter().find(|(_, text)| !text.is_empty());
-        decoded.mac = asked.map(|(key, text)| mac(key, text)).transpose()?;
-        Ok(decoded)
     }
 
     /// Decodes the one key that DEL and GC need: nothing else of a config may keep them from
@@ -331,6 +302,45 @@ impl Conf {
         }
         let keys: Root = conf.plugin()?;
         root(keys.bpf_root)
+    }
+}
+
+impl AttachmentConf {
+    /// Decodes and checks everything that concerns one attachment.
+    pub fn of(request: &Request) -> Result<Self, Error> {
+        let mut network = Conf::of_network(&request.conf)?;
+        let runtime: RuntimeKeys = request.conf.runtime()?;
+        let ports = port::mappings(&runtime.port_mappings)?;
+        if let (None, Some(keys)) = (network.bandwidth, runtime.bandwidth) {
+            network.bandwidth = Some(keys.limits("runtimeConfig.bandwidth.")?);
+        }
+        let RuntimeDns {
+            servers,
+            searches,
+            options,
+        } = runtime.dns;
+        if !(servers.is_empty() && searches.is_empty() && options.is_empty()) {
+            network.dns = Some(Dns {
+                nameservers: servers,
+                search: searches,
+                options,
+                domain: network.dns.map(|dns| dns.domain).unwrap_or_default(),
+            });
+        }
+        let args = CniArgs::parse(&request.attachment.args)?;
+        args.require_known(&["IP", "GATEWAY", "MAC"])?;
+        let args_cni: ArgsKeys = request.conf.args_cni()?;
+        let sources = [
+            ("runtimeConfig.mac", runtime.mac.as_str()),
+            ("args.cni.mac", &args_cni.mac),
+            ("MAC of CNI_ARGS", args.get("MAC").unwrap_or_default()),
+        ];
+        let asked = sources.into_iter().find(|(_, text)| !text.is_empty());
+        Ok(Self {
+            network,
+            mac: asked.map(|(key, text)| mac(key, text)).transpose()?,
+            ports,
+        })
     }
 }
 

@@ -17,7 +17,8 @@ use underpass_netlink::{
 
 use crate::{
     conf::{
-        Bypass, Conf, Conntrack, Dad, DefaultGateway, MacCheck, Masquerade, Spoofing,
+        AttachmentConf, Bypass, Conf, Conntrack, Dad, DefaultGateway, MacCheck, Masquerade,
+        Spoofing,
         bandwidth::Bandwidth,
         port::{Binding, bindings, keep_out_of_tunnel},
     },
@@ -105,7 +106,7 @@ impl Plan {
     /// where the config has none, `sandbox` the netns as the runtime wrote it.
     pub fn new(
         identity: Identity,
-        conf: &Conf,
+        conf: &AttachmentConf,
         lease: LeaseResult,
         driver: Driver,
         inherited: Option<InheritedMtu<'_>>,
@@ -119,14 +120,15 @@ impl Plan {
         } = lease;
         check::lease(&ips, &routes)?;
         let has_v6 = ips.iter().any(|ip| ip.address.addr().is_ipv6());
-        let mtu = mtu(conf, inherited, has_v6)?;
+        let network = &conf.network;
+        let mtu = mtu(network, inherited, has_v6)?;
         let (host, container) = ends(&identity, conf);
         for ip in &mut ips {
             ip.interface = Some(1);
             ip.gateway
                 .get_or_insert(fallback_gateway(ip.address.addr()));
         }
-        if conf.default_gateway == DefaultGateway::Add {
+        if network.default_gateway == DefaultGateway::Add {
             add_default_routes(&ips, &mut routes);
         }
         let mut gateways: Vec<IpAddr> = Vec::new();
@@ -146,22 +148,22 @@ impl Plan {
         Ok(Self {
             mtu,
             routes: container_routes(&ips, &gateways, &routes),
-            dad: conf.dad,
-            conntrack: conf.conntrack,
-            flags: flags(conf, driver),
-            no_masquerade: no_masquerade(conf, &addresses, subnets),
-            masquerade_addresses: conf.masquerade_addresses.clone(),
-            half_open_limit: conf.half_open_limit,
-            tunnel_port: conf.tunnel_port,
+            dad: network.dad,
+            conntrack: network.conntrack,
+            flags: flags(network, driver),
+            no_masquerade: no_masquerade(network, &addresses, subnets),
+            masquerade_addresses: network.masquerade_addresses.clone(),
+            half_open_limit: network.half_open_limit,
+            tunnel_port: network.tunnel_port,
             ports: host_ports(conf, &addresses)?,
-            bandwidth: conf.bandwidth.unwrap_or_default(),
+            bandwidth: network.bandwidth.unwrap_or_default(),
             gateways,
             addresses,
             result: CniResult {
                 interfaces: vec![interface(&host, ""), interface(&container, sandbox)],
                 ips,
                 routes,
-                dns: conf.dns.clone().unwrap_or(dns),
+                dns: network.dns.clone().unwrap_or(dns),
             },
             driver,
             host,
@@ -199,7 +201,7 @@ fn mtu(conf: &Conf, inherited: Option<InheritedMtu<'_>>, has_v6: bool) -> Result
     }
 }
 
-fn ends(identity: &Identity, conf: &Conf) -> (End, End) {
+fn ends(identity: &Identity, conf: &AttachmentConf) -> (End, End) {
     let host = End {
         name: identity.host_name(),
         mac: identity.host_mac(),
@@ -347,8 +349,8 @@ fn flags(conf: &Conf, driver: Driver) -> u32 {
         }
 }
 
-fn host_ports(conf: &Conf, addresses: &[IpNet]) -> Result<Vec<Binding>, Error> {
-    if let Some(port) = conf.tunnel_port {
+fn host_ports(conf: &AttachmentConf, addresses: &[IpNet]) -> Result<Vec<Binding>, Error> {
+    if let Some(port) = conf.network.tunnel_port {
         keep_out_of_tunnel(&conf.ports, port)?;
     }
     let addresses: Vec<_> = addresses.iter().map(IpNet::addr).collect();

@@ -7,10 +7,10 @@ fn network(keys: &str) -> Result<Conf, Error> {
     Conf::of_network(&NetConf::parse(document.as_bytes())?)
 }
 
-fn attachment(keys: &str, args: &str) -> Result<Conf, Error> {
+fn attachment(keys: &str, args: &str) -> Result<AttachmentConf, Error> {
     let document = format!(r#"{{"cniVersion":"1.1.0","name":"n1","type":"underpass",{keys}}}"#);
     let conf = NetConf::parse(document.as_bytes())?;
-    Conf::of_attachment(&Request {
+    AttachmentConf::of(&Request {
         delegation: Delegation {
             path: Vec::new(),
             stdin: document.into_bytes(),
@@ -57,8 +57,6 @@ fn an_empty_config_has_the_documented_defaults() {
             dad: Dad::Off,
             bpf_root: PathBuf::from(BPF_ROOT),
             dns: None,
-            mac: None,
-            ports: Vec::new(),
             bandwidth: None,
         }
     );
@@ -171,7 +169,10 @@ fn what_only_a_bridge_can_do_is_refused_by_key_and_value() {
 fn the_runtimes_bandwidth_counts_if_the_network_has_none() {
     let runtime = r#""runtimeConfig":{"bandwidth":{"ingressRate":1000,"ingressBurst":2000}}"#;
     let rate = |keys: &str| {
-        let bandwidth = attachment(keys, "").expect("a valid config").bandwidth;
+        let bandwidth = attachment(keys, "")
+            .expect("a valid config")
+            .network
+            .bandwidth;
         bandwidth.and_then(|limits| Some(limits.ingress?.rate))
     };
     assert_eq!(rate(runtime), Some(1000));
@@ -271,7 +272,7 @@ fn name_servers_of_the_runtime_replace_those_of_the_config() {
         "",
     )
     .expect("a valid config");
-    let dns = conf.dns.expect("set twice");
+    let dns = conf.network.dns.expect("set twice");
     assert_eq!(dns.nameservers, ["10.0.0.2"]);
     assert_eq!(dns.search, ["s"]);
     assert_eq!(dns.domain, "d");

@@ -10,10 +10,14 @@ fn identity() -> Identity {
     }
 }
 
-fn conf(keys: &str) -> Conf {
+fn conf(keys: &str) -> AttachmentConf {
     let document = format!(r#"{{"cniVersion":"1.1.0","name":"n1","type":"underpass",{keys}}}"#);
     let conf = NetConf::parse(document.as_bytes()).expect("a name is enough");
-    Conf::of_network(&conf).expect("a valid config")
+    AttachmentConf {
+        network: Conf::of_network(&conf).expect("a valid config"),
+        mac: None,
+        ports: Vec::new(),
+    }
 }
 
 fn ip(address: &str, gateway: &str) -> IpConfig {
@@ -36,7 +40,7 @@ fn lease(ips: &[(&str, &str)], routes: Vec<CniRoute>) -> LeaseResult {
     }
 }
 
-fn plan(conf: &Conf, lease: LeaseResult) -> Plan {
+fn plan(conf: &AttachmentConf, lease: LeaseResult) -> Plan {
     Plan::new(
         identity(),
         conf,

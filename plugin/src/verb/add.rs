@@ -9,7 +9,7 @@ use underpass_netlink::{Netlink, Netns, link::By};
 
 use super::{chained, identity, reap_or_warn, require_detached};
 use crate::{
-    conf::{Conf, chained::Name, masquerade::KEY},
+    conf::{AttachmentConf, chained::Name, masquerade::KEY},
     error::Error,
     plan::Plan,
     step::{Attachment, INTERFACE, Interface, Pair, Undo, lease, lease::Taken, link, xdp},
@@ -28,16 +28,17 @@ pub(super) fn add(request: &Request) -> Result<CniResult, Error> {
 
 fn attach(request: &Request) -> Result<CniResult, Error> {
     let mut time = Stopwatch::start();
-    let conf = Conf::of_attachment(request)?;
+    let conf = AttachmentConf::of(request)?;
+    let network = &conf.network;
     let identity = identity(request);
     let owner = identity.owner();
-    let driver = link::driver(conf.device)?;
-    let xdp = xdp::usable(conf.xdp);
+    let driver = link::driver(network.device)?;
+    let xdp = xdp::usable(network.xdp);
     let path = request.attachment.netns.clone().unwrap_or_default();
     let netns = Netns::open(&path)?.ok_or_else(|| Error::NoNetns(path.clone()))?;
     time.lap("config");
 
-    let mut maps = Maps::open_or_load(&conf.bpf_root)?;
+    let mut maps = Maps::open_or_load(&network.bpf_root)?;
     time.lap("pins");
     let node = Netlink::open()?;
     let pod = netns.run(Netlink::open)??;
@@ -45,8 +46,8 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
         return Err(link::taken(&node, &identity)?);
     }
     time.lap("netlink sockets");
-    require_local(&node, &conf.masquerade_addresses)?;
-    let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
+    require_local(&node, &network.masquerade_addresses)?;
+    let uplinks = Uplinks::find(&node, &maps, network.uplinks.as_deref())?;
     time.lap("uplinks");
     reap_or_warn(&node, &mut maps, &uplinks.indices, &request.conf);
     require_detached(&maps, owner, &identity)?;
@@ -79,7 +80,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
         },
     };
     let made = attachment.make(INTERFACE, |step| time.lap(step))?;
-    time.keep(&conf.bpf_root);
+    time.keep(&network.bpf_root);
     Ok(made.plan.result)
 }
 

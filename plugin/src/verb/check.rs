@@ -8,7 +8,7 @@ use underpass_netlink::{Netlink, Netns};
 
 use super::{chained, identity, no_result};
 use crate::{
-    conf::{Conf, chained::Name, port::bindings},
+    conf::{AttachmentConf, Conf, chained::Name, port::bindings},
     error::Error,
     finding::{Finding, Findings},
     step::{Ends, INTERFACE, Inspection, Loaded, lease, link, xdp},
@@ -20,7 +20,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
     if is_chained(request)? {
         return chained::check(request, Name::Underpass);
     }
-    let conf = Conf::of_attachment(request)?;
+    let AttachmentConf { network, ports, .. } = AttachmentConf::of(request)?;
     let identity = identity(request);
     let owner = identity.owner();
     let remembered = request
@@ -43,10 +43,10 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
     };
     let addresses: Vec<_> = container.ips.iter().map(|ip| ip.address.addr()).collect();
     let mut loaded = None;
-    match Maps::open_existing(&Pins::at(&conf.bpf_root))? {
-        None => findings.push(Finding::NotLoaded(conf.bpf_root.clone())),
+    match Maps::open_existing(&Pins::at(&network.bpf_root))? {
+        None => findings.push(Finding::NotLoaded(network.bpf_root.clone())),
         Some(maps) => {
-            let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
+            let uplinks = Uplinks::find(&node, &maps, network.uplinks.as_deref())?;
             loaded = Some(Loaded { maps, uplinks });
         }
     }
@@ -54,7 +54,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
         node: &node,
         owner,
         host: host_end,
-        ports: bindings(&conf.ports, &addresses),
+        ports: bindings(&ports, &addresses),
         loaded,
         found: Ends {
             container: container_end,
@@ -62,11 +62,11 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
             pod: &pod,
             ips: container.ips,
             routes: &remembered.routes,
-            mac_check: conf.mac_check,
-            dad: conf.dad,
-            conntrack: conf.conntrack,
-            limits: conf.bandwidth,
-            xdp: xdp::usable(conf.xdp),
+            mac_check: network.mac_check,
+            dad: network.dad,
+            conntrack: network.conntrack,
+            limits: network.bandwidth,
+            xdp: xdp::usable(network.xdp),
         },
     };
     inspection.verify(INTERFACE, &mut findings)?;
