@@ -15,6 +15,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMe
 use rtnetlink::packet_route::link::{
     InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
+use underpass_abi::endpoint::ALIAS_PREFIX;
 
 use crate::plan::{Desired, OnLink, is_alone};
 
@@ -25,9 +26,6 @@ mod tunnel;
 
 /// The device of VXLAN.
 pub(crate) const DEVICE: &str = "underpass-vxlan";
-
-/// Begins the alias of a pod's device on the host, as the plugin gives it.
-const ALIAS_PREFIX: &str = "underpass:";
 
 /// Changes routes and devices of this network namespace.
 #[derive(Clone, Debug)]

@@ -5,13 +5,11 @@
 //! finds what this one made.
 
 use sha2::{Digest as _, Sha256};
-use underpass_abi::endpoint::Owner;
+use underpass_abi::endpoint::{ALIAS_PREFIX, Owner};
 use underpass_netlink::{Mac, link::Link};
 
 /// Longest text that the kernel takes as an alias of a device, in bytes.
 const ALIAS_MAX: usize = 255;
-/// Begins the alias of every host veth of ours.
-pub const ALIAS_PREFIX: &str = "underpass:";
 /// Begins the name of every host's end.
 const HOST_PREFIX: &str = "veth";
 /// In place of the three parts, where they are too long for an alias: network and owner in

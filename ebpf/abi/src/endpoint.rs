@@ -2,6 +2,10 @@
 
 use crate::{addr::Addr, plain};
 
+/// Begins the alias of every host veth of ours. By it DEL and GC know a container's device where no map does, and the agent knows which
+/// way leads to a pod.
+pub const ALIAS_PREFIX: &str = "underpass:";
+
 /// Value of `ENDPOINTS` (key: [`Addr`] of a pod): the host veth that owns the address.
 ///
 /// An ifindex is never used twice in the life of a network namespace (the kernel counts upwards),

@@ -10,7 +10,7 @@ use serde::Serialize;
 use underpass_abi::{
     ABI,
     counter::{Counter, Kind},
-    endpoint::device,
+    endpoint::{ALIAS_PREFIX, device},
     map,
 };
 use underpass_dataplane::{
@@ -20,8 +20,7 @@ use underpass_netlink::{Netlink, link::Link};
 
 use super::{BAD, FAINT, Failure, Format, GOOD, HEADING};
 use crate::{
-    error::Error, finding::Finding, identity::ALIAS_PREFIX, left_behind::left_behind, step::xdp,
-    stopwatch::Times,
+    error::Error, finding::Finding, left_behind::left_behind, step::xdp, stopwatch::Times,
 };
 
 pub(super) mod feature;
