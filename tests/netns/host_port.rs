@@ -7,6 +7,7 @@ mod lifecycle;
 mod local;
 mod loopback;
 mod many;
+mod one_way;
 mod scope;
 
 use std::net::SocketAddr;

@@ -32,7 +32,7 @@ use crate::{
     model::{
         direction::TWICE,
         request::{Opener, Payer},
-        state::may_open,
+        state::{begins, may_open},
         work::Work,
     },
     nat::{
@@ -196,6 +196,10 @@ global!(
             return Ok(());
         }
         if work.half.action == action::HOST {
+            // The connection is the process's to open. Another may have its port by now.
+            if begins(work.head.tcp_flags) {
+                return Err(Verdict::dropped(Counter::DropNoFlow));
+            }
             return Err(return_to_host(work, &mut skb)?);
         }
         if !container::is_same(work.half.out_ifindex, skb.ifindex()) {
