@@ -2,6 +2,7 @@
 
 mod both_ways;
 mod conflict;
+mod forged;
 mod hairpin;
 mod lifecycle;
 mod local;

@@ -24,7 +24,11 @@ use crate::{
         work_area::WorkArea,
     },
     model::work::Work,
-    nat::{hairpin, host_port::Served, mapping, translate},
+    nat::{
+        hairpin,
+        host_port::{self, Served},
+        mapping, translate,
+    },
     parse::{parse_packet, parse_quote},
 };
 
@@ -56,7 +60,8 @@ global!(
             {
                 return Ok(Served::Unknown);
             }
-            if !look_up(work) {
+            // What somebody else has opened in its name is not its own.
+            if !look_up(work) || host_port::withdraw_forged(work, LOOPBACK) {
                 return Ok(Served::Crowded);
             }
         }

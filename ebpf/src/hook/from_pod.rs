@@ -33,7 +33,7 @@ use crate::{
     model::direction::{TO_PORT, is_answer},
     nat::{
         hairpin::{self, turn_back},
-        host_port::{Served, open_host_port},
+        host_port::{Served, open_host_port, withdraw_forged},
         mapping, translate,
     },
     parse::{parse_packet, parse_quote},
@@ -71,7 +71,7 @@ global!(
         client: u32,
         seen: Seen,
     ) -> Step<Served> {
-        let served = if is_known(work, seen) {
+        let served = if is_known(work, seen) && !withdraw_forged(work, client) {
             Served::Known
         } else {
             open_host_port(work, ctx, client)?

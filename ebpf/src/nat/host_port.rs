@@ -8,7 +8,8 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
-    flow::{Tuple, action, protocol},
+    endpoint::LOOPBACK,
+    flow::{Tuple, action, protocol, rewrite, state},
     quota::WORLD,
 };
 use underpass_ebpf::{
@@ -21,7 +22,7 @@ use crate::{
         quota::{charge, refund},
         tunnel::is_closed,
     },
-    flow::tracking::look_up,
+    flow::tracking::{look_up, withdraw},
     kernel::{
         container,
         global::{global, number},
@@ -91,6 +92,10 @@ global!(
         if target.addr == head.tuple.src.wide() {
             return Ok(Served::Unknown);
         }
+        // No pod of this node is out there.
+        if client == 0 && endpoint(head.tuple.src.wide()).is_some() {
+            return Ok(Served::Unknown);
+        }
         let asked = head.tuple.reversed();
         request.outer = asked;
         request.inner = Tuple::new(
@@ -142,6 +147,33 @@ global!(
         })
     }
 );
+
+/// Removes the flow of the packet in [`Work::head`], which was found, if somebody beyond `client` has opened it to a host port: in the name of
+/// who has the packet's source address, be that the pod behind this host veth, or, for [`LOOPBACK`], a process of this host. Whether it did.
+///
+/// Nobody can tell at an uplink whose address a source will be. Who has it looks here, so it is not kept from the port.
+#[inline(always)]
+pub fn withdraw_forged<I: Net>(work: &mut WorkArea<I>, client: u32) -> bool {
+    /// Of the entry that a client's packets are found by.
+    const OF_CLIENT: u32 = state::PORT | state::OUTER;
+    let Work {
+        head, half, state, ..
+    } = &mut **work;
+    if half.in_ifindex != 0 || *state & OF_CLIENT != OF_CLIENT {
+        return false;
+    }
+    let is_forged = if client == LOOPBACK {
+        half.action != action::HOST
+    } else {
+        // Of those behind a bridge nobody knows the addresses: what they have opened is EARLY.
+        half.rewrite == rewrite::DST
+            && endpoint(head.tuple.src.wide()).is_some_and(|own| own.ifindex == client)
+    };
+    if is_forged {
+        withdraw(work);
+    }
+    is_forged
+}
 
 /// What became of both entries of a flow to a host port.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,112 @@
+//! What somebody sends to a host port in another's name keeps that one from nothing.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use rstest::rstest;
+use underpass_tests::{
+    capture::Capture,
+    netns::Netns,
+    prelude::*,
+    traffic::{PATIENCE, raw::RawLink},
+    world::World,
+};
+
+use super::{HOST, Scene, node_at, reaches};
+
+const PORT: u16 = 42_000;
+
+/// What the world sends to the host port as `src`.
+fn forge(lab: &Lab, src: SocketAddr) -> Result<()> {
+    let family = Family::of(src.ip());
+    let ends = lab.ends_from_world(src.ip(), family.node())?;
+    let link = RawLink::open(lab.world.netns(), World::LINK)?;
+    // All frames before it were taken when the last one has come.
+    let arrived = Capture::start(lab.node.netns(), Node::UPLINK)?;
+    for frame in [
+        ends.syn(src.port(), HOST),
+        ends.udp(src.port(), HOST, b"forged"),
+    ] {
+        link.send(&frame)?;
+    }
+    let last = arrived.wait_for(PATIENCE, |bytes| bytes.ends_with(b"forged"));
+    ensure!(last.is_some(), "it did not arrive");
+    Ok(())
+}
+
+/// Fails unless who has this address and port has TCP and UDP with the host port.
+fn is_served(netns: &Netns, own: SocketAddr) -> Result<(tcp::Client, udp::Client)> {
+    let at = node_at(Family::of(own.ip()), HOST);
+    let mut stream = tcp::Client::connect_between(netns, own, at)?;
+    stream.chat(3)?;
+    let mut datagrams = udp::Client::open_bound(netns, own)?;
+    datagrams.chat(at, 3)?;
+    Ok((stream, datagrams))
+}
+
+#[rstest]
+fn the_world_cuts_no_pod_off(
+    #[values(V4, V6)] family: Family,
+    #[values("before", "after")] created: &str,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    scene.lab.firewall.tolerate_invalid();
+    let known = (created == "before").then(|| scene.lab.pod("client"));
+    let ip = match &known {
+        Some(Ok(pod)) => pod.ip(family),
+        // The next one that a pod gets.
+        _ => following(scene.server.ip(family)),
+    };
+    let own = SocketAddr::new(ip, PORT);
+    forge(&scene.lab, own)?;
+    let client = known.unwrap_or_else(|| scene.lab.pod("client"))?;
+    ensure!(client.ip(family) == ip, "{}", client.result());
+    let (mut stream, mut datagrams) = is_served(client.netns(), own)?;
+    forge(&scene.lab, own)?;
+    stream.chat(3)?;
+    datagrams.chat(node_at(family, HOST), 3)?;
+    Ok(())
+}
+
+fn following(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() + 1).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() + 1).into(),
+    }
+}
+
+#[rstest]
+fn the_world_cuts_no_process_of_the_node_off(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    scene.lab.firewall.tolerate_invalid();
+    let own = SocketAddr::new(family.node(), PORT);
+    forge(&scene.lab, own)?;
+    let host = scene.lab.node.netns();
+    let (mut stream, mut datagrams) = is_served(host, own)?;
+    forge(&scene.lab, own)?;
+    stream.chat(3)?;
+    datagrams.chat(node_at(family, HOST), 3)?;
+    // Other clients are served as ever.
+    reaches(scene.lab.world.netns(), node_at(family, HOST), family.gateway())
+}
+
+/// A pod that may forge has no say in the flow of who has the address.
+#[rstest]
+fn a_forging_pod_cuts_no_client_of_the_world_off(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(family)?;
+    scene.lab.firewall.tolerate_invalid();
+    let conf = scene.lab.conf().with("antiSpoof", false);
+    let forger = scene.lab.pod_with("forger", &conf)?;
+    let own = SocketAddr::new(family.gateway(), PORT);
+    let (mut stream, mut datagrams) = is_served(scene.lab.world.netns(), own)?;
+    let link = RawLink::open(forger.netns(), Pod::IFNAME)?;
+    let ends = forger.ends(family.node())?.from_ip(own.ip());
+    for frame in [ends.syn(PORT, HOST), ends.udp(PORT, HOST, b"forged")] {
+        link.send(&frame)?;
+    }
+    stream.chat(3)?;
+    datagrams.chat(node_at(family, HOST), 3)?;
+    Ok(())
+}
