@@ -59,6 +59,7 @@ mod trace;
 mod translated;
 mod twins;
 mod two_networks;
+mod uninvited;
 mod upgrade;
 mod uplinks;
 mod vlan;

@@ -29,6 +29,7 @@ use crate::{
         verdict::{Step, Verdict},
         work_area::WorkArea,
     },
+    model::state::{begins, is_asking},
     nat::{
         hairpin,
         host_port::{Served, open_host_port},
@@ -89,6 +90,7 @@ global!(
         if is_known && hairpin::is_in_the_way(work) {
             return Ok(Served::InTheWay);
         }
+        let is_known = is_known && !is_uninvited(work);
         // Nobody in the world has a tuple of the host with itself.
         if is_known && work.half.rewrite & rewrite::DST != 0 && work.half.action != action::HOST {
             reorder::lead(work, ctx, Way::IN)?;
@@ -113,6 +115,16 @@ global!(
         Err(Verdict::STACK)
     }
 );
+
+/// Whether the packet in [`Work::head`](crate::model::work::Work::head), of a flow that was found, would open a connection to who has opened
+/// that flow, on the ports of it: it is not the flow's then, and what it finds there is the stack's affair. Unless both ask at the same time.
+#[inline(always)]
+fn is_uninvited<I: Net>(work: &WorkArea<I>) -> bool {
+    work.half.rewrite == rewrite::DST
+        && work.state & state::PORT == 0
+        && begins(work.head.tcp_flags)
+        && !is_asking(work.state)
+}
 
 /// Whether the stack may give the packet in [`Work::head`](crate::model::work::Work::head), which is for none of the pods, another
 /// tuple that is to be learned. Of TCP that is not known that is its opening. A datagram that was in pieces would have the number of the

@@ -12,6 +12,13 @@ pub const fn begins(flags: u8) -> bool {
     flags & (tcp::SYN | tcp::ACK) == tcp::SYN
 }
 
+/// Whether a TCP connection was asked for, and nobody has said anything to that.
+#[inline(always)]
+pub const fn is_asking(flow_state: u32) -> bool {
+    flow_state & (state::OFFERED | state::RST) == 0
+        && flow_state & state::ANSWERED != state::ANSWERED
+}
+
 /// Whether a packet with these TCP flags begins a new connection on the tuple of one that has ended.
 #[inline(always)]
 pub const fn begins_anew(flow_state: u32, flags: u8) -> bool {

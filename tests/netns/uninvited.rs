@@ -1,0 +1,103 @@
+//! A server that a masqueraded pod once asked opens a connection to the pod, by the port that the pod had then: nobody has asked for that.
+
+use std::{net::SocketAddr, thread};
+
+use rstest::rstest;
+use underpass_tests::{
+    capture::Capture,
+    frame,
+    prelude::*,
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
+    world::World,
+};
+
+const PORT: u16 = 443;
+const SOURCE: u16 = 21_000;
+
+/// Whether a frame is one from the server to the pod's port.
+fn is_from_server(bytes: &[u8]) -> bool {
+    frame::read(bytes).is_some_and(|seen| seen.ports == Some((PORT, SOURCE)))
+}
+
+/// A SYN of the server.
+fn ask(lab: &Lab, family: Family) -> Result<()> {
+    let ends = lab.ends_from_world(family.remote(), family.node())?;
+    RawLink::open(lab.world.netns(), World::LINK)?.send(&ends.syn(PORT, SOURCE))
+}
+
+/// The node itself is asked, as where nobody had asked before.
+#[rstest]
+fn a_server_opens_no_connection_into_a_pod(
+    #[values(V4, V6)] family: Family,
+    #[values("closed", "reset")] end: &str,
+) -> Result<()> {
+    needs_root!();
+    // A firewall that drops what is new would drop it as well.
+    let lab = Lab::open()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let seen = {
+        let _server = tcp::Server::start(lab.world.netns(), remote)?;
+        let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+        let seen = client.chat(3)?;
+        if end == "reset" {
+            client.reset()?;
+        }
+        seen
+    };
+    ensure!(seen == SocketAddr::new(family.node(), SOURCE), "{seen}");
+    thread::sleep(SILENCE / 4);
+    {
+        let _listener = tcp::Server::start(pod.netns(), family.port(SOURCE))?;
+        let open = || tcp::dial(Some(remote), seen, &[], SILENCE);
+        let opened = lab.world.netns().run(open);
+        ensure!(opened.is_err(), "the server reached the pod: {opened:?}");
+    }
+    // The pod may ask again.
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    tcp::Client::connect_from(pod.netns(), SOURCE, remote)?.chat(3)?;
+    Ok(())
+}
+
+#[rstest]
+fn a_connection_is_not_opened_twice(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::open()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+    client.chat(3)?;
+    thread::sleep(SILENCE / 4);
+    let arrived = Capture::start(pod.netns(), Pod::IFNAME)?;
+    ask(&lab, family)?;
+    let seen = arrived.wait_for(SILENCE / 2, is_from_server);
+    ensure!(seen.is_none(), "it was asked: {seen:02x?}");
+    client.chat(3)?;
+    Ok(())
+}
+
+/// Both may open one at the same time.
+#[rstest]
+fn a_question_that_crosses_the_pods_own_arrives(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.netns().nft(&format!(
+        "table inet silence {{
+            chain input {{ type filter hook input priority 0; tcp dport {PORT} drop; }}
+        }}"
+    ))?;
+    let pod = lab.pod("a")?;
+    let asked = Capture::start(lab.world.netns(), World::LINK)?;
+    let own = pod.ends(family.remote())?.syn(SOURCE, PORT);
+    RawLink::open(pod.netns(), Pod::IFNAME)?.send(&own)?;
+    let is_own = |bytes: &[u8]| {
+        frame::read(bytes).is_some_and(|seen| seen.ports == Some((SOURCE, PORT)))
+    };
+    ensure!(asked.wait_for(PATIENCE, is_own).is_some(), "nobody asks");
+    let arrived = Capture::start(pod.netns(), Pod::IFNAME)?;
+    ask(&lab, family)?;
+    let seen = arrived.wait_for(PATIENCE, is_from_server);
+    ensure!(seen.is_some(), "it did not arrive");
+    Ok(())
+}
