@@ -328,3 +328,47 @@ fn connections_that_ended_leave_their_places(#[values(V4, V6)] family: Family) -
     }
     meter.expect_none(Counter::TableFull)
 }
+
+/// Connections of a container, until several in a row have found no place.
+fn fill(pod: &Pod, remote: SocketAddr) -> Result<Vec<tcp::Client>> {
+    const ENOUGH: usize = 8;
+    let (mut open, mut refused) = (Vec::new(), 0);
+    while refused < ENOUGH {
+        ensure!(open.len() < FLOWS.into(), "all find room");
+        match tcp::Client::try_connect(pod.netns(), remote, SILENCE / 4) {
+            Ok(client) => {
+                open.push(client);
+                refused = 0;
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    Ok(open)
+}
+
+/// Who asks a host port from within the node is told why it gets no answer: a port was free, a place was not.
+#[rstest]
+fn no_room_is_told_from_no_port(
+    #[values(V4, V6)] family: Family,
+    #[values("process", "container")] who: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = small()?;
+    let conf = lab.conf().with_host_port(HOST, INSIDE);
+    let (pod, served) = (lab.pod("a")?, lab.pod_with("b", &conf)?);
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let _open = fill(&pod, remote)?;
+    let netns = if who == "process" {
+        lab.node.netns()
+    } else {
+        served.netns()
+    };
+    let meter = Meter::start(&lab.node)?;
+    for _ in 0..20 {
+        let client = udp::Client::open(netns, family)?;
+        client.send(SocketAddr::new(family.node(), HOST), b"question")?;
+    }
+    meter.expect(Counter::DropMapFull, 1)?;
+    meter.expect_none(Counter::DropNoPort)
+}

@@ -97,19 +97,18 @@ global!(
         }
         let request = &mut work.request;
         let owner = request.owner;
-        request.payer = if owner == 0 || owner == LOOPBACK {
+        request.payer = if owner == 0 {
             Payer::Nobody
         } else if charge(owner) {
             Payer::Owner
         } else {
             return Err(Verdict::dropped(Counter::DropFlowQuota));
         };
-        if allocate(work, ctx) != Allocation::Granted {
-            if owner != 0 {
-                refund(owner);
-            }
-            return Err(Verdict::dropped(Counter::DropNoPort));
+        let allocation = allocate(work, ctx);
+        if allocation != Allocation::Granted && owner != 0 {
+            refund(owner);
         }
+        allocation.granted()?;
         if work.request.opener == Opener::Client {
             count(Counter::HostPort);
         }

@@ -3,6 +3,7 @@
 
 use underpass_abi::{
     addr::{Addr, Family as _},
+    counter::Counter,
     endpoint::device as flags,
     flow::{End, Flow, Half, action, rewrite, state},
 };
@@ -20,6 +21,7 @@ use crate::{
         maps::{device, endpoint, tick},
         memory,
         net::Net,
+        verdict::{Step, Verdict},
         work_area::WorkArea,
     },
     model::{
@@ -41,6 +43,18 @@ number!(
         Granted,
     }
 );
+
+impl Allocation {
+    /// Whether the flow's packet goes on: without a tuple it can't.
+    #[inline(always)]
+    pub fn granted(self) -> Step<()> {
+        match self {
+            Self::Granted => Ok(()),
+            Self::NoPort => Err(Verdict::dropped(Counter::DropNoPort)),
+            Self::NoRoom => Err(Verdict::dropped(Counter::DropMapFull)),
+        }
+    }
+}
 
 /// The entry under the outer tuple: replies go back to the owner; the owner's direction is taken,
 /// should the host itself use it.

@@ -81,21 +81,16 @@ pub fn assign<I: Net>(
     if allocation != Allocation::Granted && owner != 0 {
         refund(owner);
     }
-    match allocation {
-        Allocation::Granted => {
-            count(Counter::Masqueraded);
-            if work.request.outer.sport != inner.sport {
-                count(if owner == 0 {
-                    Counter::HostTupleMoved
-                } else {
-                    Counter::PortChanged
-                });
-            }
-            Ok(())
-        }
-        Allocation::NoPort => Err(Verdict::dropped(Counter::DropNoPort)),
-        Allocation::NoRoom => Err(Verdict::dropped(Counter::DropMapFull)),
+    allocation.granted()?;
+    count(Counter::Masqueraded);
+    if work.request.outer.sport != inner.sport {
+        count(if owner == 0 {
+            Counter::HostTupleMoved
+        } else {
+            Counter::PortChanged
+        });
     }
+    Ok(())
 }
 
 /// The address for a pod's flows by an uplink: the network's, else that of the route, else the uplink's.
