@@ -372,3 +372,52 @@ fn no_room_is_told_from_no_port(
     meter.expect(Counter::DropMapFull, 1)?;
     meter.expect_none(Counter::DropNoPort)
 }
+
+/// What is kept for the node's own flows is there for an entry that comes back, too.
+#[rstest]
+fn an_entry_of_the_node_comes_back(#[values(V4, V6)] family: Family) -> Result<()> {
+    const SOURCE: u16 = 45_678;
+    /// More than a tick.
+    const APART: Duration = Duration::from_millis(2500);
+    needs_root!();
+    let lab = small()?;
+    // Connections without a place come to an end as they can, and these two are idle meanwhile.
+    lab.firewall.tolerate_invalid();
+    let established = "net/netfilter/nf_conntrack_tcp_timeout_established";
+    lab.node.netns().set_sysctl(established, "600")?;
+    let (pod, another) = (lab.pod("a")?, lab.pod("b")?);
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut inside = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+    inside.chat(3)?;
+    thread::sleep(APART);
+    let mut host = tcp::Client::connect_from(lab.node.netns(), SOURCE, remote)?;
+    let seen = host.chat(3)?;
+    ensure!(seen.port() != SOURCE, "{seen}");
+    thread::sleep(APART);
+    let _open = fill(&another, remote)?;
+    let is_outer = |entry: flow_table::Entry| entry.protocol == protocol::TCP && entry.is_outer();
+    let mut made = Vec::new();
+    flow_table::walk(&lab.node, family, |entry| {
+        if is_outer(entry) {
+            made.push(entry.since);
+        }
+        Then::Stays
+    })?;
+    made.sort_unstable();
+    flow_table::walk(&lab.node, family, |entry| {
+        if is_outer(entry) && entry.since == made[1] {
+            Then::Goes
+        } else {
+            Then::Stays
+        }
+    })?;
+    ensure!(made[0] < made[1] && made[1] < made[2], "{made:?}");
+    let meter = Meter::start(&lab.node)?;
+    let now = host.chat(3)?;
+    ensure!(now == seen, "it was {seen} and is {now}");
+    // At its first packet: with those that are sent again it would find a place of others some day.
+    meter.expect_none(Counter::TableFull)?;
+    inside.chat(3)?;
+    Ok(())
+}

@@ -248,7 +248,8 @@ global!(
             restored.action = action::WIRE;
         }
         prolong(flow, head.tuple.protocol, tick());
-        store(work, At::PartnerPlace, Share::Pods);
+        let share = share(request);
+        store(work, At::PartnerPlace, share);
     }
 );
 
