@@ -95,7 +95,7 @@ global!(
             return Ok(Verdict::STACK);
         };
         let half = half_of(flow, partner_place.end);
-        if half.rewrite != FROM_PORT {
+        if half.rewrite & FROM_PORT != FROM_PORT {
             return Ok(Verdict::STACK);
         }
         *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
