@@ -6,7 +6,7 @@ pub mod v6;
 use underpass_abi::{
     Plain,
     addr::Family,
-    flow::{FragmentKey, Tuple},
+    flow::{FragmentKey, Tuple, protocol},
 };
 
 pub use self::{v4::V4, v6::V6};
@@ -156,6 +156,14 @@ pub trait Ip: Copy + 'static {
     fn parse<P: Load>(packet: &P, l3: u32, depth: Depth) -> Result<Head<Self>, Short> {
         let header: Self::Header = packet.load(l3)?;
         let next = Self::next(packet, &header, l3)?;
+        // What follows a piece in its frame is none of it: the flags of TCP would come with the next piece (RFC 1858).
+        if next.piece == Piece::First
+            && next.protocol == protocol::TCP
+            && depth == Depth::Whole
+            && Self::length(&header) + l3 < next.l4 + L4::TCP
+        {
+            return Err(Short);
+        }
         let l4 = match next.piece {
             Piece::Later => L4::LATER,
             Piece::Whole | Piece::First => {

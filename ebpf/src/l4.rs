@@ -98,6 +98,9 @@ impl L4 {
     /// Length in bytes of the longest transport header, as far as [`Self::parse`] reads it: TCP up to its flags.
     pub const READ: u32 = 14;
 
+    /// Length in bytes of TCP's header without options.
+    pub const TCP: u32 = 20;
+
     /// A later fragment has no transport header.
     pub const LATER: Self = Self::without_ports(Kind::Later);
 

@@ -4,7 +4,9 @@
 use std::{net::SocketAddr, thread};
 
 use rstest::rstest;
+use underpass_abi::flow::protocol;
 use underpass_tests::{
+    frame,
     prelude::*,
     traffic::{SILENCE, raw::RawLink},
 };
@@ -74,4 +76,28 @@ fn a_connection_outlives_what_would_open_another(#[values(V4, V6)] family: Famil
     meter.expect(Counter::DropNoFlow, 2)?;
     client.chat(3)?;
     Ok(())
+}
+
+/// What follows the end of a packet in its frame is for nobody to read: the flags come with the second piece.
+#[rstest]
+fn flags_beside_a_piece_open_no_connection(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// Bytes of the TCP header that the first piece has.
+    const PIECE: usize = 8;
+    const FLAGS: usize = 13;
+    const ACK: u8 = 16;
+    needs_root!();
+    let scene = Scene::set(family)?;
+    scene.lab.firewall.tolerate_invalid();
+    let at = SocketAddr::new(family.loopback(), HOST);
+    let seen = tcp::Client::connect(scene.lab.node.netns(), at)?.chat(3)?;
+    let ends = scene.server.ends(seen.ip())?;
+    let syn = ends.syn(INSIDE, seen.port());
+    let (start, rest) = syn[14 + family.header_len()..].split_at(PIECE);
+    let mut beside = rest.to_vec();
+    beside[FLAGS - PIECE] = ACK;
+    let first = frame::as_fragment(&ends.protocol(protocol::TCP, start), 0, true);
+    let meter = Meter::start(&scene.lab.node)?;
+    let link = RawLink::open(scene.server.netns(), Pod::IFNAME)?;
+    link.send(&[first, beside].concat())?;
+    meter.expect(Counter::DropMalformed, 1)
 }
