@@ -106,6 +106,12 @@ pub enum Error {
          `lsof {}` names them; end them, or try again", .0.display()
     )]
     UnderWay(PathBuf),
+    /// What only the stack can ask, and the kernel does not tell of.
+    #[error(
+        "cannot tell whether the node has policies of IPsec: {}: ask as root in the user namespace of the node, with CAP_NET_ADMIN",
+        io::Error::from_raw_os_error(*.0)
+    )]
+    IpsecUnknown(i32),
     /// A file or folder.
     #[error("cannot {action} {}: {source}{}", path.display(), file_remedy(source, path))]
     File {

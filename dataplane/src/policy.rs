@@ -45,6 +45,17 @@ pub enum Tracking {
     Liberal,
 }
 
+/// Policies of IPsec, which only the stack can ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ipsec {
+    /// The node has none.
+    Absent,
+    /// It has some.
+    Present,
+    /// The kernel does not say, by this error number.
+    Unknown(i32),
+}
+
 /// The shortest timer of each protocol, in seconds; none where the kernel does not tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Timers {
@@ -59,8 +70,8 @@ struct Timers {
 pub struct Stack {
     /// How it takes TCP of which it did not see all.
     pub tracking: Tracking,
-    /// True if it has policies of IPsec.
-    pub ipsec: bool,
+    /// Whether it has policies of IPsec.
+    pub ipsec: Ipsec,
     timers: Timers,
 }
 
@@ -88,7 +99,7 @@ impl Stack {
                 Some(0) => Tracking::Strict,
                 Some(_) => Tracking::Liberal,
             },
-            ipsec: has_ipsec(),
+            ipsec: ipsec(),
             timers: Timers {
                 tcp: shortest(TCP),
                 udp: shortest(UDP),
@@ -104,7 +115,8 @@ impl Stack {
         if self.tracking == Tracking::Liberal {
             bits |= policy::LIBERAL;
         }
-        if self.ipsec {
+        // Traffic that should be encrypted must not leave in the clear.
+        if self.ipsec != Ipsec::Absent {
             bits |= policy::XFRM;
         }
         let Timers {
@@ -128,10 +140,18 @@ impl Stack {
     /// Says one sentence to whoever asks whether the node is well, if there is something to say.
     #[must_use]
     pub fn remark(&self) -> Option<&'static str> {
-        if self.ipsec {
-            return Some(
-                "the node has policies of IPsec: nothing takes the bypass while they are there",
-            );
+        match self.ipsec {
+            Ipsec::Absent => {}
+            Ipsec::Present => {
+                return Some(
+                    "the node has policies of IPsec: nothing takes the bypass while they are there",
+                );
+            }
+            Ipsec::Unknown(_) => {
+                return Some(
+                    "the kernel does not say here whether the node has policies of IPsec: nothing takes the bypass after an ADD that does not know; give the runtime CAP_NET_ADMIN",
+                );
+            }
         }
         match self.tracking {
             Tracking::Strict => Some(
@@ -143,10 +163,26 @@ impl Stack {
 }
 
 impl Rules {
-    /// Takes what the stack asks for now.
+    /// Takes what the stack asks for now. Where the kernel does not tell of IPsec nothing takes the bypass, and that is said.
     #[must_use]
     pub fn wanted() -> Self {
-        Self::for_stack(&Stack::look())
+        let stack = Stack::look();
+        if let Ipsec::Unknown(errno) = stack.ipsec {
+            warn!(
+                "nothing takes the bypass, as if there were policies of IPsec: {}",
+                Error::IpsecUnknown(errno)
+            );
+        }
+        Self::for_stack(&stack)
+    }
+
+    /// Takes what the stack asks for now, for who would rather leave what is in force than guess.
+    pub fn known() -> Result<Self, Error> {
+        let stack = Stack::look();
+        match stack.ipsec {
+            Ipsec::Unknown(errno) => Err(Error::IpsecUnknown(errno)),
+            Ipsec::Absent | Ipsec::Present => Ok(Self::for_stack(&stack)),
+        }
     }
 
     /// Takes what a stack like that asks for.
@@ -183,9 +219,8 @@ pub fn set(_lock: &Lock, maps: &Maps, rules: Rules) -> Result<Changed, Error> {
     maps.update_state(|state| rules.put(state))
 }
 
-/// Has the programs go by what the stack asks for now. Raises the epoch if anything changed.
-pub fn refresh(maps: &Maps) -> Result<Changed, Error> {
-    let rules = Rules::wanted();
+/// Has the programs go by these rules, which are those of now. Raises the epoch if anything changed.
+pub fn refresh(maps: &Maps, rules: Rules) -> Result<Changed, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
     let changed = set(&lock, maps, rules)?;
     if changed == Changed::Yes {
@@ -221,14 +256,16 @@ pub fn milliseconds(ticks: u32) -> u64 {
     (u64::from(ticks) << tick_shift(hz)) * 1000 / u64::from(hz)
 }
 
-/// Tells whether there are policies of IPsec. Nothing takes the bypass where the kernel does not answer, as
-/// traffic that should be encrypted must not leave in the clear.
-fn has_ipsec() -> bool {
-    may_have_ipsec()
-        && xfrm::has_policies().unwrap_or_else(|error| {
-            warn!("nothing takes the bypass, as if there were policies of IPsec: {error}");
-            true
-        })
+/// Looks for policies of IPsec.
+fn ipsec() -> Ipsec {
+    if !may_have_ipsec() {
+        return Ipsec::Absent;
+    }
+    match xfrm::has_policies() {
+        Ok(false) => Ipsec::Absent,
+        Ok(true) => Ipsec::Present,
+        Err(error) => Ipsec::Unknown(error.errno().unwrap_or(libc::EIO)),
+    }
 }
 
 /// Where the module that policies are made by is not loaded, nobody has made any. To ask would load it.

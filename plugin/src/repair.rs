@@ -4,13 +4,17 @@
 use std::collections::BTreeSet;
 
 use underpass_abi::endpoint::device;
-use underpass_dataplane::{Changed, Maps, lock::Lock, policy};
+use underpass_dataplane::{
+    Changed, Error as Dataplane, Maps,
+    lock::Lock,
+    policy::{self, Rules},
+};
 use underpass_netlink::Netlink;
 
 use crate::{change::Change, error::Error, glob::Glob, step::port, uplink::reconcile};
 
 /// Has the programs know the uplinks as they are, once for each of `patterns` as [`Surroundings::uplinks`] takes
-/// them; go by the sysctls and policies of now; and sit where somebody took them off. Raises the epoch if
+/// them; go by `rules`, which are those of now, or leave those that they have; and sit where somebody took them off. Raises the epoch if
 /// anything changed, and notes what. Goes on past errors, and returns them.
 ///
 /// [`Surroundings::uplinks`]: crate::uplink::Surroundings::uplinks
@@ -18,6 +22,7 @@ pub(crate) fn repair(
     node: &Netlink,
     maps: &mut Maps,
     patterns: &[Option<&[Glob]>],
+    rules: Result<Rules, Dataplane>,
     changes: &mut Vec<Change>,
 ) -> Result<(), Error> {
     let mut errors = Vec::new();
@@ -28,7 +33,7 @@ pub(crate) fn repair(
             Err(error) => errors.push(error),
         }
     }
-    match policy::refresh(maps) {
+    match rules.and_then(|rules| policy::refresh(maps, rules)) {
         Ok(Changed::Yes) => changes.push(Change::Rules),
         Ok(Changed::No) => {}
         Err(error) => errors.push(error.into()),

@@ -3,7 +3,12 @@
 use std::process::Command;
 
 use rstest::rstest;
-use underpass_tests::prelude::*;
+use serde_json::Value;
+use underpass_tests::{
+    node::plugin,
+    prelude::*,
+    privilege::{Capability::NetAdmin, without},
+};
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
@@ -61,5 +66,53 @@ fn a_policy_ends_the_bypass(
     client.chat(remote, 10)?;
     let counted = meter.read()?;
     ensure!(counted.bypassed() > 10, "{counted:?}");
+    Ok(())
+}
+
+/// What a command that may not ask for policies says, and whether it succeeded.
+fn blind(lab: &Lab, arguments: &[&str]) -> Result<(bool, String, String)> {
+    let mut command = Command::new(plugin());
+    let command = without(command.env_clear().args(arguments), &[NetAdmin]);
+    let output = lab.node.netns().output(command, &[])?;
+    let [out, err] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    Ok((output.status.success(), out, err))
+}
+
+/// Who may not know whether there are policies changes nothing, and does not say that there are any.
+#[test]
+fn who_may_not_ask_leaves_what_is_in_force() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    if is_missing(&lab)? {
+        return Ok(());
+    }
+    lab.node.underpass(&["load"])?;
+    let in_force = || -> Result<Value> {
+        let said = lab.node.underpass(&["status", "--json"])?;
+        let status: Value = serde_json::from_str(&said)?;
+        Ok(status["networkStack"]["inForce"].clone())
+    };
+    ensure!(in_force()? == true);
+    for arguments in [&["load"][..], &["apply", "--net-dir", "/run"]] {
+        let (succeeded, _, said) = blind(&lab, arguments)?;
+        ensure!(
+            !succeeded && said.contains("cannot tell whether the node has policies of IPsec"),
+            "{arguments:?}: {said}"
+        );
+        ensure!(in_force()? == true, "{arguments:?}");
+    }
+    let (_, said, _) = blind(&lab, &["doctor", "--json", "--net-dir", "/run"])?;
+    let report: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
+    ensure!(!said.contains("xfrm policy flush"), "{report:#}");
+    let not_checked = report["notChecked"].as_array().into_iter().flatten();
+    let mut ids = not_checked.filter_map(|entry| entry["id"].as_str());
+    ensure!(ids.any(|id| id == "ipsec-policies"), "{report:#}");
+    let (succeeded, said, _) = blind(&lab, &["status", "--json"])?;
+    let status: Value = serde_json::from_str(&said)?;
+    ensure!(
+        succeeded && status["networkStack"]["ipsecPolicies"].is_null(),
+        "{status:#}"
+    );
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::env;
 
 const USUAL: Stack = Stack {
     tracking: Tracking::Strict,
-    ipsec: false,
+    ipsec: Ipsec::Absent,
     timers: Timers {
         tcp: Some(300),
         udp: Some(30),
@@ -81,14 +81,17 @@ fn what_is_found_becomes_bits() {
         };
         stack.rules(250).policy
     };
-    assert_eq!(bits(Tracking::Absent, false), 0);
-    assert_eq!(bits(Tracking::Strict, false), 0);
-    assert_eq!(bits(Tracking::Liberal, false), policy::LIBERAL);
-    assert_eq!(bits(Tracking::Strict, true), policy::XFRM);
-    assert_eq!(
-        bits(Tracking::Liberal, true),
-        policy::LIBERAL | policy::XFRM
-    );
+    for (tracking, bit) in [
+        (Tracking::Absent, 0),
+        (Tracking::Strict, 0),
+        (Tracking::Liberal, policy::LIBERAL),
+    ] {
+        assert_eq!(bits(tracking, Ipsec::Absent), bit);
+        assert_eq!(bits(tracking, Ipsec::Present), bit | policy::XFRM);
+        // Who does not know lets nothing leave in the clear.
+        let unknown = Ipsec::Unknown(libc::EPERM);
+        assert_eq!(bits(tracking, unknown), bit | policy::XFRM);
+    }
 }
 
 #[test]
@@ -122,11 +125,20 @@ fn only_what_costs_something_is_remarked() {
             ),
         }
     };
-    says(Tracking::Strict, false, "nf_conntrack_tcp_be_liberal is 0");
-    says(Tracking::Strict, true, "IPsec");
-    says(Tracking::Liberal, true, "IPsec");
-    says(Tracking::Liberal, false, "");
-    says(Tracking::Absent, false, "");
+    says(
+        Tracking::Strict,
+        Ipsec::Absent,
+        "nf_conntrack_tcp_be_liberal is 0",
+    );
+    says(Tracking::Strict, Ipsec::Present, "IPsec");
+    says(Tracking::Liberal, Ipsec::Present, "IPsec");
+    says(
+        Tracking::Liberal,
+        Ipsec::Unknown(libc::EPERM),
+        "does not say",
+    );
+    says(Tracking::Liberal, Ipsec::Absent, "");
+    says(Tracking::Absent, Ipsec::Absent, "");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use underpass_dataplane::{Maps, Pins};
+use underpass_dataplane::{Maps, Pins, policy::Rules};
 use underpass_netlink::Netlink;
 
 use super::{
@@ -36,7 +36,7 @@ pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Resu
     }
     let node = Netlink::open()?;
     let mut changes = forget_devices(&mut maps, None, &node)?;
-    let outcome = repair(&node, &mut maps, &patterns, &mut changes);
+    let outcome = repair(&node, &mut maps, &patterns, Rules::known(), &mut changes);
     let refresh = |network: &Network| {
         no_masquerade::refresh(&maps, &network.conf.name, &network.decoded, &mut changes)
     };

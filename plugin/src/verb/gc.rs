@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use underpass_abi::endpoint::Owner;
 use underpass_cni::NetworkRequest;
-use underpass_dataplane::{Maps, Pins, object};
+use underpass_dataplane::{Maps, Pins, object, policy::Rules};
 use underpass_netlink::{Netlink, link::Link};
 
 use crate::{
@@ -103,7 +103,8 @@ fn collect(
         }
         forget_devices(maps, Some(network), &node)?;
         let conf = Conf::of_network(&request.conf)?;
-        repair(&node, maps, &[conf.uplinks.as_deref()], &mut Vec::new())?;
+        let patterns = [conf.uplinks.as_deref()];
+        repair(&node, maps, &patterns, Ok(Rules::wanted()), &mut Vec::new())?;
     }
     Ok(())
 }

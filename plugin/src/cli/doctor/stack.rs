@@ -3,7 +3,10 @@
 use std::net::IpAddr;
 
 use underpass_abi::endpoint::device;
-use underpass_dataplane::policy::{Rules, Stack, Tracking};
+use underpass_dataplane::{
+    Error as Dataplane,
+    policy::{Ipsec, Rules, Stack, Tracking},
+};
 use underpass_netlink::sysctl::Tree;
 
 use super::{Diagnosis, Node, Report, some};
@@ -41,12 +44,14 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
         report.add(not_forwarding(family, containers, tree.number(family.path)));
     }
     let stack = Stack::look();
-    report.add(ipsec(stack.ipsec));
     report.add(tracking(stack.tracking));
-    if let Some(maps) = &node.maps {
+    if let Ipsec::Unknown(errno) = stack.ipsec {
+        report.not_checked("ipsec-policies", Dataplane::IpsecUnknown(errno).to_string());
+    } else if let Some(maps) = &node.maps {
         let is_current = Rules::in_force(&maps.state()?) == Rules::for_stack(&stack);
         report.add(outdated(is_current));
     }
+    report.add(ipsec(stack.ipsec));
     let uplinks = node.uplinks.iter();
     let strict = |flags: u32| flags & device::STRICT_REVERSE_PATH != 0;
     let uplinks = uplinks.map(|uplink| (uplink.name.as_str(), strict(uplink.device.flags)));
@@ -69,8 +74,8 @@ fn not_forwarding(family: &Forwarding, containers: usize, value: Option<u32>) ->
     })
 }
 
-fn ipsec(policies: bool) -> Option<Diagnosis> {
-    policies.then(|| {
+fn ipsec(policies: Ipsec) -> Option<Diagnosis> {
+    (policies == Ipsec::Present).then(|| {
         Diagnosis::warning(
             "ipsec-policies",
             "the node has policies of IPsec: all packets go through the stack, nothing takes the bypass while they are there",

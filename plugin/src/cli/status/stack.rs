@@ -5,7 +5,7 @@ use std::io;
 use anstyle::Style;
 use serde::Serialize;
 use underpass_abi::node::Feed;
-use underpass_dataplane::policy::{Rules, Stack, Tracking, milliseconds};
+use underpass_dataplane::policy::{Ipsec, Rules, Stack, Tracking, milliseconds};
 
 use super::{BAD, FAINT, GOOD, HEADING};
 
@@ -16,10 +16,11 @@ const TAKEN_UP: &str = "the next ADD, GC or `underpass load`";
 #[serde(rename_all = "camelCase")]
 pub(super) struct NetworkStack {
     pub(super) tcp_tracking: TcpTracking,
-    pub(super) ipsec_policies: bool,
+    /// None if the kernel does not say.
+    pub(super) ipsec_policies: Option<bool>,
     /// After how long a packet of a direction goes through the stack again.
     pub(super) feed_ms: FeedMs,
-    /// Whether the programs go by this; none if nothing is loaded.
+    /// Whether the programs go by this; none if nothing is loaded, or not all of this is known.
     pub(super) in_force: Option<bool>,
 }
 
@@ -46,6 +47,11 @@ pub(super) struct FeedMs {
 pub(super) fn collect(rules: Option<Rules>) -> NetworkStack {
     let stack = Stack::look();
     let wanted = Rules::for_stack(&stack);
+    let ipsec_policies = match stack.ipsec {
+        Ipsec::Absent => Some(false),
+        Ipsec::Present => Some(true),
+        Ipsec::Unknown(_) => None,
+    };
     let Feed {
         tcp,
         udp,
@@ -58,14 +64,16 @@ pub(super) fn collect(rules: Option<Rules>) -> NetworkStack {
             Tracking::Strict => TcpTracking::Strict,
             Tracking::Liberal => TcpTracking::Liberal,
         },
-        ipsec_policies: stack.ipsec,
+        ipsec_policies,
         feed_ms: FeedMs {
             tcp: (stack.tracking == Tracking::Liberal).then(|| milliseconds(tcp)),
             udp: milliseconds(udp),
             icmp: milliseconds(icmp),
             sctp: milliseconds(sctp),
         },
-        in_force: rules.map(|rules| rules == wanted),
+        in_force: rules
+            .filter(|_| ipsec_policies.is_some())
+            .map(|rules| rules == wanted),
     }
 }
 
@@ -105,13 +113,20 @@ impl NetworkStack {
     }
 
     fn ipsec(&self) -> Row {
-        let (style, found, lines): (_, _, &[_]) = if self.ipsec_policies {
-            let lines = &[
-                "Nothing takes the bypass while there are policies: only the stack can ask them. `ip xfrm policy` lists them.",
-            ];
-            (BAD, "there", lines)
-        } else {
-            (GOOD, "none", &[])
+        let (style, found, lines): (_, _, &[_]) = match self.ipsec_policies {
+            Some(false) => (GOOD, "none", &[]),
+            Some(true) => {
+                let lines = &[
+                    "Nothing takes the bypass while there are policies: only the stack can ask them. `ip xfrm policy` lists them.",
+                ];
+                (BAD, "there", lines)
+            }
+            None => {
+                let lines = &[
+                    "The kernel tells of them only those who have CAP_NET_ADMIN in the user namespace of the node.",
+                ];
+                (BAD, "unknown", lines)
+            }
         };
         Row {
             name: "IPsec policies",
@@ -207,7 +222,7 @@ mod tests {
 
     const USUAL: NetworkStack = NetworkStack {
         tcp_tracking: TcpTracking::Strict,
-        ipsec_policies: false,
+        ipsec_policies: Some(false),
         feed_ms: FeedMs {
             tcp: None,
             udp: 9_216,
@@ -240,7 +255,7 @@ mod tests {
     fn an_unusual_node_reads_well() {
         let stack = NetworkStack {
             tcp_tracking: TcpTracking::Liberal,
-            ipsec_policies: true,
+            ipsec_policies: Some(true),
             feed_ms: FeedMs {
                 tcp: Some(9_216),
                 udp: 2_048,
@@ -271,5 +286,17 @@ mod tests {
         assert_eq!(json["feedMs"]["icmp"], 9_216);
         assert!(json["feedMs"]["tcp"].is_null());
         assert_eq!(json["inForce"], true);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_tell_is_unknown() {
+        let stack = NetworkStack {
+            ipsec_policies: None,
+            in_force: None,
+            ..USUAL
+        };
+        assert!(printed(&stack).contains("IPsec policies       unknown\n"));
+        let json = serde_json::to_value(stack).expect("plain data");
+        assert!(json["ipsecPolicies"].is_null() && json["inForce"].is_null());
     }
 }

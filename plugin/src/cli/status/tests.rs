@@ -22,7 +22,7 @@ fn status() -> Status {
         }],
         network_stack: NetworkStack {
             tcp_tracking: stack::TcpTracking::Absent,
-            ipsec_policies: false,
+            ipsec_policies: Some(false),
             feed_ms: stack::FeedMs {
                 tcp: None,
                 udp: 9_216,
