@@ -58,6 +58,17 @@ impl NetworkFile {
         Ok(file)
     }
 
+    /// Reads such a file. Code 6, and its path, if it can't be read.
+    pub fn open(path: PathBuf) -> Result<Self, Error> {
+        match fs::read(&path) {
+            Ok(text) => Self::parse(path, &text),
+            Err(error) => Err(Error::decode(format!(
+                "cannot read {}: {error}",
+                path.display()
+            ))),
+        }
+    }
+
     /// The network's name; empty where it has none.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -103,6 +114,11 @@ impl NetworkFile {
 
 /// Reads the folder in a runtime's order: each file as a network, or why it is none. A folder that is missing is empty.
 pub fn read(folder: &Path) -> io::Result<Vec<Result<NetworkFile, Error>>> {
+    Ok(files(folder)?.into_iter().map(NetworkFile::open).collect())
+}
+
+/// Lists the files of the folder that a runtime reads, in its order. A folder that is missing is empty.
+pub fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -117,14 +133,7 @@ pub fn read(folder: &Path) -> io::Result<Vec<Result<NetworkFile, Error>>> {
     };
     paths.retain(is_config);
     paths.sort();
-    let network = |path: PathBuf| match fs::read(&path) {
-        Ok(text) => NetworkFile::parse(path, &text),
-        Err(error) => Err(Error::decode(format!(
-            "cannot read {}: {error}",
-            path.display()
-        ))),
-    };
-    Ok(paths.into_iter().map(network).collect())
+    Ok(paths)
 }
 
 #[cfg(test)]

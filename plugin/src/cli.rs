@@ -237,6 +237,10 @@ enum Failure {
         name: String,
     },
     #[error(
+        "a network that may need what would be gone can't be read: {0}; mend the file or remove it first, or say --force"
+    )]
+    Unreadable(underpass_cni::Error),
+    #[error(
         "the programs of the network in {} are at {}: name them by --bpf-root",
         path.display(),
         pinned.display()

@@ -309,7 +309,7 @@ fn uninstall_leaves_nothing_of_ours_and_all_of_others() -> Result<()> {
         "/run/opt/net.d/notes.txt",
         "/var/lib/cni/networks/other/10.1.2.3",
     ] {
-        machine.write(other, b"of others")?;
+        machine.write(other, br#"{"plugins": [{"type": "bridge"}]}"#)?;
     }
     machine.link("bridge", "macvlan")?;
     let others = machine.files()?;
@@ -414,19 +414,46 @@ fn uninstall_asks_whether_anybody_needs_the_plugin() -> Result<()> {
         machine.write(&other, list.to_string().as_bytes())?;
         refused("20-other.conflist")?;
     }
+    // One that needs it, and has lost its last brace.
     machine.write(
         &other,
-        br#"{"name": "other", "plugins": [{"type": "bridge"}]}"#,
+        br#"{"name": "other", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]"#,
     )?;
-    // A container that has outlived the pins.
-    let pod = machine.pod("a")?;
+    refused("20-other.conflist")?;
     refused("1 container is attached")?;
     machine.lab.node.underpass(&["unload", "--force"])?;
     refused("1 container is attached")?;
     drop(pod);
     // Programs that are elsewhere.
     let mut elsewhere = machine.conflist()?.context("a conflist")?;
+    machine.write(
+        &other,
+        br#"{"name": "other", "plugins": [{"type": "bridge"}]}"#,
+    )?;
+    // A container that has outlived the pins.
+    let pod = machine.pod("a")?;
     elsewhere["plugins"][0]["bpfRoot"] = "/sys/fs/bpf/elsewhere".into();
     machine.write(CONFLIST, elsewhere.to_string().as_bytes())?;
     refused("--bpf-root")
+}
+
+/// A file that nobody can read keeps nobody who says so from uninstalling, and ours is no other network.
+#[test]
+fn an_unreadable_network_yields_to_force() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &["--no-self-test"])?;
+    machine.write(&format!("{NET}/20-other.conflist"), b"{")?;
+    machine.run("uninstall", &["--force"])?;
+    ensure!(machine.names(BIN)?.is_empty());
+    machine.install(&Family::BOTH, &["--no-self-test"])?;
+    machine.write(CONFLIST, b"{")?;
+    let error = machine.error("uninstall", &[])?;
+    ensure!(error.contains("20-other.conflist"), "{error}");
+    machine
+        .lab
+        .node
+        .netns()
+        .run(|| fs::remove_file(format!("{NET}/20-other.conflist")))?;
+    machine.run("uninstall", &[]).map(drop)
 }

@@ -8,7 +8,10 @@ use std::{fs, io, path::Path};
 
 use clap::Args;
 use serde_json::{Map, Value};
-use underpass_cni::{Error as CniError, NetConf, net_dir};
+use underpass_cni::{
+    Error as CniError, NetConf,
+    net_dir::{self, NetworkFile},
+};
 use underpass_dataplane::{Maps, Pins, lock};
 use underpass_ipam::{data_dir, store::Store};
 
@@ -152,15 +155,16 @@ fn stop(
     unused(root)
 }
 
-/// Looks for other networks that need what would be removed: the plugin, the allocator, or one of the `links`.
+/// Looks for other networks that need what would be removed: the plugin, the allocator, or one of the `links`. One that can't
+/// be read may be one.
 fn needed(net_dir: &Path, links: &[String]) -> Result<(), Failure> {
-    let files = net_dir::read(net_dir)
+    let files = net_dir::files(net_dir)
         .map_err(|error| CniError::io(format!("cannot list {}", net_dir.display()), &error))?;
-    let others = files
-        .into_iter()
-        .flatten()
-        .filter(|file| !file.path.ends_with(conflist::FILE));
-    for file in others {
+    for path in files {
+        if path.ends_with(conflist::FILE) {
+            continue;
+        }
+        let file = NetworkFile::open(path).map_err(Failure::Unreadable)?;
         let kinds = file.plugins().into_iter().flat_map(kinds);
         let is_ours = |kind: &&str| {
             [PLUGIN, ALLOCATOR].contains(kind) || links.iter().any(|link| link == kind)
