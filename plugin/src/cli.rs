@@ -324,7 +324,7 @@ pub fn run() -> ExitCode {
         } => {
             let places = doctor::Places {
                 bpf_root: &bpf_root,
-                net_dir: &networks.net_dir,
+                net_dir: networks.path(),
                 host_root: &host_root,
             };
             doctor::run(places, Format::new(json), &mut out)
@@ -332,22 +332,22 @@ pub fn run() -> ExitCode {
         Command::Report { output, networks } => {
             let places = doctor::Places {
                 bpf_root: &bpf_root,
-                net_dir: &networks.net_dir,
+                net_dir: networks.path(),
                 host_root: Path::new("/"),
             };
             report::run(places, &output, &mut out)
         }
         Command::Trace { level } => trace::run(&bpf_root, level, &mut out),
         Command::Load { flows } => load::run(&bpf_root, flows, &mut out),
-        Command::Apply { networks } => apply::run(&bpf_root, &networks.net_dir, &mut out),
+        Command::Apply { networks } => apply::run(&bpf_root, &networks, &mut out),
         Command::Gc { orphans: false, .. } => Err(Failure::NoList),
         Command::Gc {
             grace, networks, ..
         } => {
             let grace = Duration::from_secs(grace);
-            gc::run(&bpf_root, &networks.net_dir, grace, &mut out)
+            gc::run(&bpf_root, &networks, grace, &mut out)
         }
-        Command::Metrics { networks } => metrics::run(&bpf_root, &networks.net_dir, &mut out),
+        Command::Metrics { networks } => metrics::run(&bpf_root, &networks, &mut out),
         Command::Upgrade => upgrade::run(&bpf_root, &mut out),
         Command::Install(options) => install::run(&bpf_root, options, &mut out),
         Command::Uninstall(options) => uninstall::run(&bpf_root, &options, &mut out),

@@ -92,6 +92,13 @@ impl Samples {
 fn where_nothing_is_loaded_it_says_so() -> Result<()> {
     needs_root!();
     let lab = Lab::unloaded()?;
+    // One that was mistyped would look like this.
+    let error = lab.node.underpass_error(&METRICS)?;
+    ensure!(
+        error.contains(NET_DIR) && error.contains("--net-dir"),
+        "{error}"
+    );
+    lab.node.netns().run(|| fs::create_dir_all(NET_DIR))?;
     let empty = Samples::of(&lab)?;
     empty.expect(&[("underpass_loaded", 0), ("underpass_broken_networks", 0)])?;
     ensure!(!empty.0.contains_key("underpass_attachments"));

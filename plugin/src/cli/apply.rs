@@ -7,6 +7,7 @@ use underpass_netlink::Netlink;
 
 use super::{
     Failure,
+    folders::NetDir,
     networks::{Network, Networks},
 };
 use crate::{
@@ -16,7 +17,8 @@ use crate::{
     repair::{forget_devices, repair},
 };
 
-pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
+pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Result<(), Failure> {
+    let networks = Networks::read(net_dir, root)?;
     let maps = Maps::open_existing(&Pins::at(root)).map_err(Error::from)?;
     let Some(mut maps) = maps else {
         writeln!(
@@ -24,9 +26,8 @@ pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Resu
             "nothing is loaded at {}: the first ADD or `underpass load` puts the node right",
             root.display()
         )?;
-        return Ok(());
+        return Ok(networks.finish()?);
     };
-    let networks = Networks::read(net_dir, root)?;
     let mut patterns: Vec<Option<&[Glob]>> = Vec::new();
     for network in &networks.ours {
         let asked = network.decoded.uplinks.as_deref();
@@ -50,13 +51,6 @@ pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Resu
     );
     for change in &changes {
         writeln!(out, "{change}")?;
-    }
-    if networks.ours.is_empty() {
-        writeln!(
-            out,
-            "no network in {} has a plugin of type \"underpass\": no uplink was looked at",
-            net_dir.display()
-        )?;
     }
     if changes.is_empty() && outcome.is_ok() && refreshed.is_ok() {
         writeln!(out, "nothing to change")?;

@@ -13,9 +13,33 @@ use crate::install::BIN_DIR;
 /// Where the networks are.
 #[derive(Args)]
 pub(super) struct NetDir {
-    /// The folder in which the runtime looks for networks
-    #[arg(long, value_name = "FOLDER", default_value = NET_DIR)]
-    pub(super) net_dir: PathBuf,
+    /// The folder in which the runtime looks for networks; by default /etc/cni/net.d
+    #[arg(long = "net-dir", value_name = "FOLDER")]
+    named: Option<PathBuf>,
+}
+
+impl NetDir {
+    pub(super) fn path(&self) -> &Path {
+        self.named.as_deref().unwrap_or(Path::new(NET_DIR))
+    }
+
+    /// Refuses a folder that was named and is not there: whoever mistypes it must not hear that nothing is to be done. The
+    /// usual one may be missing, before the first network.
+    pub(super) fn require(&self) -> Result<(), Error> {
+        let path = self.path().display();
+        match fs::exists(self.path()) {
+            Ok(false) if self.named.is_some() => Err(Error::config(format!(
+                "there is no folder {path}: name the folder of networks with --net-dir"
+            ))),
+            Ok(false) => {
+                tracing::warn!(
+                    "there is no folder {path}: name the folder of networks with --net-dir if it is another"
+                );
+                Ok(())
+            }
+            Ok(true) | Err(_) => Ok(()),
+        }
+    }
 }
 
 /// Where plugins and networks are.
@@ -31,14 +55,15 @@ pub(super) struct Folders {
 impl Folders {
     /// Gives the folder of plugins and that of networks. Refuses one folder for both: whoever holds both would wait for himself.
     pub(super) fn apart(&self) -> Result<(&Path, &Path), Error> {
-        let paths = [&self.bin_dir, &self.networks.net_dir];
-        let [bin, net] = paths.map(|path| fs::canonicalize(path).unwrap_or_else(|_| path.clone()));
+        let paths = [self.bin_dir.as_path(), self.networks.path()];
+        let [bin, net] =
+            paths.map(|path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()));
         if bin == net {
             return Err(Error::config(format!(
                 "--bin-dir and --net-dir are both {}: name two folders",
                 bin.display()
             )));
         }
-        Ok(paths.map(PathBuf::as_path).into())
+        Ok(paths.into())
     }
 }

@@ -13,7 +13,7 @@ use underpass_dataplane::{Maps, Pins, lock};
 use underpass_ipam::{Home, find_orphans, free_orphans};
 use underpass_netlink::Netlink;
 
-use super::{Failure, networks::Networks};
+use super::{Failure, folders::NetDir, networks::Networks};
 use crate::{
     error::Error,
     identity::{Alias, Identity, host_name, network_id},
@@ -60,7 +60,7 @@ impl Attached {
 
 pub(super) fn run(
     root: &Path,
-    net_dir: &Path,
+    net_dir: &NetDir,
     grace: Duration,
     out: &mut impl io::Write,
 ) -> Result<(), Failure> {

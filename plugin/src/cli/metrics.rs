@@ -12,7 +12,7 @@ use underpass_ipam::Usage;
 use underpass_netlink::Netlink;
 
 use self::openmetrics::{Exposition, Kind, Seconds};
-use super::{Failure, networks::Networks, status::port::State};
+use super::{Failure, folders::NetDir, networks::Networks, status::port::State};
 use crate::{error::Error, left_behind::left_behind, step::lease, stopwatch::Times};
 
 mod openmetrics;
@@ -20,14 +20,14 @@ mod openmetrics;
 /// Begins the names of counters of drops, which have a family of their own.
 const DROP: &str = "drop_";
 
-pub(super) fn run(root: &Path, net_dir: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
+pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Result<(), Failure> {
     let text = collect(root, net_dir)?;
     out.write_all(text.as_bytes())?;
     Ok(())
 }
 
 /// All or nothing: half a text would be half a truth.
-fn collect(root: &Path, net_dir: &Path) -> Result<String, Error> {
+fn collect(root: &Path, net_dir: &NetDir) -> Result<String, Error> {
     let mut text = Exposition::default();
     let maps = Maps::open_existing(&Pins::at(root))?;
     text.family("underpass_build", Kind::Info, "What this executable is.")
@@ -71,7 +71,7 @@ fn collect(root: &Path, net_dir: &Path) -> Result<String, Error> {
 }
 
 /// The pools of the networks in the folder. What is wrong with one is said on stderr, and counted.
-fn pools(net_dir: &Path, root: &Path, text: &mut Exposition) -> Result<(), Error> {
+fn pools(net_dir: &NetDir, root: &Path, text: &mut Exposition) -> Result<(), Error> {
     let networks = Networks::read(net_dir, root)?;
     let mut usages: Vec<(&str, Usage)> = Vec::new();
     let mut broken = 0;

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use underpass_cni::{Error as CniError, NetConf, net_dir};
 
-use super::NAME;
-use crate::{conf::Conf, error::Error};
+use super::{NAME, folders::NetDir, selftest};
+use crate::{conf::Conf, error::Error, install::BIN_DIRS, rehearsal::rehearse};
 
 /// A network, and what the plugin makes of its config.
 pub(super) struct Network {
@@ -25,7 +25,9 @@ pub(super) struct Networks {
 
 impl Networks {
     /// Reads those whose plugins have the type `underpass`, and whose pins are at `root`.
-    pub(super) fn read(folder: &Path, root: &Path) -> Result<Self, Error> {
+    pub(super) fn read(net_dir: &NetDir, root: &Path) -> Result<Self, Error> {
+        net_dir.require()?;
+        let folder = net_dir.path();
         let unreadable = |error| {
             CniError::io(
                 format!("cannot read the folder {}", folder.display()),
@@ -61,6 +63,12 @@ impl Networks {
                     at.display(),
                     at.display()
                 );
+        if networks.ours.is_empty() && networks.broken.is_empty() && folder.exists() {
+            tracing::warn!(
+                "no network in {} has a plugin of type {NAME:?}: name the folder of networks with --net-dir if it is another",
+                folder.display()
+            );
+        }
             }
             at == root
         });
