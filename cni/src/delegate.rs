@@ -60,7 +60,7 @@ impl Delegation {
             CniResult::from_value(&document, self.version)
                 .map_err(|error| error.context(format!("result of plugin {plugin:?}")))
         });
-        if outcome.is_err() && self.find(plugin).is_ok() {
+        if outcome.is_err() && find(plugin, &self.path).is_ok() {
             // The first failure is the one to report; this is best effort.
             let _ = self.del(plugin);
         }
@@ -84,7 +84,7 @@ impl Delegation {
 
     /// Runs STATUS. A plugin that is not there, or can't be started, could not serve an ADD either: code 50.
     pub fn status(&self, plugin: &str) -> Result<(), Error> {
-        let executable = self.find(plugin).map_err(|error| match error.code {
+        let executable = find(plugin, &self.path).map_err(|error| match error.code {
             Code::Internal => Error {
                 code: Code::NotAvailable,
                 ..error
@@ -100,30 +100,8 @@ impl Delegation {
         outcome(plugin, output).map(drop)
     }
 
-    /// The executable: the first file of that name in the path that may be executed.
-    fn find(&self, plugin: &str) -> Result<PathBuf, Error> {
-        if plugin.is_empty() || plugin.contains('/') {
-            return Err(
-                Error::config(format!("invalid plugin name: {plugin:?}")).with_details(
-                    "ipam.type must be the name of a file in CNI_PATH, without a slash",
-                ),
-            );
-        }
-        let executable = |file: &PathBuf| {
-            file.metadata()
-                .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-        };
-        self.path.iter().map(|folder| folder.join(plugin)).find(executable).ok_or_else(|| {
-            let folders: Vec<_> = self.path.iter().map(|folder| folder.display().to_string()).collect();
-            Error::internal(format!(
-                "failed to find plugin {plugin:?} in path [{}]: install it there, or correct CNI_PATH",
-                folders.join(" ")
-            ))
-        })
-    }
-
     fn run(&self, plugin: &str, verb: Verb) -> Result<Vec<u8>, Error> {
-        outcome(plugin, self.start(&self.find(plugin)?, verb)?)
+        outcome(plugin, self.start(&find(plugin, &self.path)?, verb)?)
     }
 
     fn start(&self, executable: &Path, verb: Verb) -> Result<Output, Error> {
@@ -173,6 +151,29 @@ impl Delegation {
             child.wait_with_output()
         })
     }
+}
+
+/// Finds the executable: the first file of that name in the folders that may be executed.
+pub fn find(plugin: &str, folders: &[PathBuf]) -> Result<PathBuf, Error> {
+    if plugin.is_empty() || plugin.contains('/') {
+        return Err(Error::config(format!("invalid plugin name: {plugin:?}"))
+            .with_details("ipam.type must be the name of a file in CNI_PATH, without a slash"));
+    }
+    let executable = |file: &PathBuf| {
+        file.metadata()
+            .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    let mut files = folders.iter().map(|folder| folder.join(plugin));
+    files.find(executable).ok_or_else(|| {
+        let folders: Vec<_> = folders
+            .iter()
+            .map(|folder| folder.display().to_string())
+            .collect();
+        Error::internal(format!(
+            "failed to find plugin {plugin:?} in path [{}]: install it there, or correct CNI_PATH",
+            folders.join(" ")
+        ))
+    })
 }
 
 /// What to do about a file that is there, may be executed, and can't be, or for whose input there is no thread.

@@ -82,7 +82,7 @@ pub fn data_dir(conf: &NetConf) -> Result<PathBuf, Error> {
 }
 
 /// Whether no range is known before the runtime names one at an ADD, by the capability `ipRanges`.
-pub(crate) fn waits_for_ranges(conf: &NetConf) -> Result<bool, Error> {
+fn waits_for_ranges(conf: &NetConf) -> Result<bool, Error> {
     let capability = conf.get("capabilities").and_then(|all| all.get("ipRanges"));
     let is_asked_for = capability.and_then(Value::as_bool);
     Ok(is_asked_for == Some(true) && sets(conf)?.is_empty())
@@ -129,6 +129,14 @@ pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
         }
     }
     Ok(pools)
+}
+
+/// The pools that are known before an ADD: none where the runtime names them. Code 7 if they make no sense.
+pub fn known_pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
+    if waits_for_ranges(conf)? {
+        return Ok(Vec::new());
+    }
+    pools(conf)
 }
 
 /// A range set as it is written.

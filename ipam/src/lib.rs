@@ -22,6 +22,7 @@ mod owner;
 pub mod pool;
 pub mod range;
 mod resolv;
+mod sample;
 mod shorten;
 mod status;
 pub mod store;
@@ -38,6 +39,7 @@ pub use gc::gc;
 pub use home::Home;
 pub use orphan::{Orphan, find_orphans, free_orphans};
 pub use owner::Owner;
+pub use sample::{Sample, sample};
 pub use status::{status, status_without};
 pub use usage::{Usage, usage};
 

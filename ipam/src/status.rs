@@ -3,36 +3,39 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 
-use nix::unistd::{AccessFlags, access};
 use underpass_cni::{Code, Error, NetworkRequest};
 
 use crate::config;
 use crate::exhausted::Exhausted;
 use crate::pool::Pool;
-use crate::shorten;
+use crate::sample::{Sample, require_room};
 use crate::store::Store;
 
-/// Says no with code 50 if some pool has no free address, or the folder cannot be written. Lists
+/// Says no with code 50 if some pool has no free address, `resolvConf` cannot be read, or the folder cannot be written. Lists
 /// the folder, waits for no lock, changes nothing; reads leases only where a pool seems to be full.
 /// Those that a reboot has ended do not count then, because an ADD would free them. Ranges that the
 /// runtime names at each ADD are not known here.
 pub fn status(request: &NetworkRequest) -> Result<(), Error> {
-    status_without(request, |_| HashSet::new())
+    status_without(request, |_| HashSet::new()).map(drop)
 }
 
 /// Does what [`status()`] does, for an interface plugin whose ADD frees what lost DELs have left. Where a pool seems to be
-/// full, `dead` lists the addresses that it would free.
+/// full, `dead` lists the addresses that it would free. Returns what an ADD would give: whether it can become an interface
+/// is the plugin's to say.
 pub fn status_without(
     request: &NetworkRequest,
     dead: impl FnOnce(&Store) -> HashSet<IpAddr>,
-) -> Result<(), Error> {
-    let pools = if config::waits_for_ranges(&request.conf)? {
-        Vec::new()
-    } else {
-        config::pools(&request.conf)?
-    };
-    let data_dir = config::data_dir(&request.conf)?;
-    let store = Store::new(&data_dir, &request.conf.name);
+) -> Result<Sample, Error> {
+    let conf = &request.conf;
+    let pools = config::known_pools(conf)?;
+    let sample = Sample::of(conf, &pools).map_err(|error| match error.code {
+        Code::Io => Error {
+            code: Code::NotAvailable,
+            ..error
+        },
+        _ => error,
+    })?;
+    let store = Store::new(&config::data_dir(conf)?, &conf.name);
     let leased = store
         .glimpse()
         .map_err(|error| Error::new(Code::NotAvailable, error.to_string()))?;
@@ -45,17 +48,8 @@ pub fn status_without(
             ));
         }
     }
-    // The folder that an ADD would write in, or make it in.
-    if let Some(folder) = store.dir().ancestors().find(|folder| folder.exists()) {
-        access(folder, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| {
-            Error::not_available(format!(
-                "the folder of the leases, {}, cannot be written: {}: make it writable, or set ipam.dataDir",
-                shorten::path(folder),
-                errno.desc()
-            ))
-        })?;
-    }
-    Ok(())
+    require_room(&store)?;
+    Ok(sample)
 }
 
 fn is_full(pool: &Pool, leased: &HashSet<IpAddr>) -> bool {

@@ -20,10 +20,10 @@ pub struct Usage {
 /// Looks at the pools that the config names, and at the folder of leases: it waits for no lock and reads no lease.
 /// Ranges that the runtime names at each ADD are not known here.
 pub fn usage(conf: &NetConf) -> Result<Vec<Usage>, Error> {
-    if config::waits_for_ranges(conf)? {
+    let pools = config::known_pools(conf)?;
+    if pools.is_empty() {
         return Ok(Vec::new());
     }
-    let pools = config::pools(conf)?;
     let store = Store::new(&config::data_dir(conf)?, &conf.name);
     let mut leased = store.glimpse()?;
     for ip in store.ended() {

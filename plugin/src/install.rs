@@ -9,6 +9,8 @@ pub mod network;
 
 /// The folder in which runtimes look for plugins.
 pub const BIN_DIR: &str = "/opt/cni/bin";
+/// The folders in which runtimes look for plugins where their packages say so.
+pub(crate) const BIN_DIRS: [&str; 3] = [BIN_DIR, "/usr/lib/cni", "/usr/libexec/cni"];
 /// The name of the plugin's file, and of its entries in conflists.
 pub const PLUGIN: &str = "underpass";
 /// The name of the allocator's file.

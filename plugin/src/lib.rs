@@ -19,6 +19,7 @@ pub mod name;
 mod no_masquerade;
 pub mod plan;
 mod reap;
+mod rehearsal;
 mod repair;
 mod selftest;
 mod step;

@@ -8,6 +8,7 @@ mod config;
 mod delegated;
 mod forwarding;
 mod gc;
+mod hopeless;
 mod host_port;
 mod loopback;
 mod names;

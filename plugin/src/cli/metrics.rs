@@ -79,6 +79,8 @@ fn pools(net_dir: &NetDir, root: &Path, text: &mut Exposition) -> Result<(), Err
         let name = network.conf.name.as_str();
         match lease::usage(&network.conf) {
             Ok(pools) => usages.extend(pools.into_iter().map(|pool| (name, pool))),
+            // It is among those that are broken.
+            Err(_) if network.is_refused => {}
             Err(error) => {
                 tracing::warn!("the pools of network {name:?} are not known: {error}");
                 broken += 1;

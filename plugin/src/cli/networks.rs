@@ -1,7 +1,7 @@
 //! The networks of ours in the folder that runtimes read: which of them a command is about. What can't be read
 //! is kept for the end, so that one broken file stops nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use underpass_cni::{Error as CniError, NetConf, net_dir};
 
@@ -14,6 +14,10 @@ pub(super) struct Network {
     pub(super) conf: NetConf,
     /// The same, decoded.
     pub(super) decoded: Conf,
+    /// True if no ADD would take it all the same: what is wrong is kept with what can't be read.
+    pub(super) is_refused: bool,
+    /// Its file.
+    path: String,
 }
 
 /// The networks of one folder.
@@ -44,7 +48,12 @@ impl Networks {
                 let path = file.path.display().to_string();
                 let confs = file.confs(&[NAME])?.into_iter();
                 let decode = |conf: NetConf| match Conf::of_network(&conf) {
-                    Ok(decoded) => Ok(Network { conf, decoded }),
+                    Ok(decoded) => Ok(Network {
+                        conf,
+                        decoded,
+                        is_refused: false,
+                        path: path.clone(),
+                    }),
                     Err(error) => Err(error.context(&path)),
                 };
                 confs.map(decode).collect::<Result<Vec<_>, _>>()
@@ -53,6 +62,12 @@ impl Networks {
                 Ok(found) => networks.ours.extend(found),
                 Err(error) => networks.broken.push(error.into()),
             }
+        }
+        if networks.ours.is_empty() && networks.broken.is_empty() && folder.exists() {
+            tracing::warn!(
+                "no network in {} has a plugin of type {NAME:?}: name the folder of networks with --net-dir if it is another",
+                folder.display()
+            );
         }
         networks.ours.retain(|network| {
             let at = &network.decoded.bpf_root;
@@ -63,25 +78,39 @@ impl Networks {
                     at.display(),
                     at.display()
                 );
-        if networks.ours.is_empty() && networks.broken.is_empty() && folder.exists() {
-            tracing::warn!(
-                "no network in {} has a plugin of type {NAME:?}: name the folder of networks with --net-dir if it is another",
-                folder.display()
-            );
-        }
             }
             at == root
         });
+        let folders = folders_of_plugins();
+        for network in &mut networks.ours {
+            if let Err(error) = rehearse(&network.conf, &network.decoded, &folders) {
+                let error = CniError::from(error).context(&network.path);
+                networks.broken.push(error.into());
+                network.is_refused = true;
+            }
+        }
         Ok(networks)
     }
 
-    /// Lists what could not be read.
+    /// Lists what could not be read, and what no ADD would take.
     pub(super) fn broken(&self) -> &[Error] {
         &self.broken
     }
 
-    /// Ends a command that did all that it could: with what could not be read, if there is anything.
+    /// Ends a command that did all that it could: with what is broken, if there is anything.
     pub(super) fn finish(self) -> Result<(), Error> {
         Error::collect(self.broken)
     }
+}
+
+/// Decodes the config of a network of ours, and fails if no ADD would take it.
+pub(super) fn usable(conf: &NetConf) -> Result<(), Error> {
+    rehearse(conf, &Conf::of_network(conf)?, &folders_of_plugins())
+}
+
+/// Lists where IPAM plugins of others may be: beside this executable, and where runtimes look. No runtime tells a command.
+fn folders_of_plugins() -> Vec<PathBuf> {
+    let own = selftest::executable().ok();
+    let own = own.as_deref().and_then(Path::parent).map(Path::to_owned);
+    own.into_iter().chain(BIN_DIRS.map(PathBuf::from)).collect()
 }

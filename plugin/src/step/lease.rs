@@ -1,10 +1,10 @@
 //! Addresses: from the allocator in this process, or from another IPAM plugin by the contract's
 //! delegation.
 
-use std::{collections::HashSet, net::IpAddr};
+use std::{collections::HashSet, net::IpAddr, path::PathBuf};
 
-use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request};
-use underpass_ipam::{Claim, Freed, Home, Usage, store::Store};
+use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request, delegate};
+use underpass_ipam::{Claim, Freed, Home, Sample, Usage, store::Store};
 
 use super::Undo;
 use crate::{
@@ -182,17 +182,45 @@ pub(crate) fn usage(conf: &NetConf) -> Result<Vec<Usage>, Error> {
     }
 }
 
-/// Says whether there are addresses to give. Where this process gives them and a pool seems to be full, `dead` lists those
-/// that the next ADD would free.
+/// Says whether there are addresses to give, and what an ADD would be given, as far as this process knows. Where it gives
+/// them and a pool seems to be full, `dead` lists those that the next ADD would free.
 pub(crate) fn status(
     request: &NetworkRequest,
     dead: impl FnOnce(&Store) -> HashSet<IpAddr>,
-) -> Result<(), Error> {
-    let answer = match ipam(&request.conf)? {
-        Ipam::None => return Ok(()),
-        Ipam::BuiltIn => underpass_ipam::status_without(request, dead),
-        Ipam::Refused(why) => return Err((*why).into()),
-        Ipam::Delegate(name) => request.delegation.status(&name),
-    };
-    Ok(answer?)
+) -> Result<LeaseResult, Error> {
+    match ipam(&request.conf)? {
+        Ipam::None => Ok(LeaseResult::default()),
+        Ipam::BuiltIn => Ok(underpass_ipam::status_without(request, dead)?.into()),
+        Ipam::Refused(why) => Err((*why).into()),
+        Ipam::Delegate(name) => {
+            request.delegation.status(&name)?;
+            Ok(LeaseResult::default())
+        }
+    }
+}
+
+/// Does without a runtime what [`status`] does, except for the question whether addresses are free. A plugin of others is
+/// looked for in `folders`, and not called.
+pub(crate) fn sample(conf: &NetConf, folders: &[PathBuf]) -> Result<LeaseResult, Error> {
+    match ipam(conf)? {
+        Ipam::None => Ok(LeaseResult::default()),
+        Ipam::BuiltIn => Ok(underpass_ipam::sample(conf)?.into()),
+        Ipam::Refused(why) => Err((*why).into()),
+        Ipam::Delegate(name) => {
+            delegate::find(&name, folders)?;
+            Ok(LeaseResult::default())
+        }
+    }
+}
+
+impl From<Sample> for LeaseResult {
+    fn from(sample: Sample) -> Self {
+        let Sample { ips, routes, dns } = sample;
+        Self {
+            ips,
+            routes,
+            dns,
+            subnets: Vec::new(),
+        }
+    }
 }

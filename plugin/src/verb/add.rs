@@ -1,17 +1,16 @@
 //! ADD: it looks, takes a lease, makes the pair, and applies the steps in their order. Every step leaves
 //! its undoing behind, and a failure runs them all.
 
-use std::net::IpAddr;
-
-use underpass_cni::{CniResult, Error as CniError, Request};
+use underpass_cni::{CniResult, Request};
 use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, Netns, link::By};
 
 use super::{chained, identity, reap_or_warn, require_detached};
 use crate::{
-    conf::{AttachmentConf, chained::Name, masquerade::KEY},
+    conf::{AttachmentConf, chained::Name},
     error::Error,
     plan::Plan,
+    rehearsal::require_local,
     step::{Attachment, INTERFACE, Interface, Pair, Undo, lease, lease::Taken, link, xdp},
     stopwatch::Stopwatch,
     uplink::{Uplinks, inherited_mtu},
@@ -82,21 +81,4 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     let made = attachment.make(INTERFACE, |step| time.lap(step))?;
     time.keep(&network.bpf_root);
     Ok(made.plan.result)
-}
-
-/// Refuses addresses that the node does not have: answers to them would never arrive.
-fn require_local(node: &Netlink, asked: &[IpAddr]) -> Result<(), Error> {
-    if asked.is_empty() {
-        return Ok(());
-    }
-    let present = node.addresses()?;
-    for address in asked {
-        if !present.iter().any(|other| other.net.addr() == *address) {
-            return Err(CniError::config(format!(
-                "invalid {KEY} {address}: it is no address of this node; give it to a device (`lo` will do), or remove {KEY}"
-            ))
-            .into());
-        }
-    }
-    Ok(())
 }

@@ -24,6 +24,7 @@ use crate::{
     identity::{Identity, network_id},
     left_behind::left_behind,
     reap,
+    rehearsal::accept,
     step::{endpoint, lease, link},
 };
 
@@ -41,7 +42,8 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
             OLDEST.1
         )));
     }
-    link::driver(conf.device).map_err(|error| CniError::not_available(error.to_string()))?;
+    let driver =
+        link::driver(conf.device).map_err(|error| CniError::not_available(error.to_string()))?;
     let pins = Pins::at(&conf.bpf_root);
     ready(&conf.bpf_root, &request.conf.name)?;
     // No reason to send no containers here.
@@ -51,10 +53,11 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
         warn!("{remark}");
     }
     let name = &request.conf.name;
-    Ok(lease::status(request, |store| {
+    let sample = lease::status(request, |store| {
         // What can't be seen counts as living.
         dead_leases(&pins, name, store).unwrap_or_default()
-    })?)
+    })?;
+    Ok(accept(name, &conf, driver, sample)?)
 }
 
 /// Lists the addresses that the network has leased to attachments whose devices are gone.

@@ -6,7 +6,10 @@ use serde_json::Value;
 use underpass_cni::{Error as CniError, net_dir::NetworkFile};
 
 use super::{Diagnosis, Node, Report};
-use crate::{cli::NAME, conf::Conf, install::conflist, step::link};
+use crate::{
+    cli::{NAME, networks::usable},
+    install::conflist,
+};
 
 /// Plugins that hand containers over to networks of others, as their own configs say.
 const META: [&str; 4] = ["multus", "multus-shim", "danm", "genie"];
@@ -111,32 +114,29 @@ fn set_aside(folder: &Path) -> Diagnosis {
     )
 }
 
-/// Says why an ADD to a network of ours would be refused by its config alone.
+/// Says why every ADD to a network of ours would be refused.
 fn refused(network: &NetworkFile) -> Vec<Diagnosis> {
     let path = network.path.display();
     let refused = |reason: &dyn std::fmt::Display| {
         Diagnosis::error(
             "network-refused",
             format!("every ADD to a network of ours fails: {path}: {reason}"),
-            format!("correct {path}; docs/configuration.md has every key"),
+            format!("do what it says, or correct {path}; docs/configuration.md has every key"),
         )
     };
     let confs = match network.confs(&[NAME]) {
         Ok(confs) => confs,
         Err(error) => return vec![refused(&error)],
     };
-    let reasons = confs.iter().filter_map(|conf| {
-        let checked = Conf::of_network(conf).and_then(|conf| link::driver(conf.device));
-        checked.err().map(|error| refused(&error))
-    });
-    reasons.collect()
+    let reasons = confs.iter().filter_map(|conf| usable(conf).err());
+    reasons.map(|error| refused(&error)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const OURS: &str = r#"{"cniVersion": "1.0.0", "name": "ours", "plugins": [{"type": "underpass", "ipam": {"type": "host-local"}}]}"#;
+    const OURS: &str = r#"{"cniVersion": "1.0.0", "name": "ours", "plugins": [{"type": "underpass", "ipam": {"type": "host-local", "subnet": "10.22.0.0/24"}}]}"#;
     const OTHER: &str =
         r#"{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge"}]}"#;
 
@@ -207,6 +207,17 @@ mod tests {
         assert_eq!(refused(&parse(OTHER)), []);
         let wrong = OURS.replace(r#""ipam""#, r#""mtu": -3, "ipam""#);
         assert_eq!(refused(&parse(&wrong)).len(), 1);
+        for ipam in [
+            r#""type": "host-local""#,
+            r#""type": "host-local", "subnet": "10.22.0.1/24""#,
+            r#""type": "host-local", "subnet": "fd00:22::1/64""#,
+            r#""type": "loopback""#,
+            r#""type": "dhcp""#,
+            r#""type": "nosuch""#,
+        ] {
+            let wrong = OURS.replace(r#""type": "host-local", "subnet": "10.22.0.0/24""#, ipam);
+            assert_eq!(refused(&parse(&wrong)).len(), 1, "{ipam}");
+        }
         let nameless = OURS.replace(r#""ours""#, r#""""#);
         assert_eq!(refused(&parse(&nameless)).len(), 1);
     }

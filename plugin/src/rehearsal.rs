@@ -1,0 +1,64 @@
+//! Whether every ADD of a network would be refused on this node, and why: what an ADD asks before it makes anything, asked
+//! ahead of it. Whoever asks changes nothing.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use underpass_cni::{Error as CniError, NetConf};
+use underpass_netlink::{Netlink, link::Driver};
+
+use crate::{
+    conf::{AttachmentConf, Conf, masquerade::KEY},
+    error::Error,
+    identity::Identity,
+    plan::{LeaseResult, Plan},
+    step::{lease, link},
+};
+
+/// Fails as every ADD would, except for want of addresses. IPAM plugins of others are looked for in `folders`, and not called.
+pub(crate) fn rehearse(conf: &NetConf, decoded: &Conf, folders: &[PathBuf]) -> Result<(), Error> {
+    let driver = link::driver(decoded.device)?;
+    let sample = lease::sample(conf, folders)?;
+    accept(&conf.name, decoded, driver, sample)
+}
+
+/// Fails as every ADD would that is given such addresses.
+pub(crate) fn accept(
+    network: &str,
+    conf: &Conf,
+    driver: Driver,
+    sample: LeaseResult,
+) -> Result<(), Error> {
+    let identity = Identity {
+        network: network.to_owned(),
+        container: "any".to_owned(),
+        ifname: "eth0".to_owned(),
+    };
+    // The MTU of the uplinks is theirs, and no matter of the config.
+    let asked = AttachmentConf {
+        network: conf.clone(),
+        mac: None,
+        ports: Vec::new(),
+    };
+    Plan::new(identity, &asked, sample, driver, None, "")?;
+    match conf.masquerade_addresses.as_slice() {
+        [] => Ok(()),
+        asked => require_local(&Netlink::open()?, asked),
+    }
+}
+
+/// Refuses addresses that the node does not have: answers to them would never arrive.
+pub(crate) fn require_local(node: &Netlink, asked: &[IpAddr]) -> Result<(), Error> {
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let present = node.addresses()?;
+    for address in asked {
+        if !present.iter().any(|other| other.net.addr() == *address) {
+            return Err(CniError::config(format!(
+                "invalid {KEY} {address}: it is no address of this node; give it to a device (`lo` will do), or remove {KEY}"
+            ))
+            .into());
+        }
+    }
+    Ok(())
+}
