@@ -32,7 +32,7 @@ use underpass_cni::{CniResult, Error, NetworkRequest, Plugin, Request};
 
 pub use add::{Allocation, Claim, Lease, add};
 pub use check::check;
-pub use config::data_dir;
+pub use config::{data_dir, known_pools};
 pub use dead::{Freed, free_dead};
 pub use del::{del, del_if};
 pub use gc::gc;

@@ -230,6 +230,12 @@ impl Netlink {
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
     }
 
+    /// Tells whether the address is one of this namespace's own: what it sends there it keeps.
+    pub fn keeps(&self, addr: IpAddr) -> Result<bool, Error> {
+        let route = self.route_to(addr, None)?;
+        Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
+    }
+
     /// Asks for the device by which the kernel sends a packet of its own to an address; `None` if it would
     /// not.
     pub fn device_towards(&self, addr: IpAddr) -> Result<Option<u32>, Error> {

@@ -3,7 +3,9 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
+use ipnet::IpNet;
 use underpass_cni::{Error as CniError, NetConf};
+use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, link::Driver};
 
 use crate::{
@@ -12,6 +14,10 @@ use crate::{
     identity::Identity,
     plan::{LeaseResult, Plan},
     step::{lease, link},
+    uplink::{
+        Uplinks,
+        overlap::{Overlap, overlaps},
+    },
 };
 
 /// Fails as every ADD would, except for want of addresses. IPAM plugins of others are looked for in `folders`, and not called.
@@ -44,6 +50,35 @@ pub(crate) fn accept(
         [] => Ok(()),
         asked => require_local(&Netlink::open()?, asked),
     }
+}
+
+/// Finds what the network's ranges cover and the link of an uplink has already. Where nothing is loaded there are no maps.
+pub(crate) fn covered(
+    conf: &NetConf,
+    decoded: &Conf,
+    node: &Netlink,
+    maps: Option<&Maps>,
+) -> Result<Vec<Overlap>, Error> {
+    let pools = lease::pools(conf)?;
+    if pools.is_empty() {
+        return Ok(Vec::new());
+    }
+    let uplinks = Uplinks::look(node, maps, decoded.uplinks.as_deref())?;
+    let covers = |address| pools.iter().any(|pool| pool.range_of(address).is_some());
+    overlaps(node, &uplinks.list, covers)
+}
+
+/// Refuses addresses that are the node's own: it would keep what is sent to them.
+pub(crate) fn require_foreign(node: &Netlink, addresses: &[IpNet]) -> Result<(), Error> {
+    for address in addresses.iter().map(IpNet::addr) {
+        if node.keeps(address)? {
+            return Err(CniError::config(format!(
+                "invalid address {address} from the IPAM: the node itself has it, so a container with it would hear nothing; keep it out of the ranges of ipam by \"rangeStart\" and \"rangeEnd\", or reserve it by a file of its name in the folder of leases"
+            ))
+            .into());
+        }
+    }
+    Ok(())
 }
 
 /// Refuses addresses that the node does not have: answers to them would never arrive.

@@ -17,6 +17,7 @@ use underpass_netlink::{
 use crate::{glob::Glob, identity::Alias};
 
 mod look;
+pub(crate) mod overlap;
 pub(crate) mod reconcile;
 mod tunnel;
 

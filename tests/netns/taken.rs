@@ -146,3 +146,53 @@ fn host_ports_in_a_chain_take_no_address(#[values(V4, V6)] family: Family) -> Re
     expect_refusal(&error, old.ip(family), &old)?;
     expect_alive(&lab, &old)
 }
+
+/// One that the node itself has would get nothing: what is sent to it stays on the node. The next one is as good as ever.
+#[rstest]
+fn an_address_of_the_node_is_no_containers(
+    #[values(V4, V6)] family: Family,
+    #[values("uplink", "another device")] place: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.pod("warm")?.del()?;
+    let (own, range) = if place == "uplink" {
+        let (subnet, next) = match family {
+            V4 => ("192.0.2.0/24", "192.0.2.3"),
+            V6 => ("2001:db8:1::/64", "2001:db8:1::3"),
+        };
+        let own = family.node();
+        let range = json!({ "subnet": subnet, "rangeStart": own.to_string(), "rangeEnd": next, "gateway": family.gateway() });
+        (own, range)
+    } else {
+        let own = family.unused_pod();
+        let next = match own {
+            IpAddr::V4(own) => IpAddr::from((own.to_bits() + 1).to_be_bytes()),
+            IpAddr::V6(own) => IpAddr::from((own.to_bits() + 1).to_be_bytes()),
+        };
+        lab.node.netns().ip(&[
+            "link add own9 type veth peer name own8".to_owned(),
+            format!("address add {own}/{} dev own9 nodad", family.host_bits()),
+            "link set own8 up".to_owned(),
+            "link set own9 up".to_owned(),
+        ])?;
+        let range =
+            json!({ "subnet": family.pods(), "rangeStart": own.to_string(), "rangeEnd": next });
+        (own, range)
+    };
+    let conf = lab.conf().with("name", "own");
+    let conf = conf.with_ipam("ranges", json!([[range]]));
+    let conf = conf.with_ipam("routes", json!([]));
+    let before = Traces::of(&lab.node)?;
+    let error = refused(&lab, "a", &conf)?;
+    ensure!(
+        error.code == 7
+            && error.msg.contains(&format!("address {own} "))
+            && error.msg.contains("the node itself has it"),
+        "{error}"
+    );
+    before.expect_same(&lab.node)?;
+    let pod = lab.pod_with("b", &conf)?;
+    ensure!(pod.ip(family) != own, "{}", pod.result());
+    pod.del()
+}

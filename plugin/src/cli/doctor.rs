@@ -172,10 +172,7 @@ const CHECKS: [(&str, Check); 8] = [
     ("devices", devices::check),
     ("foreign-filter", devices::check_filters),
     ("forward-policy", firewall::check),
-    ("networks", |node, report| {
-        networks::check(node, report);
-        Ok(())
-    }),
+    ("networks", networks::check),
     ("networkd-routes", |node, report| {
         networkd::check(node, report);
         Ok(())

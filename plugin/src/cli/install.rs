@@ -15,6 +15,7 @@ use underpass_cni::{
 };
 use underpass_dataplane::{Error as Dataplane, Maps, Pins, object};
 use underpass_ipam::data_dir;
+use underpass_netlink::Netlink;
 
 use super::{Failure, folders::Folders, load, selftest, uninstall::aside};
 use crate::{
@@ -29,6 +30,7 @@ use crate::{
     },
     name::Name,
     no_masquerade,
+    rehearsal::{covered, rehearse},
 };
 
 #[derive(Args)]
@@ -87,6 +89,9 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
     };
     let (bin_dir, net_dir) = options.folders.apart()?;
     able(root)?;
+    if let Some(network) = &network {
+        fits(root, network)?;
+    }
     let executable = selftest::executable()?;
     let bin = Folder::hold(bin_dir)?;
     executables(&executable, &bin, &options.names, out)?;
@@ -139,6 +144,22 @@ fn able(root: &Path) -> Result<(), Failure> {
     }
     Maps::open_existing(&pins)?;
     Ok(())
+}
+
+/// Refuses a network to which every ADD would fail on this node, or that would give containers what an uplink's link has.
+fn fits(root: &Path, network: &Network) -> Result<(), Failure> {
+    let conf = network.conf()?;
+    let decoded = Conf::of_network(&conf)?;
+    rehearse(&conf, &decoded, &[])?;
+    let maps = Maps::open_existing(&Pins::at(root))?;
+    let overlaps = covered(&conf, &decoded, &Netlink::open()?, maps.as_ref())?;
+    match overlaps.first() {
+        None => Ok(()),
+        Some(overlap) => Err(CniError::config(format!(
+            "the ranges cover {overlap}: give containers a range that is on no link of the node; nothing was changed"
+        ))
+        .into()),
+    }
 }
 
 /// Reads the conflist, and makes the one that has to be there. Refuses what would cost others theirs.

@@ -106,12 +106,16 @@ impl Network {
         free(&wish.keys)?;
         let network = Self { wish };
         // All that an ADD would check: the name, and each key.
-        let mut conf = network.entry();
-        conf.insert("name".to_owned(), network.name().into());
-        conf.insert("cniVersion".to_owned(), network.version().as_str().into());
-        let conf = NetConf::parse(Value::Object(conf).to_string().as_bytes())?;
-        Conf::of_network(&conf)?;
+        Conf::of_network(&network.conf()?)?;
         Ok(network)
+    }
+
+    /// Makes what the plugin will be given.
+    pub fn conf(&self) -> Result<NetConf, Error> {
+        let mut conf = self.entry();
+        conf.insert("name".to_owned(), self.name().into());
+        conf.insert("cniVersion".to_owned(), self.version().as_str().into());
+        NetConf::parse(Value::Object(conf).to_string().as_bytes())
     }
 
     /// The network's name.

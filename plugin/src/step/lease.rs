@@ -4,7 +4,7 @@
 use std::{collections::HashSet, net::IpAddr, path::PathBuf};
 
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request, delegate};
-use underpass_ipam::{Claim, Freed, Home, Sample, Usage, store::Store};
+use underpass_ipam::{Claim, Freed, Home, Sample, Usage, pool::Pool, store::Store};
 
 use super::Undo;
 use crate::{
@@ -171,6 +171,14 @@ pub(crate) fn free_dead(
     match ipam(conf)? {
         Ipam::BuiltIn => Ok(underpass_ipam::free_dead(conf, is_of, is_dead)?),
         Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => Ok(Vec::new()),
+    }
+}
+
+/// Lists the pools, where this process gives the addresses.
+pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
+    match ipam(conf)? {
+        Ipam::BuiltIn => Ok(underpass_ipam::known_pools(conf)?),
+        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
 

@@ -42,9 +42,18 @@ impl<'a> Uplinks<'a> {
         maps: &Maps,
         patterns: Option<&'a [Glob]>,
     ) -> Result<Self, Error> {
+        Self::look(node, Some(maps), patterns)
+    }
+
+    /// The same where nothing may be loaded yet.
+    pub(crate) fn look(
+        node: &Netlink,
+        maps: Option<&Maps>,
+        patterns: Option<&'a [Glob]>,
+    ) -> Result<Self, Error> {
         let all = node.indices()?;
-        let pods: HashSet<u32> = maps
-            .devices()?
+        let known = maps.map(Maps::devices).transpose()?.unwrap_or_default();
+        let pods: HashSet<u32> = known
             .into_iter()
             .filter(|(_, entry)| entry.flags & device::POD != 0)
             .map(|(index, _)| index)

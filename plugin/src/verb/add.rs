@@ -10,7 +10,7 @@ use crate::{
     conf::{AttachmentConf, chained::Name},
     error::Error,
     plan::Plan,
-    rehearsal::require_local,
+    rehearsal::{require_foreign, require_local},
     step::{Attachment, INTERFACE, Interface, Pair, Undo, lease, lease::Taken, link, xdp},
     stopwatch::Stopwatch,
     uplink::{Uplinks, inherited_mtu},
@@ -58,6 +58,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     let sandbox = path.to_string_lossy();
     let mtu = inherited_mtu(&uplinks.list);
     let plan = Plan::new(identity, &conf, result, driver, mtu, &sandbox)?;
+    require_foreign(&node, &plan.addresses)?;
     let Pair { host, container } = link::make(&node, &netns, &plan, &mut undo)?;
     time.lap(link::NAME);
 

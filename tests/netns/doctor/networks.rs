@@ -3,6 +3,7 @@
 use std::fs;
 
 use rstest::rstest;
+use serde_json::json;
 use underpass_tests::prelude::*;
 
 use super::{HOST, NET_DIR, ask, conflist, lab, network, put};
@@ -122,5 +123,30 @@ fn a_locked_down_kernel_is_found_where_nothing_is_loaded() -> Result<()> {
     )?;
     ask(&lab)?.expect(&["lockdown"])?;
     lab.node.underpass(&["load"])?;
+    ask(&lab)?.expect(&[])
+}
+
+/// A range that covers the link of an uplink: the node's address there, and the router's.
+#[rstest]
+fn a_range_on_a_link_of_the_node_is_found(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let (subnet, first, last) = match family {
+        V4 => ("192.0.2.0/24", "192.0.2.16", "192.0.2.31"),
+        V6 => ("2001:db8:1::/64", "2001:db8:1::16", "2001:db8:1::31"),
+    };
+    let with = |range: serde_json::Value| {
+        let conf = lab.conf().with_ipam("ranges", json!([[range]]));
+        let list = json!({ "cniVersion": "1.0.0", "name": "lab", "plugins": [conf.json()] });
+        put(&lab, network("10-underpass.conflist"), &list.to_string())
+    };
+    with(json!({ "subnet": subnet }))?;
+    let said = ask(&lab)?;
+    said.expect(&["range-overlap"])?;
+    let text = said.report.to_string();
+    for address in [family.node(), family.gateway()] {
+        ensure!(text.contains(&format!("cover {address}, ")), "{text}");
+    }
+    with(json!({ "subnet": subnet, "rangeStart": first, "rangeEnd": last }))?;
     ask(&lab)?.expect(&[])
 }

@@ -8,19 +8,25 @@ use underpass_cni::{Error as CniError, net_dir::NetworkFile};
 use super::{Diagnosis, Node, Report};
 use crate::{
     cli::{NAME, networks::usable},
+    conf::Conf,
+    error::Error,
     install::conflist,
+    rehearsal::covered,
+    step::lease,
 };
 
 /// Plugins that hand containers over to networks of others, as their own configs say.
 const META: [&str; 4] = ["multus", "multus-shim", "danm", "genie"];
 
-pub(super) fn check(node: &Node<'_>, report: &mut Report) {
+pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
     let folder = node.places.net_dir;
     let aside = folder.join(conflist::ASIDE);
     report.add(order(folder, &node.networks, aside.exists()));
     for network in node.networks.iter().flatten() {
         report.add(refused(network));
+        report.add(overlapping(node, network)?);
     }
+    Ok(())
 }
 
 /// Tells whether a network's containers are attached by this plugin: itself, or called by another one.
@@ -130,6 +136,30 @@ fn refused(network: &NetworkFile) -> Vec<Diagnosis> {
     };
     let reasons = confs.iter().filter_map(|conf| usable(conf).err());
     reasons.map(|error| refused(&error)).collect()
+}
+
+/// Says which addresses of an uplink's link a network of ours may give to a container.
+fn overlapping(node: &Node<'_>, network: &NetworkFile) -> Result<Vec<Diagnosis>, Error> {
+    let path = network.path.display();
+    let mut found = Vec::new();
+    // What can't be understood is refused, and said.
+    for conf in network.confs(&[NAME]).unwrap_or_default() {
+        let Ok(decoded) = Conf::of_network(&conf) else {
+            continue;
+        };
+        if lease::pools(&conf).is_err() {
+            continue;
+        }
+        let overlaps = covered(&conf, &decoded, &node.netlink, node.maps.as_ref())?;
+        found.extend(overlaps.into_iter().map(|overlap| {
+            Diagnosis::warning(
+                "range-overlap",
+                format!("the ranges of a network of ours, in {path}, cover {overlap}: an ADD that is given it fails, or containers never reach that router"),
+                format!("give the network in {path} a range that is on no link of the node, or leave the address out by \"rangeStart\" and \"rangeEnd\""),
+            )
+        }));
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

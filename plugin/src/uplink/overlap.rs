@@ -1,0 +1,63 @@
+//! Ranges of containers' addresses that cover what an uplink's link has already: the node's own address there, or a router's.
+
+use std::{fmt, net::IpAddr};
+
+use underpass_netlink::{Netlink, route::MAIN};
+
+use super::Uplink;
+use crate::error::Error;
+
+/// An address that containers could be given, and is somebody's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Overlap {
+    address: IpAddr,
+    whose: Whose,
+    uplink: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Whose {
+    Node,
+    Router,
+}
+
+impl fmt::Display for Overlap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            address,
+            whose,
+            uplink,
+        } = self;
+        match whose {
+            Whose::Node => write!(f, "{address}, which the node has on its uplink {uplink}"),
+            Whose::Router => write!(
+                f,
+                "{address}, the next hop of a default route by the uplink {uplink}"
+            ),
+        }
+    }
+}
+
+/// Looks for addresses of the uplinks, and of their routers, that `covers` names.
+pub(crate) fn overlaps(
+    node: &Netlink,
+    uplinks: &[Uplink],
+    covers: impl Fn(IpAddr) -> bool,
+) -> Result<Vec<Overlap>, Error> {
+    let mut found = Vec::new();
+    for Uplink { index, name, .. } in uplinks {
+        let own = node.addresses_on(*index)?.into_iter();
+        let own = own.map(|address| (address.net.addr(), Whose::Node));
+        let routes = node.default_routes(MAIN, Some(*index))?.into_iter();
+        let routes = routes.filter(|route| route.index == *index);
+        let routers = routes.filter_map(|route| Some((route.route.gateway?, Whose::Router)));
+        let covered = own.chain(routers).filter(|(address, _)| covers(*address));
+        found.extend(covered.map(|(address, whose)| Overlap {
+            address,
+            whose,
+            uplink: name.clone(),
+        }));
+    }
+    found.dedup();
+    Ok(found)
+}
