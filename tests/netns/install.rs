@@ -164,6 +164,12 @@ fn what_a_power_failure_left_is_replaced(
 #[case::mtu_of_ipv6(&["--range", "fd00:22::/64", "--mtu", "1279"], "1280")]
 #[case::mtu_alone(&["--mtu", "1400"], "--range")]
 #[case::cluster_alone(&["--cluster-cidr", "10.0.0.0/8"], "--range")]
+#[case::name_alone(&["--name", "pods"], "--range")]
+#[case::version_alone(&["--cni-version", "1.1.0"], "--range")]
+#[case::no_self_test_alone(&["--no-self-test"], "--range")]
+#[case::groups(&["--range", "224.0.0.0/24"], "no interface can have it")]
+#[case::own_link_v4(&["--range", "192.0.2.0/24"], "192.0.2.2, which the node has on its uplink eth0")]
+#[case::own_link_v6(&["--range", "2001:db8:1::/64"], "2001:db8:1::2, which the node has on its uplink eth0")]
 #[case::name(&["--range", "10.22.0.0/24", "--name", "a b"], "network name")]
 #[case::link(&["--names", "bridge"], "loopback")]
 fn bad_input_changes_nothing(#[case] arguments: &[&str], #[case] said: &str) -> Result<()> {
@@ -420,18 +426,18 @@ fn uninstall_asks_whether_anybody_needs_the_plugin() -> Result<()> {
         br#"{"name": "other", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]"#,
     )?;
     refused("20-other.conflist")?;
-    refused("1 container is attached")?;
-    machine.lab.node.underpass(&["unload", "--force"])?;
-    refused("1 container is attached")?;
-    drop(pod);
-    // Programs that are elsewhere.
-    let mut elsewhere = machine.conflist()?.context("a conflist")?;
     machine.write(
         &other,
         br#"{"name": "other", "plugins": [{"type": "bridge"}]}"#,
     )?;
     // A container that has outlived the pins.
     let pod = machine.pod("a")?;
+    refused("1 container is attached")?;
+    machine.lab.node.underpass(&["unload", "--force"])?;
+    refused("1 container is attached")?;
+    drop(pod);
+    // Programs that are elsewhere.
+    let mut elsewhere = machine.conflist()?.context("a conflist")?;
     elsewhere["plugins"][0]["bpfRoot"] = "/sys/fs/bpf/elsewhere".into();
     machine.write(CONFLIST, elsewhere.to_string().as_bytes())?;
     refused("--bpf-root")

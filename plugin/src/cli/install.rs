@@ -38,7 +38,7 @@ pub(super) struct Options {
     #[command(flatten)]
     folders: Folders,
     /// The network's name
-    #[arg(long, default_value = "pods")]
+    #[arg(long, default_value = "pods", requires = "ranges")]
     name: String,
     /// Addresses for containers, such as the node's podCIDRs, in their order; they get one of each family. Without any no conflist
     /// is written
@@ -58,13 +58,13 @@ pub(super) struct Options {
     config: Option<Keys>,
     /// The version that the conflist declares, 1.0.0 or 1.1.0. containerd 1.x fails every ADD of 1.1.0; newer runtimes ask
     /// STATUS with it, and can call GC
-    #[arg(long, value_name = "VERSION", default_value = "1.0.0", value_parser = version)]
+    #[arg(long, value_name = "VERSION", default_value = "1.0.0", value_parser = version, requires = "ranges")]
     cni_version: Version,
     /// Other plugins that this executable is, to be linked where there is no file of the name
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "loopback,portmap,bandwidth", value_parser = linked)]
     names: Vec<String>,
     /// Write the conflist without trying the network with two throwaway pods
-    #[arg(long)]
+    #[arg(long, requires = "ranges")]
     no_self_test: bool,
 }
 
