@@ -21,6 +21,10 @@ use crate::{
     raw_map::RawMap,
 };
 
+mod beside;
+
+pub use beside::require_free;
+
 /// The folder of one layout.
 #[derive(Debug)]
 pub struct Layout {

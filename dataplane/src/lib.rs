@@ -60,6 +60,20 @@ pub enum Error {
         /// The inode number of the other namespace.
         namespace: u32,
     },
+    /// A device serves the containers of another bpfRoot.
+    #[error(
+        "{device} has the programs of another bpfRoot, {}, to which {attached} {} of this node: a device serves one; \
+         set bpfRoot to that one in all networks of the node, or detach its containers and run `underpass --bpf-root {} unload`",
+        root.display(), if *attached == 1 { "container is attached" } else { "containers are attached" }, root.display()
+    )]
+    Claimed {
+        /// The uplink, or `lo`.
+        device: String,
+        /// The other folder of pins.
+        root: PathBuf,
+        /// How many containers it has.
+        attached: usize,
+    },
     /// A device needs a program that is not loaded, beside those of another build.
     #[error(
         "another build of underpass has loaded the programs at {}, and {programs} of this one can't be added: {}",

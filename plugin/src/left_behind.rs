@@ -1,9 +1,9 @@
 //! Containers that have outlived the maps: their programs were unloaded, or the bpffs was wiped or mounted anew. What is
-//! attached keeps its own maps and goes on, but nobody can find these any more.
+//! attached keeps its own maps and goes on, but nobody can find these any more. Those of another bpfRoot that can be found are not among them.
 
 use std::{collections::BTreeSet, path::Path};
 
-use underpass_dataplane::Maps;
+use underpass_dataplane::{Maps, Pins, layout::Layout};
 use underpass_netlink::{Netlink, link::Link};
 
 use crate::{
@@ -22,7 +22,7 @@ pub(crate) fn left_behind(
 ) -> Result<Findings, Error> {
     let node = Netlink::open()?;
     let is_asked = |link: &Link| Alias::of(link).is_some_and(|alias| is_asked(&alias));
-    let links = match maps {
+    let mut links = match maps {
         None => {
             let mut links = node.links()?;
             links.retain(is_asked);
@@ -41,12 +41,26 @@ pub(crate) fn left_behind(
             links
         }
     };
+    if !links.is_empty() {
+        let elsewhere = beside(root);
+        links.retain(|link| !elsewhere.contains(&link.index));
+    }
     let mut findings = Findings::default();
     findings.extend(links.into_iter().map(|link| Finding::LeftBehind {
         device: link.name,
         root: root.to_owned(),
     }));
     Ok(findings)
+}
+
+/// The host's ends of containers of another bpfRoot of this node.
+pub(crate) fn beside(root: &Path) -> BTreeSet<u32> {
+    let layouts = Pins::at(root).beside();
+    layouts
+        .iter()
+        .filter_map(Layout::devices)
+        .flatten()
+        .collect()
 }
 
 /// The host's ends that the maps know.

@@ -59,6 +59,7 @@ mod trace;
 mod translated;
 mod twins;
 mod two_networks;
+mod two_roots;
 mod uninvited;
 mod upgrade;
 mod uplinks;

@@ -91,9 +91,8 @@ fn a_question_that_crosses_the_pods_own_arrives(#[values(V4, V6)] family: Family
     let asked = Capture::start(lab.world.netns(), World::LINK)?;
     let own = pod.ends(family.remote())?.syn(SOURCE, PORT);
     RawLink::open(pod.netns(), Pod::IFNAME)?.send(&own)?;
-    let is_own = |bytes: &[u8]| {
-        frame::read(bytes).is_some_and(|seen| seen.ports == Some((SOURCE, PORT)))
-    };
+    let is_own =
+        |bytes: &[u8]| frame::read(bytes).is_some_and(|seen| seen.ports == Some((SOURCE, PORT)));
     ensure!(asked.wait_for(PATIENCE, is_own).is_some(), "nobody asks");
     let arrived = Capture::start(pod.netns(), Pod::IFNAME)?;
     ask(&lab, family)?;

@@ -14,6 +14,7 @@ use underpass_cni::{
 };
 use underpass_dataplane::{Maps, Pins, lock};
 use underpass_ipam::{data_dir, store::Store};
+use underpass_netlink::Netlink;
 
 use super::{Failure, folders::Folders, unload};
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
         conflist::{self, Found},
         folder::{Change, Folder},
     },
-    left_behind::left_behind,
+    left_behind::{beside, left_behind},
     selftest,
     step::lease::is_built_in,
 };
@@ -120,6 +121,9 @@ fn unused(root: &Path) -> Result<(), Failure> {
     // Pins can be wiped while containers live.
     let maps = Maps::open_existing(&pins).unwrap_or_default();
     attached += left_behind(root, maps.as_ref(), |_| true)?.iter().count();
+    // Those of another bpfRoot need the executables as well.
+    let devices = Netlink::open()?.indices()?;
+    attached += beside(root).intersection(&devices).count();
     match attached {
         0 => Ok(()),
         attached => Err(Failure::InUse(attached)),

@@ -178,7 +178,7 @@ pub(crate) fn free_dead(
 pub(crate) fn pools(conf: &NetConf) -> Result<Vec<Pool>, Error> {
     match ipam(conf)? {
         Ipam::BuiltIn => Ok(underpass_ipam::known_pools(conf)?),
-        Ipam::None | Ipam::Ourselves(_) | Ipam::Delegate(_) => Ok(Vec::new()),
+        Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => Ok(Vec::new()),
     }
 }
 

@@ -5,6 +5,7 @@ use underpass_abi::endpoint::{self, Device as Known, device};
 use underpass_dataplane::{
     Changed, Maps,
     attach::{load_and_attach, missing, places},
+    layout::require_free,
     lock::Lock,
 };
 use underpass_netlink::{
@@ -122,13 +123,14 @@ fn bring_up_to_date(
     wanted: Known,
 ) -> Result<Vec<Change>, Error> {
     let mut changes = Vec::new();
+    let places = places(wanted.flags);
+    let missing = missing(netlink, maps.pins(), &[(device.index, places)])?;
+    require_free(netlink, maps.pins(), device, &missing)?;
     let before = maps.device(device.index)?;
     if before != Some(wanted) {
         maps.set_device(device.index, wanted)?;
         changes.push(Change::of_device(&device.name, before.as_ref(), &wanted));
     }
-    let places = places(wanted.flags);
-    let missing = missing(netlink, maps.pins(), &[(device.index, places)])?;
     if !missing.is_empty() {
         load_and_attach(lock, netlink, maps.pins(), device, places)?;
         changes.push(Change::Attached {

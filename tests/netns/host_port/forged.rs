@@ -88,7 +88,11 @@ fn the_world_cuts_no_process_of_the_node_off(#[values(V4, V6)] family: Family) -
     stream.chat(3)?;
     datagrams.chat(node_at(family, HOST), 3)?;
     // Other clients are served as ever.
-    reaches(scene.lab.world.netns(), node_at(family, HOST), family.gateway())
+    reaches(
+        scene.lab.world.netns(),
+        node_at(family, HOST),
+        family.gateway(),
+    )
 }
 
 /// A pod that may forge has no say in the flow of who has the address.
