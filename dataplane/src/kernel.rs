@@ -54,10 +54,10 @@ pub fn interrupts_programs() -> bool {
 /// The same for a kernel of that version (`uname -v`) and release, whose configuration may be found.
 fn may_interrupt(version: &str, release: &str, config: impl FnOnce() -> Option<String>) -> bool {
     const UNLOCKED: (u32, u32, u32) = (6, 12, 57);
+    const LOCK: &str = "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK";
     if !version.contains("PREEMPT_RT") || all_numbers(release) < UNLOCKED {
         return false;
     }
-    const LOCK: &str = "CONFIG_PREEMPT_RT_NEEDS_BH_LOCK";
     // A configuration without a word of it is of a kernel that has no other way.
     config().is_none_or(|config| config.contains(LOCK) && !config.contains(&format!("{LOCK}=y")))
 }

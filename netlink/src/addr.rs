@@ -82,7 +82,7 @@ impl Netlink {
         };
         message.attributes.push(AddressAttribute::Flags(flags));
         self.change(
-            RouteNetlinkMessage::NewAddress(message),
+            &RouteNetlinkMessage::NewAddress(message),
             Mode::Create,
             || format!("give {net} to {}", device.name),
         )

@@ -92,7 +92,7 @@ impl Netlink {
             .attributes
             .push(TcAttribute::Kind("clsact".to_owned()));
         let answer = self.change(
-            RouteNetlinkMessage::NewQueueDiscipline(message),
+            &RouteNetlinkMessage::NewQueueDiscipline(message),
             Mode::Create,
             || format!("add the clsact qdisc to {}", device.name),
         );
@@ -143,7 +143,7 @@ impl Netlink {
             options.into_iter().map(TcOption::Bpf).collect(),
         ));
         self.change(
-            RouteNetlinkMessage::NewTrafficFilter(message),
+            &RouteNetlinkMessage::NewTrafficFilter(message),
             Mode::Replace,
             || {
                 format!(
@@ -162,7 +162,7 @@ impl Netlink {
             .attributes
             .push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
         let answer = self.change(
-            RouteNetlinkMessage::DelTrafficFilter(message),
+            &RouteNetlinkMessage::DelTrafficFilter(message),
             Mode::Existing,
             || {
                 format!(

@@ -167,12 +167,12 @@ impl Netlink {
     /// Sends a request that changes something, and waits for the kernel's word on it.
     fn change(
         &self,
-        message: RouteNetlinkMessage,
+        message: &RouteNetlinkMessage,
         mode: Mode,
         action: impl FnOnce() -> String,
     ) -> Result<(), Error> {
         let flags = NLM_F_REQUEST | NLM_F_ACK | mode.flags();
-        match self.socket.exchange(&message, flags, |_| false) {
+        match self.socket.exchange(message, flags, |_| false) {
             Ok(_) => Ok(()),
             Err(source) => Err(Error::new(action(), source)),
         }
@@ -181,11 +181,11 @@ impl Netlink {
     /// Asks for one object.
     fn get(
         &self,
-        message: RouteNetlinkMessage,
+        message: &RouteNetlinkMessage,
         action: impl FnOnce() -> String,
     ) -> Result<Option<RouteNetlinkMessage>, Error> {
         let flags = NLM_F_REQUEST | NLM_F_ACK;
-        match self.socket.exchange(&message, flags, |_| true) {
+        match self.socket.exchange(message, flags, |_| true) {
             Ok(answer) => Ok(answer.objects.first().and_then(Object::decode)),
             Err(source) => Err(Error::new(action(), source)),
         }

@@ -289,7 +289,7 @@ impl Netlink {
         message
             .attributes
             .push(LinkAttribute::LinkInfo(driver.info(inside).into()));
-        self.change(RouteNetlinkMessage::NewLink(message), Mode::Create, || {
+        self.change(&RouteNetlinkMessage::NewLink(message), Mode::Create, || {
             format!(
                 "create the {} pair {} (here) and {} (in {netns})",
                 driver.name(),
@@ -331,7 +331,7 @@ impl Netlink {
                 .push(LinkAttribute::AfSpecUnspec(vec![inet6]));
         }
         self.change(
-            RouteNetlinkMessage::SetLink(message),
+            &RouteNetlinkMessage::SetLink(message),
             Mode::Existing,
             || format!("configure {}", device.name),
         )
@@ -342,7 +342,7 @@ impl Netlink {
         let mut message = LinkMessage::default();
         message.header.index = index;
         let answer = self.change(
-            RouteNetlinkMessage::DelLink(message),
+            &RouteNetlinkMessage::DelLink(message),
             Mode::Existing,
             || format!("delete device number {index}"),
         );
@@ -365,7 +365,7 @@ impl Netlink {
         message
             .attributes
             .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-        let answer = self.get(RouteNetlinkMessage::GetLink(message), || {
+        let answer = self.get(&RouteNetlinkMessage::GetLink(message), || {
             format!("look up {by}")
         });
         match answer {

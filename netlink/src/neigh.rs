@@ -58,7 +58,7 @@ impl Netlink {
             NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()),
         ];
         self.change(
-            RouteNetlinkMessage::NewNeighbour(message),
+            &RouteNetlinkMessage::NewNeighbour(message),
             Mode::Replace,
             || format!("make {addr} a neighbour at {mac} on {}", device.name),
         )

@@ -130,7 +130,7 @@ impl Netlink {
             TcAttribute::Options(tbf.options()),
         ];
         self.change(
-            RouteNetlinkMessage::NewQueueDiscipline(message),
+            &RouteNetlinkMessage::NewQueueDiscipline(message),
             Mode::Create,
             || format!("add the qdisc {KIND} to {}", device.name),
         )
@@ -148,7 +148,7 @@ impl Netlink {
     /// was one.
     pub fn delete_root(&self, device: &Device, handle: u16) -> Result<bool, Error> {
         let answer = self.change(
-            RouteNetlinkMessage::DelQueueDiscipline(root_of(device, handle)),
+            &RouteNetlinkMessage::DelQueueDiscipline(root_of(device, handle)),
             Mode::Existing,
             || format!("delete the root qdisc {handle}: of {}", device.name),
         );

@@ -210,7 +210,7 @@ impl Netlink {
     /// Adds a route.
     pub fn add_route(&self, device: &Device, route: &Route, mode: Mode) -> Result<(), Error> {
         self.change(
-            RouteNetlinkMessage::NewRoute(route.message(device.index)),
+            &RouteNetlinkMessage::NewRoute(route.message(device.index)),
             mode,
             || format!("add the route {route} by {}", device.name),
         )
@@ -254,7 +254,7 @@ impl Netlink {
         message.header.destination_prefix_length = IpNet::from(addr).prefix_len();
         message.attributes = vec![RouteAttribute::Destination(addr.into())];
         message.attributes.extend(how);
-        let answer = self.get(RouteNetlinkMessage::GetRoute(message), || {
+        let answer = self.get(&RouteNetlinkMessage::GetRoute(message), || {
             format!("look up the route to {addr}")
         });
         match answer {

@@ -146,7 +146,7 @@ impl Netlink {
         message.header.index = device.index;
         message.attributes.push(LinkAttribute::Xdp(attributes));
         self.change(
-            RouteNetlinkMessage::SetLink(message),
+            &RouteNetlinkMessage::SetLink(message),
             Mode::Existing,
             action,
         )

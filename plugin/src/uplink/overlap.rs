@@ -50,8 +50,8 @@ pub(crate) fn overlaps(
         let own = own.map(|address| (address.net.addr(), Whose::Node));
         let routes = node.default_routes(MAIN, Some(*index))?.into_iter();
         let routes = routes.filter(|route| route.index == *index);
-        let routers = routes.filter_map(|route| Some((route.route.gateway?, Whose::Router)));
-        let covered = own.chain(routers).filter(|(address, _)| covers(*address));
+        let next_hops = routes.filter_map(|route| Some((route.route.gateway?, Whose::Router)));
+        let covered = own.chain(next_hops).filter(|(address, _)| covers(*address));
         found.extend(covered.map(|(address, whose)| Overlap {
             address,
             whose,

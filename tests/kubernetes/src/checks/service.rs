@@ -53,11 +53,11 @@ struct Service<'a> {
 
 impl<'a> Service<'a> {
     fn new(cluster: &'a Cluster, name: &'a str, policy: Policy) -> Result<Self> {
-        Self::with(cluster, name, policy, json!({}))
+        Self::with(cluster, name, policy, &json!({}))
     }
 
     /// One whose specification has further keys.
-    fn with(cluster: &'a Cluster, name: &'a str, policy: Policy, further: Value) -> Result<Self> {
+    fn with(cluster: &'a Cluster, name: &'a str, policy: Policy, further: &Value) -> Result<Self> {
         let port = |protocol: &str| json!({ "name": protocol.to_lowercase(), "protocol": protocol, "port": PORT, "targetPort": INSIDE, "nodePort": NODE_PORT });
         let policy = match policy {
             Policy::Cluster => "Cluster",

@@ -23,7 +23,7 @@ const OUTER: [IpAddr; 2] = [
     IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 99, 0, 0, 0, 0, 1)),
 ];
 
-/// A Service with the affinity ClientIP sends all that a pod asks to one pod; without it, to both.
+/// A Service with the affinity `ClientIP` sends all that a pod asks to one pod; without it, to both.
 pub(crate) fn of_one_client(cluster: &mut Cluster) -> Result<()> {
     let wishes = [
         Wish::new("first", "node1").of_app("web"),
@@ -36,7 +36,7 @@ pub(crate) fn of_one_client(cluster: &mut Cluster) -> Result<()> {
         anyhow::bail!("four pods");
     };
     let affinity = json!({ "sessionAffinity": "ClientIP" });
-    let service = Service::with(cluster, "web", Policy::Cluster, affinity)?;
+    let service = Service::with(cluster, "web", Policy::Cluster, &affinity)?;
     let _servers = [by_name(first)?, by_name(second)?];
     service.has(&[first, second])?;
     for family in Family::BOTH {
@@ -81,7 +81,7 @@ pub(crate) fn with_outer_addresses(cluster: &mut Cluster) -> Result<()> {
         ],
     )?;
     let outer = json!({ "externalIPs": OUTER.map(|ip| ip.to_string()) });
-    let service = Service::with(cluster, "web", Policy::Cluster, outer)?;
+    let service = Service::with(cluster, "web", Policy::Cluster, &outer)?;
     let servers = serve(&pods[0])?;
     service.has(&[&pods[0]])?;
     // The world sends what is for them to the node that has no pod of it.
@@ -190,7 +190,7 @@ pub(crate) fn kept_by_a_new_proxy(cluster: &mut Cluster) -> Result<()> {
         { "name": "tcp", "protocol": "TCP", "port": PORT, "targetPort": INSIDE },
         { "name": "udp", "protocol": "UDP", "port": PORT, "targetPort": INSIDE },
     ] });
-    let other = Service::with(cluster, "other", Policy::Cluster, ports).map(drop);
+    let other = Service::with(cluster, "other", Policy::Cluster, &ports).map(drop);
     for member in &mut cluster.members {
         member.start_proxy()?;
     }
