@@ -41,7 +41,8 @@ pub(crate) fn left_behind(
             links
         }
     };
-    if !links.is_empty() {
+    // Where no pins can be, the node has none of its own that these could be told from.
+    if !links.is_empty() && Pins::at(root).require_bpffs().is_ok() {
         let elsewhere = beside(root);
         links.retain(|link| !elsewhere.contains(&link.index));
     }
