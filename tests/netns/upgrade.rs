@@ -221,7 +221,11 @@ fn an_add_that_is_refused_says_upgrade() -> Result<()> {
     call("ADD").run(&lab.node)?.result()?;
     for family in Family::BOTH {
         let _server = serve(&netns, family.port(INSIDE))?;
-        tcp::visit(lab.world.netns(), SocketAddr::new(family.node(), PORT))?;
+        let at = SocketAddr::new(family.node(), PORT);
+        let mut client = tcp::Client::connect(lab.world.netns(), at)?;
+        client.chat(3)?;
+        // A FIN might be sent again when nobody has the port any more.
+        client.reset()?;
     }
     call("DEL").run(&lab.node)?.silence()?;
     plain.call_with_result("CHECK").run(&lab.node)?.silence()
