@@ -17,7 +17,6 @@ use underpass_abi::{
 use underpass_ebpf::l4::Kind;
 
 use crate::{
-    filter::quota::{charge, refund},
     flow::tracking::{Seen, look_up},
     kernel::{
         container,
@@ -31,14 +30,14 @@ use crate::{
     },
     model::{
         direction::TWICE,
-        request::{Opener, Payer},
+        request::Opener,
         state::{begins, may_open},
         work::Work,
     },
     nat::{
         host_port::{self, Served},
-        mapping::{Allocation, note},
-        port_allocation::allocate,
+        mapping::note,
+        port_allocation::allocate_paid,
         translate,
     },
 };
@@ -95,20 +94,7 @@ global!(
         if !is_prepared {
             return Ok(false);
         }
-        let request = &mut work.request;
-        let owner = request.owner;
-        request.payer = if owner == 0 {
-            Payer::Nobody
-        } else if charge(owner) {
-            Payer::Owner
-        } else {
-            return Err(Verdict::dropped(Counter::DropFlowQuota));
-        };
-        let allocation = allocate(work, ctx);
-        if allocation != Allocation::Granted && owner != 0 {
-            refund(owner);
-        }
-        allocation.granted()?;
+        allocate_paid(work, ctx)?.granted()?;
         if work.request.opener == Opener::Client {
             count(Counter::HostPort);
         }

@@ -10,7 +10,6 @@ use underpass_abi::{
 };
 
 use crate::{
-    filter::quota::{charge, refund},
     kernel::{
         maps::{constant, count, device, keeps_source, trace_level},
         net::Net,
@@ -19,11 +18,8 @@ use crate::{
         verdict::{Step, Verdict},
         work_area::WorkArea,
     },
-    model::{
-        request::{Opener, Payer},
-        work::Work,
-    },
-    nat::{mapping::Allocation, port_allocation::allocate},
+    model::{request::Opener, work::Work},
+    nat::{mapping::Allocation, port_allocation::allocate_paid},
     trace,
 };
 
@@ -52,9 +48,6 @@ pub fn assign<I: Net>(
     } else {
         address(work, skb, owner, uplink, way)?
     };
-    if owner != 0 && !charge(owner) {
-        return Err(Verdict::dropped(Counter::DropFlowQuota));
-    }
     let Work { head, request, .. } = &mut **work;
     let inner = head.tuple;
     request.inner = inner;
@@ -64,12 +57,7 @@ pub fn assign<I: Net>(
     request.uplink = uplink;
     request.opener = Opener::Owner;
     (request.out, request.back) = (action::STACK, action::STACK);
-    request.payer = if owner == 0 {
-        Payer::Nobody
-    } else {
-        Payer::Owner
-    };
-    let allocation = allocate(work, skb.raw());
+    let allocation = allocate_paid(work, skb.raw())?;
     if trace_level() != 0 {
         let request = &work.request;
         trace::allocated(
@@ -77,9 +65,6 @@ pub fn assign<I: Net>(
             &request.inner,
             &request.outer,
         );
-    }
-    if allocation != Allocation::Granted && owner != 0 {
-        refund(owner);
     }
     allocation.granted()?;
     count(Counter::Masqueraded);

@@ -11,6 +11,7 @@ use underpass_abi::{
 };
 
 use crate::{
+    filter::quota::{charge, refund},
     flow::{
         entry::{find, has_target, is_alive, is_spare, remove_all},
         table::{At, Stored, store},
@@ -21,10 +22,11 @@ use crate::{
         maps::{constant, count, tick},
         net::Net,
         socket::{Socket, host_uses},
+        verdict::{Step, Verdict},
         work_area::WorkArea,
     },
     model::{
-        request::{Opener, Request},
+        request::{Opener, Payer, Request},
         state::is_shared,
         work::Work,
     },
@@ -51,10 +53,30 @@ number!(
     }
 );
 
+/// Does what [`allocate`] does, at the expense of the request's owner, if that is a pod: a flow that gets no tuple costs nothing. Drops the
+/// packet of a pod that has too many flows which nobody answers.
+#[inline(always)]
+pub fn allocate_paid<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Allocation> {
+    let request = &mut work.request;
+    let owner = request.owner;
+    request.payer = if owner == 0 {
+        Payer::Nobody
+    } else if charge(owner) {
+        Payer::Owner
+    } else {
+        return Err(Verdict::dropped(Counter::DropFlowQuota));
+    };
+    let allocation = allocate(work, ctx);
+    if allocation != Allocation::Granted && owner != 0 {
+        refund(owner);
+    }
+    Ok(allocation)
+}
+
 global!(
     /// Finds a free outer tuple for [`Work::request`], whose inner tuple is that of the packet, takes
     /// it, and stores both entries: [`Allocation::Granted`], and the outer tuple is in [`Work::partner`].
-    pub fn allocate<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Allocation {
+    fn allocate<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Allocation {
         let mut result = if may_keep(&work.request) {
             try_port(work, ctx, Claim::Free)
         } else {
