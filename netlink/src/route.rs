@@ -225,14 +225,17 @@ impl Netlink {
     /// Tells whether packets to this address, arriving by this device, are delivered locally.
     pub fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
         let out = RouteAttribute::Oif(device.index);
-        // No route at all is an answer as well.
-        let route = self.route_to(addr, Some(out))?;
-        Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
+        self.is_local(addr, Some(out))
     }
 
     /// Tells whether the address is one of this namespace's own: what it sends there it keeps.
     pub fn keeps(&self, addr: IpAddr) -> Result<bool, Error> {
-        let route = self.route_to(addr, None)?;
+        self.is_local(addr, None)
+    }
+
+    fn is_local(&self, addr: IpAddr, how: Option<RouteAttribute>) -> Result<bool, Error> {
+        // No route at all is an answer as well.
+        let route = self.route_to(addr, how)?;
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
     }
 
