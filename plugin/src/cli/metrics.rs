@@ -143,9 +143,9 @@ fn containers(maps: &Maps, text: &mut Exposition) -> Result<(), Error> {
         Kind::Gauge,
         "Mappings of host ports, by address and protocol; one that waits serves when the newer ones are gone, a closed one is of a port that tunnels have.",
     );
-    for (state, name) in State::ALL {
+    for state in State::ALL {
         let count = ports.iter().filter(|(_, _, one)| *one == state).count();
-        family.sample(&[("state", name)], count);
+        family.sample(&[("state", state.into())], count);
     }
     Ok(())
 }

@@ -31,7 +31,7 @@ pub(super) struct HostPort {
 
 /// What becomes of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(into = "&'static str")]
 pub(in crate::cli) enum State {
     /// It is the newest of the port.
     Serving,
@@ -41,13 +41,19 @@ pub(in crate::cli) enum State {
     Waiting,
 }
 
+impl From<State> for &'static str {
+    fn from(state: State) -> Self {
+        match state {
+            State::Serving => "serving",
+            State::Closed => "closed",
+            State::Waiting => "waiting",
+        }
+    }
+}
+
 impl State {
     /// In the order in which they are shown.
-    pub(in crate::cli) const ALL: [(Self, &'static str); 3] = [
-        (Self::Serving, "serving"),
-        (Self::Waiting, "waiting"),
-        (Self::Closed, "closed"),
-    ];
+    pub(in crate::cli) const ALL: [Self; 3] = [Self::Serving, Self::Waiting, Self::Closed];
 
     /// Lists all mappings, each with what becomes of it.
     pub(in crate::cli) fn of_all(maps: &Maps) -> Result<Vec<(Key, PortTarget, Self)>, Error> {
