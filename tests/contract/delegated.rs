@@ -29,6 +29,14 @@ impl Witness {
     /// The name that configs ask for.
     pub(crate) const NAME: &str = "witness";
 
+    /// One on a node where a container has been, with what was there before the test.
+    fn beside() -> Result<(Lab, Traces, Self)> {
+        let lab = Lab::new()?;
+        lab.pod("warm")?.del()?;
+        let before = Traces::of(&lab.node)?;
+        Ok((lab, before, Self::new()?))
+    }
+
     pub(crate) fn new() -> Result<Self> {
         let witness = Self {
             folder: TempDir::new().context("make a folder")?,
@@ -111,10 +119,7 @@ if [ "$CNI_COMMAND" = ADD ]; then cat result; fi
 #[test]
 fn every_verb_is_handed_on_with_the_whole_config() -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
-    lab.pod("warm")?.del()?;
-    let before = Traces::of(&lab.node)?;
-    let witness = Witness::new()?;
+    let (lab, before, witness) = Witness::beside()?;
     let netns = lab.node.netns().sibling("a")?;
     let conf = Witness::conf(&lab);
     let result = witness
@@ -162,10 +167,7 @@ fn every_verb_is_handed_on_with_the_whole_config() -> Result<()> {
 #[test]
 fn a_failed_add_is_followed_by_a_del() -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
-    lab.pod("warm")?.del()?;
-    let before = Traces::of(&lab.node)?;
-    let witness = Witness::new()?;
+    let (lab, before, witness) = Witness::beside()?;
     let netns = lab.node.netns().sibling("a")?;
     let add = witness.call("ADD", &netns, &Witness::conf(&lab));
     witness.fails("ADD", 11, "come back later")?;
@@ -187,10 +189,7 @@ fn a_failed_add_is_followed_by_a_del() -> Result<()> {
 #[test]
 fn a_failed_del_of_the_addresses_is_reported_and_the_interface_is_gone() -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
-    lab.pod("warm")?.del()?;
-    let before = Traces::of(&lab.node)?;
-    let witness = Witness::new()?;
+    let (lab, before, witness) = Witness::beside()?;
     let netns = lab.node.netns().sibling("a")?;
     let conf = Witness::conf(&lab);
     witness

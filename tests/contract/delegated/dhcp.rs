@@ -2,7 +2,7 @@
 
 use rstest::rstest;
 use serde_json::json;
-use underpass_tests::{leak::Traces, prelude::*, runtime::CniError};
+use underpass_tests::{prelude::*, runtime::CniError};
 
 use super::Witness;
 
@@ -11,10 +11,7 @@ fn it_is_refused_with_the_reason_and_keeps_nobody_from_cleaning_up(
     #[values("0.4.0", "1.0.0", "1.1.0")] version: &str,
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
-    lab.pod("warm")?.del()?;
-    let before = Traces::of(&lab.node)?;
-    let witness = Witness::new()?;
+    let (lab, before, witness) = Witness::beside()?;
     witness.answers_to("dhcp")?;
     // As Debian's, where no daemon runs.
     for verb in ["ADD", "CHECK", "DEL", "GC", "STATUS"] {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use rstest::rstest;
-use underpass_tests::{leak::Traces, prelude::*};
+use underpass_tests::prelude::*;
 
 use super::Witness;
 
@@ -48,10 +48,7 @@ fn what_is_no_result_is_told(
     #[case] words: &str,
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
-    lab.pod("warm")?.del()?;
-    let before = Traces::of(&lab.node)?;
-    let witness = Witness::new()?;
+    let (lab, before, witness) = Witness::beside()?;
     fs::write(witness.folder.path().join("result"), printed)?;
     let netns = lab.node.netns().sibling("a")?;
     let error = witness

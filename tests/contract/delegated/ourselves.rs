@@ -19,10 +19,7 @@ fn no_interface_plugin_is_asked_for_addresses(
     name: &str,
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
-    lab.pod("warm")?.del()?;
-    let before = Traces::of(&lab.node)?;
-    let witness = Witness::new()?;
+    let (lab, before, witness) = Witness::beside()?;
     witness.answers_to(name)?;
     let netns = lab.node.netns().sibling("a")?;
     let conf = lab.conf().with("ipam", json!({ "type": name }));

@@ -155,8 +155,11 @@ impl<'a> Service<'a> {
     }
 }
 
+/// Servers of each family, until dropped.
+type Servers = Vec<(tcp::Server, udp::Server)>;
+
 /// Servers in a pod, in both families.
-fn serve(pod: &Pod) -> Result<Vec<(tcp::Server, udp::Server)>> {
+fn serve(pod: &Pod) -> Result<Servers> {
     let at = |family| traffic::serve(&pod.netns, pod.at(family, INSIDE)?);
     Family::BOTH.into_iter().map(at).collect()
 }

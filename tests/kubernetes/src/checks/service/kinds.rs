@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use underpass_tests::{netns::Netns, prelude::*};
 
-use super::{INSIDE, NODE_PORT, PORT, Policy, Service, Socket, by_name, serve};
+use super::{INSIDE, NODE_PORT, PORT, Policy, Servers, Service, Socket, by_name, serve};
 use crate::{
     cluster::Cluster,
     eventually,
@@ -22,6 +22,23 @@ const OUTER: [IpAddr; 2] = [
     IpAddr::V4(std::net::Ipv4Addr::new(198, 18, 99, 1)),
     IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 99, 0, 0, 0, 0, 1)),
 ];
+
+/// A pod that a Service with further keys leads to, its servers, and behind it in the list two pods that may ask: on its node, and
+/// behind the router.
+fn web<'a>(cluster: &'a Cluster, further: &Value) -> Result<(Vec<Pod>, Service<'a>, Servers)> {
+    let pods = Pod::start(
+        cluster,
+        &[
+            Wish::new("web", "node1"),
+            Wish::new("near", "node1"),
+            Wish::new("far", "node3"),
+        ],
+    )?;
+    let service = Service::with(cluster, "web", Policy::Cluster, further)?;
+    let servers = serve(&pods[0])?;
+    service.has(&[&pods[0]])?;
+    Ok((pods, service, servers))
+}
 
 /// A Service with the affinity `ClientIP` sends all that a pod asks to one pod; without it, to both.
 pub(crate) fn of_one_client(cluster: &mut Cluster) -> Result<()> {
@@ -72,18 +89,8 @@ fn names(netns: &Netns, at: SocketAddr) -> Result<std::collections::BTreeSet<Str
 
 /// Addresses from outside of the cluster that a Service has lead to its pods, for the world and for pods.
 pub(crate) fn with_outer_addresses(cluster: &mut Cluster) -> Result<()> {
-    let pods = Pod::start(
-        cluster,
-        &[
-            Wish::new("web", "node1"),
-            Wish::new("near", "node1"),
-            Wish::new("far", "node3"),
-        ],
-    )?;
     let outer = json!({ "externalIPs": OUTER.map(|ip| ip.to_string()) });
-    let service = Service::with(cluster, "web", Policy::Cluster, &outer)?;
-    let servers = serve(&pods[0])?;
-    service.has(&[&pods[0]])?;
+    let (pods, service, servers) = web(cluster, &outer)?;
     // The world sends what is for them to the node that has no pod of it.
     let member = cluster.member("node2")?;
     for ip in OUTER {
@@ -213,17 +220,7 @@ pub(crate) fn kept_by_a_new_proxy(cluster: &mut Cluster) -> Result<()> {
 
 /// Datagrams that need fragments pass a Service in both directions, from pods and from the world.
 pub(crate) fn large_datagrams(cluster: &mut Cluster) -> Result<()> {
-    let pods = Pod::start(
-        cluster,
-        &[
-            Wish::new("web", "node1"),
-            Wish::new("near", "node1"),
-            Wish::new("far", "node3"),
-        ],
-    )?;
-    let service = Service::new(cluster, "web", Policy::Cluster)?;
-    let servers = serve(&pods[0])?;
-    service.has(&[&pods[0]])?;
+    let (pods, service, servers) = web(cluster, &json!({}))?;
     let member = cluster.member("node2")?;
     for family in Family::BOTH {
         let inside = service.at(family)?;
