@@ -6,7 +6,7 @@ use std::{
     io::{BufRead as _, BufReader},
     os::{fd::AsRawFd as _, unix::process::ExitStatusExt as _},
     path::{Path, PathBuf},
-    process::{self, Child, Command, Stdio},
+    process::{self, Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -48,8 +48,7 @@ fn nothing_stays_when_it_is_interrupted(
         .stderr(Stdio::null())
         .spawn()?;
     let held = interrupt(&mut child, signal, step);
-    let _ = child.kill();
-    let status = child.wait()?;
+    let status = end(&mut child, held.is_ok())?;
     let held = held?;
     ensure!(status.signal() == Some(signal as i32), "{status}");
     let end = Instant::now() + patience::here(Duration::from_secs(5));
@@ -64,6 +63,22 @@ fn nothing_stays_when_it_is_interrupted(
         );
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// How the demo ended; it is killed if it was not interrupted, or does not end by that.
+///
+/// Not at once: a process that is about to start another blocks all signals for that while (`posix_spawn(3)`), and one that finds both
+/// waiting then dies of SIGKILL.
+fn end(child: &mut Child, was_interrupted: bool) -> Result<ExitStatus> {
+    let end = Instant::now() + patience::here(Duration::from_secs(10));
+    while was_interrupted && Instant::now() < end {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    Ok(child.wait()?)
 }
 
 /// Namespaces of the demo.
