@@ -6,8 +6,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
@@ -15,15 +14,13 @@ use kube::config::KubeConfigOptions;
 use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::health::Health;
-use crate::install::Routed;
 use crate::kernel::Kernel;
 use crate::kernel::events::{self, Events};
-use crate::nodes::{Listeners, Nodes};
+use crate::nodes::Listeners;
 use crate::options::Options;
-use crate::plan::{Inputs, OnLink};
 use crate::verbs::Verbs;
 
 mod announce;
@@ -35,14 +32,12 @@ mod nodes;
 mod options;
 mod peer;
 mod plan;
+mod routes;
 mod uninstall;
 mod verbs;
 
 /// How long to wait for more of the same before comparing: a device that is made is five events.
 const SETTLE: Duration = Duration::from_millis(200);
-
-/// How long the kernel may take for all routes of a cluster.
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// How long the API server may be silent in the middle of an answer. A watch that has nothing to say ends before
 /// that, after 290 s.
@@ -97,7 +92,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let outcome = tokio::select! {
         () = nodes::follow(client.clone(), options.node(), tell) => Err(anyhow::anyhow!("the Nodes can't be followed any more")),
-        outcome = keep_routes(&options, &kernel, passed, &events, &health, routed) => outcome,
+        outcome = routes::keep(&options, &kernel, passed, &events, &health, routed) => outcome,
         () = install::keep(&options, &verbs, nodes, pass, &health, is_routed) => Ok(()),
         () = announce::keep(&options, client, own, &health) => Ok(()),
         () = keep_uplinks(&options, &verbs, &events) => Ok(()),
@@ -118,109 +113,6 @@ async fn find_api() -> anyhow::Result<Config> {
         return Ok(Config::from_kubeconfig(&KubeConfigOptions::default()).await?);
     }
     Ok(Config::incluster()?)
-}
-
-/// Compares what the kernel has with what the Nodes say, whenever one of them may have changed. `routed` is told when
-/// all was right that is this node's own. An error is the end: who starts us anew has new sockets.
-async fn keep_routes(
-    options: &Options,
-    kernel: &Kernel,
-    mut nodes: watch::Receiver<Nodes>,
-    events: &Events,
-    health: &Health,
-    routed: watch::Sender<Option<Routed>>,
-) -> anyhow::Result<()> {
-    let mut resync = every(options.resync);
-    let mut remarks = Vec::new();
-    let mut failures = Vec::new();
-    loop {
-        tokio::select! {
-            changed = nodes.changed() => if changed.is_err() { return Ok(()) },
-            () = events.any.notified() => {}
-            _ = resync.tick() => {}
-        }
-        sleep(SETTLE).await;
-        let Some(all) = nodes.borrow_and_update().clone() else {
-            continue;
-        };
-        let begun = Instant::now();
-        let answer = timeout(PATIENCE, kernel.look()).await;
-        let seen = match answer.context("the kernel does not answer")? {
-            Ok(seen) => seen,
-            Err(error) => {
-                health.failures.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("{error:#}");
-                continue;
-            }
-        };
-        let links: Arc<[OnLink]> = seen.on_link().into();
-        let inputs = Inputs {
-            own: options.node(),
-            nodes: &all,
-            links: &links,
-            routing: options.routing,
-            cluster: &options.cluster_cidrs,
-        };
-        let desired = match plan::plan(&inputs) {
-            Ok(desired) => desired,
-            Err(why) => {
-                if remarks != [why.as_str()] {
-                    tracing::warn!("{why}");
-                }
-                health.wants(vec![why.clone()]);
-                remarks = vec![why];
-                continue;
-            }
-        };
-        events.attend_to(desired.ranges());
-        let answer = timeout(PATIENCE, kernel.apply(&desired, &seen)).await;
-        let mut done = answer.context("the kernel does not answer")?;
-        let errors = desired.errors.iter().cloned();
-        done.errors.extend(errors.map(anyhow::Error::msg));
-        for change in &done.changes {
-            tracing::info!("{change}");
-        }
-        // What one Node says that is wrong stays wrong, and is tried at each comparison.
-        let said = done.failures().chain(&done.warnings);
-        let said: Vec<String> = said.map(|error| format!("{error:#}")).collect();
-        for failure in said.iter().filter(|failure| !failures.contains(*failure)) {
-            tracing::warn!("{failure}");
-        }
-        health.wants([&said[..], &desired.remarks].concat());
-        failures = said;
-        if desired.remarks != remarks {
-            for remark in &desired.remarks {
-                tracing::warn!("{remark}");
-            }
-            remarks.clone_from(&desired.remarks);
-        }
-        let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        health.nodes.store(all.len() as u64, Ordering::Relaxed);
-        health.syncs.fetch_add(1, Ordering::Relaxed);
-        health
-            .changes
-            .fetch_add(done.changes.len() as u64, Ordering::Relaxed);
-        health.last_us.store(took, Ordering::Relaxed);
-        health.longest_us.fetch_max(took, Ordering::Relaxed);
-        health
-            .missing
-            .store(done.missing.len() as u64, Ordering::Relaxed);
-        if done.failures().next().is_some() {
-            health.failures.fetch_add(1, Ordering::Relaxed);
-        }
-        // A node that can't be reached must not be one that has no network, and any Node can say what no route leads to.
-        if done.errors.is_empty() {
-            let now = Some(Routed {
-                mtu: desired.mtu(options.routing),
-                links,
-            });
-            routed.send_if_modified(|routed| {
-                let is_news = *routed != now;
-                *routed = now;
-                is_news
-            });
-        }
-    }
 }
 
 /// Has uplinks and tunnels looked at when devices or addresses change, and now and then: what could not be done is

@@ -16,8 +16,11 @@ use tokio::sync::watch;
 use crate::causes::causes;
 use crate::peer::{Node, Own, Peer, own, peer};
 
-/// All Nodes by name; nothing before the first whole list.
-pub(crate) type Nodes = Option<Arc<BTreeMap<String, Peer>>>;
+/// All Nodes by name.
+pub(crate) type All = BTreeMap<String, Peer>;
+
+/// All Nodes; nothing before the first whole list.
+pub(crate) type Nodes = Option<Arc<All>>;
 
 /// So many Nodes at most are listed at once: one may have 20 KiB of text, and all of an answer is in memory until it is read.
 /// Pages are of the newest version, so they are read from etcd. With `ListSemantic::Any` there are no pages, and a list may
@@ -77,7 +80,7 @@ async fn read(
 /// What is known of the Nodes.
 #[derive(Debug, Default)]
 struct Known {
-    nodes: BTreeMap<String, Peer>,
+    nodes: All,
     own: Option<Own>,
 }
 

@@ -19,8 +19,10 @@ use crate::options::Routing;
 use crate::peer::Peer;
 
 mod believe;
+mod planner;
 
 pub(crate) use self::believe::believe;
+pub(crate) use self::planner::Planner;
 
 /// A MAC address.
 pub(crate) type Mac = [u8; 6];
@@ -140,7 +142,7 @@ pub(crate) struct Inputs<'a> {
 }
 
 /// Plans for a node. An error is why nothing can be: what there is stays.
-pub(crate) fn plan(inputs: &Inputs<'_>) -> Result<Desired, String> {
+fn plan(inputs: &Inputs<'_>) -> Result<Desired, String> {
     let believed = believe(inputs)?;
     let myself = believed.myself;
     let mut desired = Desired {

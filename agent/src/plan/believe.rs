@@ -74,10 +74,12 @@ pub(crate) fn believe<'a>(inputs: &Inputs<'a>) -> Result<Believed<'a>, String> {
 fn myself<'a>(inputs: &Inputs<'a>) -> Result<&'a Peer, String> {
     let name = inputs.own;
     let myself = inputs.nodes.get(name);
-    let myself = myself.ok_or_else(|| format!("the API has no Node {name}: nothing is changed"))?;
+    let myself = myself.ok_or_else(|| {
+        format!("the API has no Node {name}: routes stay as they are until it has")
+    })?;
     if myself.addresses.is_empty() && inputs.routing != Routing::Cloud {
         return Err(format!(
-            "Node {name} has no InternalIP: nothing is changed until it has one"
+            "Node {name} has no InternalIP: routes stay as they are until it has one"
         ));
     }
     Ok(myself)

@@ -2,7 +2,7 @@ use super::*;
 
 mod believed;
 
-fn node(addresses: &[&str], ranges: &[&str]) -> Peer {
+pub(super) fn node(addresses: &[&str], ranges: &[&str]) -> Peer {
     Peer {
         addresses: addresses
             .iter()
@@ -13,7 +13,7 @@ fn node(addresses: &[&str], ranges: &[&str]) -> Peer {
     }
 }
 
-fn net(text: &str) -> IpNet {
+pub(super) fn net(text: &str) -> IpNet {
     text.parse().expect("a range")
 }
 
@@ -21,7 +21,7 @@ fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-fn links() -> Vec<OnLink> {
+pub(super) fn links() -> Vec<OnLink> {
     ["192.0.2.1/24", "2001:db8::1/64"]
         .map(|text| OnLink {
             net: net(text).trunc(),
@@ -51,13 +51,13 @@ fn within(
     })
 }
 
-fn nodes(list: &[(&str, Peer)]) -> BTreeMap<String, Peer> {
+pub(super) fn nodes(list: &[(&str, Peer)]) -> BTreeMap<String, Peer> {
     list.iter()
         .map(|(name, peer)| ((*name).to_owned(), peer.clone()))
         .collect()
 }
 
-fn myself() -> Peer {
+pub(super) fn myself() -> Peer {
     node(
         &["192.0.2.1", "2001:db8::1"],
         &["10.1.0.0/24", "fd00:1::/64"],

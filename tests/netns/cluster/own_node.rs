@@ -8,7 +8,8 @@ use underpass_tests::prelude::*;
 
 use super::{
     fixture::Cluster,
-    member::{Member, TUNNEL},
+    heals,
+    member::{Member, TUNNEL, outside},
 };
 
 /// A Node that was deleted and registered again has other ranges, and another node gets those of before: a pod that is left has its
@@ -77,6 +78,73 @@ fn a_node_that_lacks_something_for_a_while_keeps_what_it_has() -> Result<()> {
     let after = made(member)?;
     ensure!(after == before, "{before:?} became {after:?}");
     Cluster::all_reach_all(&pods)
+}
+
+/// What was desired stays desired: somebody who removes some of it meanwhile does no more harm than ever.
+#[rstest]
+#[case::deleted("the API has no Node")]
+#[case::without_an_address("no InternalIP")]
+fn a_node_that_is_not_believed_keeps_its_routes(#[case] why: &str) -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 0, 1])?;
+    cluster.settle()?;
+    let member = &cluster.members[0];
+    let pods = cluster.pods()?;
+    let conflist = member.conflist()?;
+    if why == "no InternalIP" {
+        cluster.api.set(&member.name, &[], &member.ranges());
+    } else {
+        cluster.api.delete(&member.name);
+    }
+    says(member, why)?;
+    // What another Node becomes counts when its own is believed again.
+    let later = [V4, V6].map(|family| outside(family, 0, 97).to_string());
+    let ranges = ["10.244.97.0/24", "fd00:244:97::/64"].map(str::to_owned);
+    cluster.api.set("later", &later, &ranges);
+    heals(&cluster)?;
+    member.is_ready()?;
+    ensure!(member.conflist()? == conflist, "another network");
+    ensure!(member.metric("sync_failures_total")? == 0);
+    let log = member.log()?;
+    ensure!(log.matches(why).count() == 1, "{log}");
+    cluster.register(member);
+    eventually("routes to who joined meanwhile", || {
+        let routes = member.routes()?;
+        for (range, via) in ranges.iter().zip(&later) {
+            let route = format!("{range} via {via} dev {}", Node::UPLINK);
+            ensure!(routes.contains(&route), "{route}: {routes:?}");
+        }
+        Ok(())
+    })?;
+    cluster.api.delete("later");
+    cluster.settle()?;
+    Cluster::all_reach_all(&pods)
+}
+
+/// Of what an agent before it desired nothing is known to one that starts meanwhile.
+#[test]
+fn an_agent_that_was_never_told_of_its_node_changes_nothing() -> Result<()> {
+    const LEFT: &str = "10.244.66.0/24";
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    let member = &cluster.members[0];
+    cluster.api.delete(&member.name);
+    let left = format!("route add unreachable {LEFT} proto 117 metric 2000");
+    member.node.netns().ip(&[left])?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    says(member, "the API has no Node")?;
+    // It looks again by then.
+    sleep(Duration::from_secs(3));
+    let routes = member.routes()?;
+    let left = BTreeSet::from([format!("{LEFT} unreachable")]);
+    ensure!(routes == left, "{routes:?}");
+    let said = member.get("/readyz")?;
+    ensure!(
+        said.starts_with("HTTP/1.1 503") && said.contains("the API has no Node"),
+        "{said}"
+    );
+    Ok(())
 }
 
 /// To whom nobody knows the way has no network yet.

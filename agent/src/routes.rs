@@ -1,0 +1,186 @@
+//! The loop of the routes: what the kernel has is compared with what the Nodes say, and made the same.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::health::Health;
+use crate::install::Routed;
+use crate::kernel::events::Events;
+use crate::kernel::{Kernel, Notes, Seen};
+use crate::nodes::{All, Nodes};
+use crate::options::Options;
+use crate::plan::{Desired, OnLink, Planner};
+use crate::{SETTLE, every};
+
+/// How long the kernel may take for all routes of a cluster.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Compares whenever Nodes or kernel may have changed. `routed` is told when all was right that is this node's own. An
+/// error is the end: who starts us anew has new sockets.
+pub(crate) async fn keep(
+    options: &Options,
+    kernel: &Kernel,
+    mut nodes: watch::Receiver<Nodes>,
+    events: &Events,
+    health: &Health,
+    routed: watch::Sender<Option<Routed>>,
+) -> anyhow::Result<()> {
+    let mut resync = every(options.resync);
+    let mut kept = Routes {
+        options,
+        kernel,
+        events,
+        health,
+        routed,
+        planner: Planner::default(),
+        remarks: Vec::new(),
+        failures: Vec::new(),
+    };
+    loop {
+        tokio::select! {
+            changed = nodes.changed() => if changed.is_err() { return Ok(()) },
+            () = events.any.notified() => {}
+            _ = resync.tick() => {}
+        }
+        sleep(SETTLE).await;
+        let all = nodes.borrow_and_update().clone();
+        if let Some(all) = all {
+            kept.compare(&all).await?;
+        }
+    }
+}
+
+/// The routes, from one comparison to the next.
+struct Routes<'a> {
+    options: &'a Options,
+    kernel: &'a Kernel,
+    events: &'a Events,
+    health: &'a Health,
+    routed: watch::Sender<Option<Routed>>,
+    planner: Planner,
+    /// What was remarked last on the plan.
+    remarks: Vec<String>,
+    /// What the last comparison could not do.
+    failures: Vec<String>,
+}
+
+impl Routes<'_> {
+    /// Makes the kernel have what is desired.
+    async fn compare(&mut self, all: &Arc<All>) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let Some(seen) = self.look().await? else {
+            return Ok(());
+        };
+        let links: Arc<[OnLink]> = seen.on_link().into();
+        let Some(desired) = self.decide(all, &links) else {
+            return Ok(());
+        };
+        self.events.attend_to(desired.ranges());
+        let done = self.apply(&desired, &seen).await?;
+        self.tell(&desired, &done);
+        self.count(all, &done, begun.elapsed());
+        // A node that can't be reached must not be one that has no network, and any Node can say what no route leads to.
+        if done.errors.is_empty() {
+            self.pass_on(Routed {
+                mtu: desired.mtu(self.options.routing),
+                links,
+            });
+        }
+        Ok(())
+    }
+
+    /// Sees what there is. Where that fails the next comparison has to do.
+    async fn look(&self) -> anyhow::Result<Option<Seen>> {
+        let answer = timeout(PATIENCE, self.kernel.look()).await;
+        match answer.context("the kernel does not answer")? {
+            Ok(seen) => Ok(Some(seen)),
+            Err(error) => {
+                self.health.failures.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!("{error:#}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Plans; nothing, where our own Node is not believed and never was: then nothing is changed.
+    fn decide(&mut self, all: &Arc<All>, links: &[OnLink]) -> Option<Desired> {
+        match self.planner.plan(self.options, all, links) {
+            Ok(desired) => Some(desired),
+            Err(why) => {
+                self.remark(std::slice::from_ref(&why));
+                self.health.wants(vec![why]);
+                None
+            }
+        }
+    }
+
+    async fn apply(&self, desired: &Desired, seen: &Seen) -> anyhow::Result<Notes> {
+        let answer = timeout(PATIENCE, self.kernel.apply(desired, seen)).await;
+        let mut done = answer.context("the kernel does not answer")?;
+        let errors = desired.errors.iter().cloned();
+        done.errors.extend(errors.map(anyhow::Error::msg));
+        Ok(done)
+    }
+
+    /// Says what was changed, what could not be, and what is wrong with the plan: none of it twice.
+    fn tell(&mut self, desired: &Desired, done: &Notes) {
+        for change in &done.changes {
+            tracing::info!("{change}");
+        }
+        // What one Node says that is wrong stays wrong, and is tried at each comparison.
+        let said = done.failures().chain(&done.warnings);
+        let said: Vec<String> = said.map(|error| format!("{error:#}")).collect();
+        for failure in said
+            .iter()
+            .filter(|failure| !self.failures.contains(*failure))
+        {
+            tracing::warn!("{failure}");
+        }
+        self.health.wants([&said[..], &desired.remarks].concat());
+        self.failures = said;
+        self.remark(&desired.remarks);
+    }
+
+    /// Says what is wrong with the plan, unless that was said last.
+    fn remark(&mut self, remarks: &[String]) {
+        if self.remarks != remarks {
+            for remark in remarks {
+                tracing::warn!("{remark}");
+            }
+            self.remarks = remarks.to_vec();
+        }
+    }
+
+    fn count(&self, all: &All, done: &Notes, took: Duration) {
+        let health = self.health;
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        health.nodes.store(all.len() as u64, Ordering::Relaxed);
+        health.syncs.fetch_add(1, Ordering::Relaxed);
+        health
+            .changes
+            .fetch_add(done.changes.len() as u64, Ordering::Relaxed);
+        health.last_us.store(took, Ordering::Relaxed);
+        health.longest_us.fetch_max(took, Ordering::Relaxed);
+        health
+            .missing
+            .store(done.missing.len() as u64, Ordering::Relaxed);
+        if done.failures().next().is_some() {
+            health.failures.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells who installs the network, if it is news.
+    fn pass_on(&self, now: Routed) {
+        let now = Some(now);
+        self.routed.send_if_modified(|routed| {
+            let is_news = *routed != now;
+            *routed = now;
+            is_news
+        });
+    }
+}
