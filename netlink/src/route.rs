@@ -16,6 +16,10 @@ use netlink_packet_route::{
 
 use super::{Error, Mode, Netlink, addr::family, link::Device};
 
+mod entry;
+
+pub use self::entry::{Entry, Fate, Hop};
+
 /// Table that routes are in unless they say otherwise.
 pub const MAIN: u32 = 254;
 /// Offset of the length of the destination's prefix in an `rtmsg`.
@@ -285,13 +289,27 @@ impl Netlink {
         &self,
         table: u32,
         by: Option<u32>,
-        mut wanted: impl FnMut(&[u8]) -> bool,
+        wanted: impl FnMut(&[u8]) -> bool,
     ) -> Result<Vec<Installed>, Error> {
+        let messages = self.dump_routes(table, by, RouteProtocol::Unspec, wanted)?;
+        let routes = messages.into_iter().flat_map(Installed::from_message);
+        Ok(routes.collect())
+    }
+
+    /// Lists routes of both families. The kernel leaves out those of other tables, devices and protocols than are asked for.
+    fn dump_routes(
+        &self,
+        table: u32,
+        by: Option<u32>,
+        protocol: RouteProtocol,
+        mut wanted: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Vec<RouteMessage>, Error> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut message = RouteMessage::default();
             message.header.address_family = family;
             message.header.table = u8::try_from(table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
+            message.header.protocol = protocol;
             message.attributes.push(RouteAttribute::Table(table));
             message.attributes.extend(by.map(RouteAttribute::Oif));
             let message = RouteNetlinkMessage::GetRoute(message);
@@ -302,11 +320,10 @@ impl Netlink {
                 Err(error) if error.is_absent() => continue,
                 answers => answers?,
             };
-            for answer in answers {
-                if let RouteNetlinkMessage::NewRoute(message) = answer {
-                    routes.extend(Installed::from_message(message));
-                }
-            }
+            routes.extend(answers.into_iter().filter_map(|answer| match answer {
+                RouteNetlinkMessage::NewRoute(message) => Some(message),
+                _ => None,
+            }));
         }
         Ok(routes)
     }

@@ -2,6 +2,7 @@
 
 mod networks;
 mod packets;
+mod routes;
 
 use std::{
     fs,

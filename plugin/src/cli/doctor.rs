@@ -30,6 +30,7 @@ mod networkd;
 mod networks;
 mod pins;
 mod print;
+mod routes;
 mod stack;
 
 /// How bad it is.
@@ -162,7 +163,7 @@ struct Node<'a> {
 type Check = fn(&Node<'_>, &mut Report) -> Result<(), Error>;
 
 /// All checks, by the name under which they appear when they could not look.
-const CHECKS: [(&str, Check); 8] = [
+const CHECKS: [(&str, Check); 9] = [
     ("kernel", |node, report| {
         kernel::check(node, report);
         Ok(())
@@ -172,6 +173,7 @@ const CHECKS: [(&str, Check); 8] = [
     ("devices", devices::check),
     ("foreign-filter", devices::check_filters),
     ("forward-policy", firewall::check),
+    ("foreign-route", routes::check),
     ("networks", networks::check),
     ("networkd-routes", |node, report| {
         networkd::check(node, report);

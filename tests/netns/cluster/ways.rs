@@ -8,7 +8,7 @@ use underpass_tests::{node::plugin, prelude::*, traffic::serve, tun::Tunnel};
 
 use super::{
     fixture::Cluster,
-    member::{Member, TUNNEL, cidr, nodad, outside},
+    member::{Member, NET, TUNNEL, cidr, nodad, outside},
 };
 
 /// How long a connection may take that is tried again.
@@ -221,6 +221,45 @@ fn an_address_on_no_link_has_the_uplinks_mtu(
     tunnels(member, other)?;
     tunnels(other, member)?;
     Cluster::all_reach_all(&pods)
+}
+
+/// The agent leaves others' routes alone; the doctor knows the agent's by their number, and says which of others go before them.
+#[test]
+fn a_route_before_the_agents_is_a_finding_of_the_doctor() -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 0, 1])?;
+    cluster.settle()?;
+    let member = &cluster.members[0];
+    let _pods = cluster.pods()?;
+    let netns = member.node.netns();
+    let doctor = || {
+        member
+            .node
+            .underpass(&["doctor", "--net-dir", NET, "--host-root", "/run/host"])
+    };
+    let clean = doctor()?;
+    ensure!(!clean.contains("foreign-route"), "{clean}");
+    // To a neighbour, and to one behind VXLAN.
+    for other in &cluster.members[1..] {
+        for family in Family::BOTH {
+            let range = other.range(family);
+            let by = format!("via {} dev {}", member.gateway(family), Node::UPLINK);
+            netns.ip(&[format!("route add {range} {by} proto bird")])?;
+            let said = doctor()?;
+            for words in [
+                "foreign-route",
+                "12 (bird)",
+                &format!("{range} {by} metric"),
+                &format!("before {} metric 2000", other.route(family, member)),
+            ] {
+                ensure!(said.contains(words), "{words}: {said}");
+            }
+            netns.ip(&[format!("route del {range} {by} proto bird")])?;
+        }
+    }
+    let clean = doctor()?;
+    ensure!(!clean.contains("foreign-route"), "{clean}");
+    Ok(())
 }
 
 /// While the network waits for something, nodes go on to join.
