@@ -187,6 +187,29 @@ fn bad_input_changes_nothing(#[case] arguments: &[&str], #[case] said: &str) -> 
     Ok(())
 }
 
+/// Another plugin's tunnel stays on a node that it left, with an address alone out of the range of its pods: their gateway, or another.
+#[rstest]
+fn a_tunnel_that_was_left_is_in_nobodys_way(
+    #[values(V4, V6)] family: Family,
+    #[values(1, 2)] host: u8,
+) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    let (range, address) = match family {
+        V4 => ("10.22.0.0/24", format!("10.22.0.{host}/32")),
+        V6 => ("fd00:22::/64", format!("fd00:22::{host}/128")),
+    };
+    let netns = machine.lab.node.netns();
+    netns.ip(&[
+        "link add left type vxlan id 9 dstport 4999".to_owned(),
+        format!("address add {address} dev left nodad"),
+        "link set left up".to_owned(),
+    ])?;
+    let said = machine.run("install", &["--range", range])?;
+    ensure!(said.contains("installed"), "{said}");
+    Ok(())
+}
+
 #[test]
 fn without_a_range_there_is_no_network() -> Result<()> {
     needs_root!();

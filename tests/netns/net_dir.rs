@@ -81,10 +81,13 @@ fn one_that_is_not_there(
             None::<&str>,
         )
     })?;
-    let usual = run(&[])?;
-    ensure!(
-        usual.status.success() && said(&usual).contains("/etc/cni/net.d"),
-        "{usual:?}"
-    );
+    // Also by its name, as the agent calls it.
+    for named in [&[][..], &["--net-dir", "/etc/cni/net.d"]] {
+        let usual = run(named)?;
+        ensure!(
+            usual.status.success() && said(&usual).contains("/etc/cni/net.d"),
+            "{usual:?}"
+        );
+    }
     Ok(())
 }

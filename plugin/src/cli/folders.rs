@@ -24,11 +24,11 @@ impl NetDir {
     }
 
     /// Refuses a folder that was named and is not there: whoever mistypes it must not hear that nothing is to be done. The
-    /// usual one may be missing, before the first network.
+    /// usual one, named or not, may be missing before the first network.
     pub(super) fn require(&self) -> Result<(), Error> {
         let path = self.path().display();
         match fs::exists(self.path()) {
-            Ok(false) if self.named.is_some() => Err(Error::config(format!(
+            Ok(false) if self.path() != Path::new(NET_DIR) => Err(Error::config(format!(
                 "there is no folder {path}: name the folder of networks with --net-dir"
             ))),
             Ok(false) => {

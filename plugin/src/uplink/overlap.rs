@@ -2,6 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
+use ipnet::IpNet;
 use underpass_netlink::{Netlink, route::MAIN};
 
 use super::Uplink;
@@ -38,7 +39,9 @@ impl fmt::Display for Overlap {
     }
 }
 
-/// Looks for addresses of the uplinks, and of their routers, that `covers` names.
+/// Looks for addresses of the uplinks, and of their routers, that `covers` names. One that a device has alone, without a link of
+/// others, is in nobody's way: no container is given it. (So another plugin's tunnel may have been left with the gateway of
+/// its pods.)
 pub(crate) fn overlaps(
     node: &Netlink,
     uplinks: &[Uplink],
@@ -47,6 +50,7 @@ pub(crate) fn overlaps(
     let mut found = Vec::new();
     for Uplink { index, name, .. } in uplinks {
         let own = node.addresses_on(*index)?.into_iter();
+        let own = own.filter(|address| !is_alone(address.net));
         let own = own.map(|address| (address.net.addr(), Whose::Node));
         let routes = node.default_routes(MAIN, Some(*index))?.into_iter();
         let routes = routes.filter(|route| route.index == *index);
@@ -60,4 +64,8 @@ pub(crate) fn overlaps(
     }
     found.dedup();
     Ok(found)
+}
+
+fn is_alone(net: IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
 }
