@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use crate::Error;
+
 /// Asks for the release of the running kernel, as `uname -r` prints it.
 #[must_use]
 pub fn release() -> String {
@@ -49,6 +51,14 @@ pub fn interrupts_programs() -> bool {
             .into_iter()
             .find_map(|file| fs::read_to_string(file).ok())
     })
+}
+
+/// Fails on such a kernel.
+pub fn require_uninterrupted() -> Result<(), Error> {
+    if interrupts_programs() {
+        return Err(Error::Interrupted(release()));
+    }
+    Ok(())
 }
 
 /// The same for a kernel of that version (`uname -v`) and release, whose configuration may be found.

@@ -157,9 +157,7 @@ pub fn load_missing(
 /// Fails unless programs can be loaded, with new flow tables of so many entries.
 pub(crate) fn require_loadable(flows: u32) -> Result<(), Error> {
     bpf::raise_memory_limit();
-    if kernel::interrupts_programs() {
-        return Err(Error::Interrupted(kernel::release()));
-    }
+    kernel::require_uninterrupted()?;
     memory::require(flows)?;
     require_usual()
 }

@@ -29,6 +29,12 @@ fn refused(lab: &Lab, conf: &Conf) -> Result<CniError> {
     Ok(error)
 }
 
+fn is_claimed(error: &CniError, code: u64) -> Result<()> {
+    let said = "eth0 has the programs of another bpfRoot";
+    ensure!(error.code == code && error.msg.contains(said), "{error}");
+    Ok(())
+}
+
 fn expect_masquerade(lab: &Lab, pod: &Pod, family: Family) -> Result<()> {
     let remote = family.remote_at(PORT);
     let _server = tcp::Server::start(lab.world.netns(), remote)?;
@@ -50,18 +56,17 @@ fn left_behind(lab: &Lab, root: &str) -> Result<Vec<Value>> {
 fn the_second_takes_no_uplink_from_the_first(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
+    let status = || Call::new("STATUS").conf(&second(&lab)).run(&lab.node);
+    status()?.silence()?;
     let first = lab.pod("a")?;
+    is_claimed(&status()?.error()?, 50)?;
     lab.node.underpass(&["--bpf-root", SECOND, "load"])?;
+    is_claimed(&status()?.error()?, 50)?;
     let before = Traces::of(&lab.node)?;
     let error = refused(&lab, &second(&lab))?;
     let root = lab.node.bpf_root().display().to_string();
-    ensure!(error.code == 5, "{error}");
-    for word in [
-        "eth0 has the programs of another bpfRoot",
-        &root,
-        "1 container is attached",
-        "unload",
-    ] {
+    is_claimed(&error, 5)?;
+    for word in [&root, "1 container is attached", "unload"] {
         ensure!(error.msg.contains(word), "{word}: {error}");
     }
     before.expect_same(&lab.node)?;
@@ -71,8 +76,10 @@ fn the_second_takes_no_uplink_from_the_first(#[values(V4, V6)] family: Family) -
     ensure!(left_behind(&lab, SECOND)? == [Value::Null; 0]);
     // When it has none the second is served, and then the first is not.
     first.del()?;
+    status()?.silence()?;
     let pod = lab.pod_with("b", &second(&lab))?;
     expect_masquerade(&lab, &pod, family)?;
+    status()?.silence()?;
     let error = refused(&lab, &lab.conf())?;
     ensure!(error.code == 5 && error.msg.contains(SECOND), "{error}");
     ensure!(left_behind(&lab, &root)? == [Value::Null; 0]);

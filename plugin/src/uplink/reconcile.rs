@@ -3,9 +3,9 @@
 
 use underpass_abi::endpoint::{self, Device as Known, device};
 use underpass_dataplane::{
-    Changed, Maps,
+    Changed, Maps, Pins,
     attach::{load_and_attach, missing, places},
-    layout::require_free,
+    layout,
     lock::Lock,
 };
 use underpass_netlink::{
@@ -96,6 +96,27 @@ pub(crate) fn uplinks(
     Ok(changes)
 }
 
+/// Fails while the containers of another root have one of the uplinks, as [`uplinks`] does, and changes nothing.
+pub(crate) fn require_free(
+    netlink: &Netlink,
+    pins: &Pins,
+    uplinks: &Uplinks<'_>,
+) -> Result<(), Error> {
+    for uplink in &uplinks.list {
+        let device = Device {
+            index: uplink.index,
+            name: uplink.name.clone(),
+        };
+        let missing = missing(
+            netlink,
+            pins,
+            &[(uplink.index, places(uplink.device.flags))],
+        )?;
+        layout::require_free(netlink, pins, &device, &missing)?;
+    }
+    Ok(())
+}
+
 /// Makes the program for processes of the host sit on the loopback device, and the maps know of it.
 /// The caller raises the epoch, if anything changed, after everything else that it changes.
 pub(crate) fn loopback(
@@ -125,7 +146,7 @@ fn bring_up_to_date(
     let mut changes = Vec::new();
     let places = places(wanted.flags);
     let missing = missing(netlink, maps.pins(), &[(device.index, places)])?;
-    require_free(netlink, maps.pins(), device, &missing)?;
+    layout::require_free(netlink, maps.pins(), device, &missing)?;
     let before = maps.device(device.index)?;
     if before != Some(wanted) {
         maps.set_device(device.index, wanted)?;

@@ -26,6 +26,7 @@ use crate::{
     reap,
     rehearsal::accept,
     step::{endpoint, lease, link},
+    uplink::{Uplinks, reconcile},
 };
 
 /// The first kernel whose verifier takes the programs.
@@ -46,6 +47,7 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
         link::driver(conf.device).map_err(|error| CniError::not_available(error.to_string()))?;
     let pins = Pins::at(&conf.bpf_root);
     ready(&conf.bpf_root, &request.conf.name)?;
+    admits(&pins, &conf).map_err(|error| CniError::not_available(error.to_string()))?;
     // No reason to send no containers here.
     if conf.bypass == Bypass::Learned
         && let Some(remark) = Stack::look().remark()
@@ -58,6 +60,24 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
         dead_leases(&pins, name, store).unwrap_or_default()
     })?;
     Ok(accept(name, &conf, driver, sample)?)
+}
+
+/// Fails where the first ADD would: on a kernel whose programs may be interrupted in their middle, and while the containers of
+/// another root have the uplinks. Whoever has containers attached has been through that.
+fn admits(pins: &Pins, conf: &Conf) -> Result<(), Error> {
+    let maps = Maps::open_existing(pins)?;
+    match &maps {
+        None => kernel::require_uninterrupted()?,
+        Some(maps) if maps.has_attachments()? => return Ok(()),
+        Some(_) => {}
+    }
+    // Most nodes have one root, and are looked at no further.
+    if pins.beside().is_empty() {
+        return Ok(());
+    }
+    let node = Netlink::open()?;
+    let uplinks = Uplinks::look(&node, maps.as_ref(), conf.uplinks.as_deref())?;
+    reconcile::require_free(&node, pins, &uplinks)
 }
 
 /// Lists the addresses that the network has leased to attachments whose devices are gone.
