@@ -185,8 +185,13 @@ impl From<AllocationError> for CniError {
 }
 
 /// Leases one address from each pool, all under one lock. On failure nothing is leased that was not
-/// before. An interface plugin says where its container's device will be.
-pub fn add(request: &Request, home: Option<Home>) -> Result<Allocation, CniError> {
+/// before. An interface plugin says where its container's device will be, and which addresses are of
+/// no use to anybody, as they are the node's own: those are passed over, unless they are asked for.
+pub fn add(
+    request: &Request,
+    home: Option<Home>,
+    is_usable: impl Fn(IpAddr) -> bool,
+) -> Result<Allocation, CniError> {
     let pools = config::pools(&request.conf)?;
     let requested = config::requested(&request.conf, &request.attachment)?;
     let (routes, dns) = config::routes_and_dns(&request.conf)?;
@@ -195,11 +200,15 @@ pub fn add(request: &Request, home: Option<Home>) -> Result<Allocation, CniError
 
     let mut locked = store.lock()?;
     let mut taken = Vec::with_capacity(pools.len());
-    let holder = Holder {
-        owner: &owner,
-        home,
+    let wish = Wish {
+        requested,
+        holder: Holder {
+            owner: &owner,
+            home,
+        },
+        is_usable: &is_usable,
     };
-    match allocate(&mut locked, &pools, requested, holder, &mut taken) {
+    match allocate(&mut locked, &pools, wish, &mut taken) {
         Ok(ips) => {
             drop(locked);
             Ok(Allocation {
@@ -222,13 +231,26 @@ pub fn add(request: &Request, home: Option<Home>) -> Result<Allocation, CniError
     }
 }
 
+/// What an ADD wants.
+struct Wish<'a> {
+    /// Addresses that are asked for, each of another pool.
+    requested: Vec<IpAddr>,
+    holder: Holder<'a>,
+    /// Whether a container could have an address.
+    is_usable: &'a dyn Fn(IpAddr) -> bool,
+}
+
 fn allocate(
     locked: &mut Locked,
     pools: &[Pool],
-    mut requested: Vec<IpAddr>,
-    holder: Holder<'_>,
+    wish: Wish<'_>,
     taken: &mut Vec<IpAddr>,
 ) -> Result<Vec<IpConfig>, AllocationError> {
+    let Wish {
+        mut requested,
+        holder,
+        is_usable,
+    } = wish;
     let mut ips = Vec::with_capacity(pools.len());
     let owner = holder.owner;
     let held: Vec<IpAddr> = locked.owned(owner)?.into_iter().map(|(ip, _)| ip).collect();
@@ -251,7 +273,8 @@ fn allocate(
                     folder: locked.store().dir().to_owned(),
                 }));
             }
-            take_next(locked, pool, index, holder)?.ok_or_else(|| {
+            let candidates = pool.candidates(locked.last_reserved(index));
+            take_next(locked, candidates, holder, is_usable)?.ok_or_else(|| {
                 failed(PoolFailure::Exhausted(Exhausted::of(locked.store(), pool)))
             })?
         };
@@ -289,24 +312,25 @@ fn take_requested<'a>(
     })
 }
 
-/// The first free address after the last one leased.
+/// The first of the candidates that is free and of use. Of one that is leased nobody asks whether it is.
 fn take_next<'a>(
     locked: &mut Locked,
-    pool: &'a Pool,
-    index: usize,
+    candidates: impl Iterator<Item = Candidate<'a>>,
     holder: Holder<'_>,
+    is_usable: &dyn Fn(IpAddr) -> bool,
 ) -> Result<Option<(IpAddr, &'a Range)>, StoreError> {
     let mut listed: Option<HashSet<IpAddr>> = None;
-    for (attempt, Candidate { ip, range }) in
-        pool.candidates(locked.last_reserved(index)).enumerate()
-    {
+    for (attempt, Candidate { ip, range }) in candidates.enumerate() {
         if attempt == PROBES {
             listed = Some(locked.leased()?);
         }
         if listed.as_ref().is_none_or(|listed| !listed.contains(&ip))
             && locked.reserve_for(ip, holder)?
         {
-            return Ok(Some((ip, range)));
+            if is_usable(ip) {
+                return Ok(Some((ip, range)));
+            }
+            locked.release(ip, holder.owner)?;
         }
     }
     Ok(None)

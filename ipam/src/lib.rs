@@ -51,7 +51,7 @@ impl Plugin for HostLocal {
     fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let Allocation {
             ips, routes, dns, ..
-        } = add(request, None)?;
+        } = add(request, None, |_| true)?;
         Ok(CniResult {
             interfaces: Vec::new(),
             ips,

@@ -229,18 +229,17 @@ impl Netlink {
     /// Tells whether packets to this address, arriving by this device, are delivered locally.
     pub fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
         let out = RouteAttribute::Oif(device.index);
-        self.is_local(addr, Some(out))
-    }
-
-    /// Tells whether the address is one of this namespace's own: what it sends there it keeps.
-    pub fn keeps(&self, addr: IpAddr) -> Result<bool, Error> {
-        self.is_local(addr, None)
-    }
-
-    fn is_local(&self, addr: IpAddr, how: Option<RouteAttribute>) -> Result<bool, Error> {
         // No route at all is an answer as well.
-        let route = self.route_to(addr, how)?;
+        let route = self.route_to(addr, Some(out))?;
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
+    }
+
+    /// Tells whether the address is one of this namespace's own, or one by which it and others are spoken to at once (a link's
+    /// broadcast address, the anycast address of its routers): nobody else who has it hears what is sent there.
+    pub fn keeps(&self, addr: IpAddr) -> Result<bool, Error> {
+        let kinds = [RouteType::Local, RouteType::Broadcast, RouteType::Anycast];
+        let route = self.route_to(addr, None)?;
+        Ok(route.is_some_and(|route| kinds.contains(&route.header.kind)))
     }
 
     /// Asks for the device by which the kernel sends a packet of its own to an address; `None` if it would

@@ -68,12 +68,12 @@ pub(crate) fn covered(
     overlaps(node, &uplinks.list, covers)
 }
 
-/// Refuses addresses that are the node's own: it would keep what is sent to them.
+/// Refuses addresses that are the node's own: it would keep what is sent to them. The built-in allocator gives none unless it is asked.
 pub(crate) fn require_foreign(node: &Netlink, addresses: &[IpNet]) -> Result<(), Error> {
     for address in addresses.iter().map(IpNet::addr) {
         if node.keeps(address)? {
             return Err(CniError::config(format!(
-                "invalid address {address} from the IPAM: the node itself has it, so a container with it would hear nothing; keep it out of the ranges of ipam by \"rangeStart\" and \"rangeEnd\", or reserve it by a file of its name in the folder of leases"
+                "invalid address {address} from the IPAM: the node has it itself, or hears it as one of many (broadcast, anycast), so a container with it would hear nothing; ask for another address, or keep it out of what the IPAM gives"
             ))
             .into());
         }

@@ -147,52 +147,82 @@ fn host_ports_in_a_chain_take_no_address(#[values(V4, V6)] family: Family) -> Re
     expect_alive(&lab, &old)
 }
 
-/// One that the node itself has would get nothing: what is sent to it stays on the node. The next one is as good as ever.
+/// A range that begins with what the node itself hears at a place, and goes on.
+fn around(lab: &Lab, family: Family, place: &str) -> Result<(IpAddr, Value)> {
+    let lan = family.gateway();
+    Ok(match place {
+        "uplink" => {
+            let (subnet, next) = match family {
+                V4 => ("192.0.2.0/24", "192.0.2.3"),
+                V6 => ("2001:db8:1::/64", "2001:db8:1::3"),
+            };
+            let own = family.node();
+            (
+                own,
+                json!({ "subnet": subnet, "rangeStart": own, "rangeEnd": next, "gateway": lan }),
+            )
+        }
+        // The broadcast address of the uplink's link, and the anycast address of its routers.
+        "everybody" => {
+            let (subnet, own, next) = match family {
+                V4 => ("192.0.0.0/16", "192.0.2.255", "192.0.3.0"),
+                V6 => ("2001:db8::/32", "2001:db8:1::", "2001:db8:1::3"),
+            };
+            (
+                own.parse()?,
+                json!({ "subnet": subnet, "rangeStart": own, "rangeEnd": next, "gateway": lan }),
+            )
+        }
+        _ => {
+            let own = family.unused_pod();
+            let next = match own {
+                IpAddr::V4(own) => IpAddr::from((own.to_bits() + 1).to_be_bytes()),
+                IpAddr::V6(own) => IpAddr::from((own.to_bits() + 1).to_be_bytes()),
+            };
+            lab.node.netns().ip(&[
+                "link add own9 type veth peer name own8".to_owned(),
+                format!("address add {own}/{} dev own9 nodad", family.host_bits()),
+                "link set own8 up".to_owned(),
+                "link set own9 up".to_owned(),
+            ])?;
+            (
+                own,
+                json!({ "subnet": family.pods(), "rangeStart": own, "rangeEnd": next }),
+            )
+        }
+    })
+}
+
+/// One that the node itself has would get nothing: what is sent to it stays on the node. It is passed over.
 #[rstest]
 fn an_address_of_the_node_is_no_containers(
     #[values(V4, V6)] family: Family,
-    #[values("uplink", "another device")] place: &str,
+    #[values("uplink", "everybody", "another device")] place: &str,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     lab.pod("warm")?.del()?;
-    let (own, range) = if place == "uplink" {
-        let (subnet, next) = match family {
-            V4 => ("192.0.2.0/24", "192.0.2.3"),
-            V6 => ("2001:db8:1::/64", "2001:db8:1::3"),
-        };
-        let own = family.node();
-        let range = json!({ "subnet": subnet, "rangeStart": own.to_string(), "rangeEnd": next, "gateway": family.gateway() });
-        (own, range)
-    } else {
-        let own = family.unused_pod();
-        let next = match own {
-            IpAddr::V4(own) => IpAddr::from((own.to_bits() + 1).to_be_bytes()),
-            IpAddr::V6(own) => IpAddr::from((own.to_bits() + 1).to_be_bytes()),
-        };
-        lab.node.netns().ip(&[
-            "link add own9 type veth peer name own8".to_owned(),
-            format!("address add {own}/{} dev own9 nodad", family.host_bits()),
-            "link set own8 up".to_owned(),
-            "link set own9 up".to_owned(),
-        ])?;
-        let range =
-            json!({ "subnet": family.pods(), "rangeStart": own.to_string(), "rangeEnd": next });
-        (own, range)
-    };
+    let (own, range) = around(&lab, family, place)?;
     let conf = lab.conf().with("name", "own");
     let conf = conf.with_ipam("ranges", json!([[range]]));
     let conf = conf.with_ipam("routes", json!([]));
-    let before = Traces::of(&lab.node)?;
-    let error = refused(&lab, "a", &conf)?;
-    ensure!(
-        error.code == 7
-            && error.msg.contains(&format!("address {own} "))
-            && error.msg.contains("the node itself has it"),
-        "{error}"
-    );
-    before.expect_same(&lab.node)?;
-    let pod = lab.pod_with("b", &conf)?;
+    let pod = lab.pod_with("a", &conf)?;
     ensure!(pod.ip(family) != own, "{}", pod.result());
-    pod.del()
+    pod.del()?;
+    let before = Traces::of(&lab.node)?;
+    // Whoever asks for it, or has another plugin give it, is told.
+    let asked = conf.with("runtimeConfig", json!({ "ips": [own] }));
+    let asked = asked.with("capabilities", json!({ "ips": true }));
+    let given = fixed(&lab, &[own]).with_ipam("routes", json!([]));
+    for conf in [asked, given] {
+        let error = refused(&lab, "b", &conf)?;
+        ensure!(
+            error.code == 7
+                && error
+                    .msg
+                    .contains(&format!("address {own} from the IPAM: the node")),
+            "{error}"
+        );
+    }
+    before.expect_same(&lab.node)
 }

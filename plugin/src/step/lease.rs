@@ -5,6 +5,7 @@ use std::{collections::HashSet, net::IpAddr, path::PathBuf};
 
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request, delegate};
 use underpass_ipam::{Claim, Freed, Home, Sample, Usage, pool::Pool, store::Store};
+use underpass_netlink::Netlink;
 
 use super::Undo;
 use crate::{
@@ -71,13 +72,20 @@ pub(crate) struct Taken {
     pub(crate) claim: Option<Claim>,
 }
 
-/// Takes addresses.
-pub(crate) fn take<'a>(request: &'a Request, undo: &mut Undo<'a>) -> Result<Taken, Error> {
+/// Takes addresses, of those that are the node's own none unless it is asked for or another plugin gives it.
+pub(crate) fn take<'a>(
+    request: &'a Request,
+    node: &Netlink,
+    undo: &mut Undo<'a>,
+) -> Result<Taken, Error> {
     Ok(match ipam(&request.conf)? {
         Ipam::None => Taken::default(),
         Ipam::BuiltIn => {
             // Without it the lease would be taken for another plugin's, which nobody but a DEL or GC frees.
-            let allocation = underpass_ipam::add(request, Home::current().ok())?;
+            let home = Home::current().ok();
+            // What can't be seen is refused by who sees it later, if at all.
+            let is_usable = |address| !node.keeps(address).unwrap_or_default();
+            let allocation = underpass_ipam::add(request, home, is_usable)?;
             let claim = Some(allocation.lease.claim());
             undo.push(NAME, move || Ok(allocation.lease.release()?));
             Taken {

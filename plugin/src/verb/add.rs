@@ -53,7 +53,7 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("lost DELs");
 
     let mut undo = Undo::default();
-    let Taken { result, claim } = lease::take(request, &mut undo)?;
+    let Taken { result, claim } = lease::take(request, &node, &mut undo)?;
     time.lap(lease::NAME);
     let sandbox = path.to_string_lossy();
     let mtu = inherited_mtu(&uplinks.list);
