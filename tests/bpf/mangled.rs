@@ -71,6 +71,34 @@ fn cut_short(#[values(V4, V6)] family: Family) -> Result<()> {
     Ok(())
 }
 
+/// The stack has cut off what followed in the frame, where `from_pod` has read the ports.
+#[rstest]
+fn what_ends_before_its_ports_does_not_leave(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let echo = match family {
+        V4 => 8,
+        V6 => 128,
+    };
+    let shortest = 14 + family.header_len();
+    let bench = Bench::open(&lab.node, map::TO_WIRE, Node::UPLINK)?;
+    for (src, action) in [(pod.ip(family), SHOT), (family.node(), UNSPEC)] {
+        let ends = pod.ends(family.remote())?.from_ip(src);
+        for whole in [
+            ends.udp(SOURCE, PORT, b"payload"),
+            ends.syn(SOURCE, PORT),
+            ends.icmp(echo, 0, [0, 1, 0, 1], b"payload"),
+        ] {
+            for len in shortest..shortest + 4 {
+                let verdict = bench.run(&whole[..len])?;
+                ensure!(verdict.action == action, "{len} bytes: {verdict:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
 #[rstest]
 fn changed_at_any_byte(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();

@@ -114,6 +114,34 @@ fn unknown_protocols(
     scene.expect_no_pod_address()
 }
 
+/// What follows in the frame is no part of the packet, and the stack cuts it off.
+#[rstest]
+fn ports_behind_the_packets_end(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(bypass)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    let ends = scene.pod.ends(family.remote())?;
+    let (icmp, echo) = match family {
+        V4 => (1, 8),
+        V6 => (58, 128),
+    };
+    let frames = [
+        ends.protocol(6, &[1; 8]),
+        ends.protocol(6, &[]),
+        ends.protocol(17, &[1; 3]),
+        ends.protocol(SCTP, &[1; 2]),
+        ends.protocol(icmp, &[echo]),
+    ]
+    .map(|frame| [frame, vec![0; 40]].concat());
+    // Those without a payload as well: of length 0 IPv6 has jumbograms alone.
+    scene.send(&frames)?;
+    scene.expect_no_pod_address()?;
+    meter.expect(Counter::DropMalformed, 4)
+}
+
 fn meter_drops(scene: &Scene, meter: &Meter<'_>, frames: &[Vec<u8>]) -> Result<()> {
     scene.send(frames)?;
     meter.expect(Counter::DropUntranslated, frames.len() as u64)

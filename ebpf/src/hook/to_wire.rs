@@ -8,7 +8,7 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::{action, protocol, rewrite, state},
 };
-use underpass_ebpf::{ip::Head, l4::Kind};
+use underpass_ebpf::{ip::Head, l4::Kind, packet::Load as _};
 
 use crate::{
     flow::{
@@ -107,7 +107,7 @@ global!(
     fn send_known<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, l3: u32) -> Step<Left> {
         let skb = Skb::new(ctx);
         if !parse_packet(work, ctx, l3) {
-            return Err(Verdict::STACK);
+            return Err(unparsed::<I>(ctx, l3));
         }
         if work.head.kind == Kind::Error {
             return Ok(Left::Error);
@@ -120,6 +120,22 @@ global!(
         match owner.and_then(|owner| Some((owner, device(owner)?))) {
             Some((owner, pod)) => known_of_pod(work, &skb, owner, pod),
             None => known_of_host(work, &skb),
+        }
+    }
+);
+
+global!(
+    /// What becomes of a packet without a tuple: nobody can translate it. It may have had one in `from_pod`, in what followed its end.
+    fn unparsed<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Verdict {
+        let Ok(header) = Skb::new(ctx).load::<I::Header>(l3) else {
+            return Verdict::STACK;
+        };
+        let (src, dst) = I::addresses(&header);
+        let pod = endpoint(src.wide()).and_then(|owner| device(owner.ifindex));
+        if pod.is_some_and(|pod| masquerade::is_wanted::<I>(pod, dst)) {
+            Verdict::dropped(Counter::DropMalformed)
+        } else {
+            Verdict::STACK
         }
     }
 );
