@@ -3,8 +3,10 @@
 use std::{net::SocketAddr, thread};
 
 use rstest::rstest;
+use underpass_abi::flow::protocol;
 use underpass_tests::{
     capture::Capture,
+    flow_table::{self, Then},
     frame,
     prelude::*,
     traffic::{PATIENCE, SILENCE, raw::RawLink},
@@ -47,12 +49,19 @@ fn a_server_opens_no_connection_into_a_pod(
     };
     ensure!(seen == SocketAddr::new(family.node(), SOURCE), "{seen}");
     thread::sleep(SILENCE / 4);
+    let meter = Meter::start(&lab.node)?;
     {
         let _listener = tcp::Server::start(pod.netns(), family.port(SOURCE))?;
-        let open = || tcp::dial(Some(remote), seen, &[], SILENCE);
-        let opened = lab.world.netns().run(open);
-        ensure!(opened.is_err(), "the server reached the pod: {opened:?}");
+        tcp::is_refused_at(lab.world.netns(), Some(remote), seen)?;
     }
+    // The node's refusal is no flow of its own that would have to make way for the pod's.
+    meter.expect_none(Counter::HostTupleMoved)?;
+    let mut entries = 0;
+    flow_table::walk(&lab.node, family, |entry| {
+        entries += u32::from(entry.protocol == protocol::TCP);
+        Then::Stays
+    })?;
+    ensure!(entries == 2, "{entries} entries");
     // The pod may ask again.
     let _server = tcp::Server::start(lab.world.netns(), remote)?;
     tcp::Client::connect_from(pod.netns(), SOURCE, remote)?.chat(3)?;

@@ -291,6 +291,10 @@ fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Opened> {
                 note_others(work, skb.raw());
             }
         } else if work.half.action == action::TAKEN {
+            if !may_open(&work.head) {
+                // It says to somebody that here is no such flow: with another port it would say so to nobody.
+                return Ok(Opened::Done);
+            }
             masquerade::assign(work, skb, 0, skb.ifindex(), Way::Other)?;
             translate::translate(work, skb)?;
             return Ok(Opened::Done);

@@ -206,7 +206,12 @@ impl Client {
 
 /// Fails unless `to` refuses a connection at once.
 pub fn is_refused(netns: &Netns, to: SocketAddr) -> Result<()> {
-    let answer = netns.run(|| dial(None, to, &[], patience()));
+    is_refused_at(netns, None, to)
+}
+
+/// As [`is_refused`], from a given address and port.
+pub fn is_refused_at(netns: &Netns, from: Option<SocketAddr>, to: SocketAddr) -> Result<()> {
+    let answer = netns.run(|| dial(from, to, &[], patience()));
     let kind = answer.as_ref().err().and_then(|error| {
         let error = error.downcast_ref::<io::Error>();
         error.map(io::Error::kind)
