@@ -86,6 +86,13 @@ impl Ends {
         written(|frame| segment.write(frame, &[]))
     }
 
+    /// A segment that ends a connection at once.
+    #[must_use]
+    pub fn rst(&self, sport: u16, dport: u16) -> Vec<u8> {
+        let segment = self.ip(HOPS).tcp(sport, dport, 1, 64_000).rst();
+        written(|frame| segment.write(frame, &[]))
+    }
+
     /// A segment in the middle of a connection.
     #[must_use]
     pub fn ack(&self, sport: u16, dport: u16, payload: &[u8]) -> Vec<u8> {

@@ -4,6 +4,7 @@
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
+    counter::Counter,
     endpoint::device as flags,
     flow::{action, protocol, rewrite, state},
 };
@@ -90,6 +91,9 @@ global!(
         if is_known && hairpin::is_in_the_way(work) {
             return Ok(Served::InTheWay);
         }
+        if is_known && is_of_pods(work) {
+            return Err(Verdict::dropped(Counter::DropNoFlow));
+        }
         let is_known = is_known && !is_uninvited(work);
         // Nobody in the world has a tuple of the host with itself.
         if is_known && work.half.rewrite & rewrite::DST != 0 && work.half.action != action::HOST {
@@ -124,6 +128,15 @@ fn is_uninvited<I: Net>(work: &WorkArea<I>) -> bool {
         && work.state & state::PORT == 0
         && begins(work.head.tcp_flags)
         && !is_asking(work.state)
+}
+
+/// Whether the packet in [`Work::head`](crate::model::work::Work::head), of a flow that was found, is in the name of a container of this node
+/// that has asked for a host port: its own packets are translated where it sends them. The stack would refuse it, in the name of the port, and
+/// the container's connection would suffer.
+#[inline(always)]
+fn is_of_pods<I: Net>(work: &WorkArea<I>) -> bool {
+    let half = &work.half;
+    half.rewrite & rewrite::DST != 0 && (half.in_ifindex != 0 || half.rewrite & rewrite::EARLY != 0)
 }
 
 /// Whether the stack may give the packet in [`Work::head`](crate::model::work::Work::head), which is for none of the pods, another

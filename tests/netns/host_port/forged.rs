@@ -3,11 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rstest::rstest;
+use underpass_abi::flow::state;
 use underpass_tests::{
     capture::Capture,
+    flow_table::{self, Then},
     netns::Netns,
     prelude::*,
-    traffic::{PATIENCE, raw::RawLink},
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
     world::World,
 };
 
@@ -17,17 +19,22 @@ const PORT: u16 = 42_000;
 
 /// What the world sends to the host port as `src`.
 fn forge(lab: &Lab, src: SocketAddr) -> Result<()> {
-    let family = Family::of(src.ip());
-    let ends = lab.ends_from_world(src.ip(), family.node())?;
+    let ends = lab.ends_from_world(src.ip(), Family::of(src.ip()).node())?;
+    send(
+        lab,
+        &[
+            ends.syn(src.port(), HOST),
+            ends.udp(src.port(), HOST, b"forged"),
+        ],
+    )
+}
+
+/// Has the world send frames, of which the last one's payload is `forged`.
+fn send(lab: &Lab, frames: &[Vec<u8>]) -> Result<()> {
     let link = RawLink::open(lab.world.netns(), World::LINK)?;
     // All frames before it were taken when the last one has come.
     let arrived = Capture::start(lab.node.netns(), Node::UPLINK)?;
-    for frame in [
-        ends.syn(src.port(), HOST),
-        ends.udp(src.port(), HOST, b"forged"),
-    ] {
-        link.send(&frame)?;
-    }
+    frames.iter().try_for_each(|frame| link.send(frame))?;
     let last = arrived.wait_for(PATIENCE, |bytes| bytes.ends_with(b"forged"));
     ensure!(last.is_some(), "it did not arrive");
     Ok(())
@@ -62,10 +69,35 @@ fn the_world_cuts_no_pod_off(
     let client = known.unwrap_or_else(|| scene.lab.pod("client"))?;
     ensure!(client.ip(family) == ip, "{}", client.result());
     let (mut stream, mut datagrams) = is_served(client.netns(), own)?;
+    // Nor has it a say in the flows.
+    let before = states(&scene.lab, family)?;
+    let arrived = Capture::start(scene.server.netns(), Pod::IFNAME)?;
+    let ends = scene.lab.ends_from_world(ip, family.node())?;
+    send(
+        &scene.lab,
+        &[ends.rst(PORT, HOST), ends.udp(PORT, HOST, b"forged")],
+    )?;
+    let seen = arrived.wait_for(SILENCE / 4, |bytes| bytes.ends_with(b"forged"));
+    let after = states(&scene.lab, family)?;
+    ensure!(after == before, "{before:x?} became {after:x?}");
+    ensure!(seen.is_none(), "it reached the container");
     forge(&scene.lab, own)?;
     stream.chat(3)?;
     datagrams.chat(node_at(family, HOST), 3)?;
     Ok(())
+}
+
+/// Of each flow to a host port, whether it has the bypass, and whether it was reset.
+fn states(lab: &Lab, family: Family) -> Result<Vec<u32>> {
+    let mut states = Vec::new();
+    flow_table::walk(&lab.node, family, |entry| {
+        if entry.state & state::PORT != 0 {
+            states.push(entry.state & (state::BYPASS | state::RST));
+        }
+        Then::Stays
+    })?;
+    states.sort_unstable();
+    Ok(states)
 }
 
 fn following(ip: IpAddr) -> IpAddr {
