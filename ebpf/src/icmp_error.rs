@@ -23,7 +23,7 @@ use crate::{
         work_area::WorkArea,
     },
     model::{
-        direction::{FROM_PORT, TO_PORT, TWICE, half_of, outgoing},
+        direction::{FROM_PORT, TO_PORT, TWICE, half_of, is_answer, outgoing},
         work::{Place, Work},
     },
     nat::{hairpin, masquerade},
@@ -94,8 +94,9 @@ global!(
         let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
             return Ok(Verdict::STACK);
         };
+        let flow_state = flow.state;
         let half = half_of(flow, partner_place.end);
-        if half.rewrite & FROM_PORT != FROM_PORT {
+        if half.rewrite & FROM_PORT != FROM_PORT || !is_answer(half.rewrite, flow_state) {
             return Ok(Verdict::STACK);
         }
         *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
@@ -160,8 +161,8 @@ global!(
 
 global!(
     /// An error from a pod, as for [`error_from_wire`]: if it quotes what came from a process of this host, or
-    /// from the pod itself, to a host port, it goes back there; if it quotes the answer of a host port, it is for the container
-    /// that serves it.
+    /// from the pod itself, to a host port, it goes back there; if it quotes the answer of a host port, or one to a flow beside
+    /// such a port's, it is for the container that has answered.
     pub fn error_from_pod<I: Net>(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
@@ -184,23 +185,25 @@ global!(
         let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
             return unknown;
         };
+        let flow_state = flow.state;
         let half = half_of(flow, partner_place.end);
-        let is_turned = half.rewrite & TWICE == TWICE;
-        // To the container that serves a port: by the stack, as the questions go.
-        let is_early = !is_turned && !is_finishing && half.rewrite & TO_PORT == TO_PORT;
+        let is_turned = half.rewrite & TWICE == TWICE
+            && (is_finishing
+                || half.action == action::HOST
+                || container::is_same(half.out_ifindex, skb.ifindex()));
+        // To another container: by the stack, as the questions go.
+        let is_early = !is_turned
+            && !is_finishing
+            && half.rewrite & TO_PORT == TO_PORT
+            && !is_answer(half.rewrite, flow_state);
         if !(is_turned || is_early) || !is_owned::<I>(half, inner.tuple.dst) {
             return unknown;
         }
         if !is_finishing && !container::is_same(half.in_ifindex, skb.ifindex()) {
             return unknown;
         }
-        if is_turned && !is_finishing {
-            if half.action == action::HOST {
-                return Err(hairpin::return_to_host(work, &mut skb)?);
-            }
-            if !container::is_same(half.out_ifindex, skb.ifindex()) {
-                return unknown;
-            }
+        if is_turned && !is_finishing && half.action == action::HOST {
+            return Err(hairpin::return_to_host(work, &mut skb)?);
         }
         *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
         let (src, dst) = (source(head, inner, quote), quote.src);

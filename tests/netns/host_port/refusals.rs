@@ -35,3 +35,33 @@ fn a_refusal_of_the_younger_flow_is_heard(
     }
     Ok(())
 }
+
+/// And so is what the client says of the answers to either, once it has closed its socket.
+#[rstest]
+fn a_refusal_of_an_answer_reaches_the_container(
+    #[values(V4, V6)] family: Family,
+    #[values("direct", "mapped")] younger: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let served = lab.pod_with("server", &mapped(&lab, &both()))?;
+    let client = lab.pod("client")?;
+    let mut ways = [served.at(family, INSIDE), node_at(family, super::HOST)];
+    if younger == "direct" {
+        ways.reverse();
+    }
+    let mut seen = Vec::new();
+    {
+        let _server = udp::Server::start(served.netns(), served.at(family, INSIDE))?;
+        for to in ways {
+            let mut socket = udp::Client::open_at(client.netns(), family, SOURCE)?;
+            seen.push(socket.chat(to, 3)?.seen);
+        }
+    }
+    ensure!(seen[0].port() != seen[1].port(), "{seen:?}");
+    let socket = udp::Client::open_at(served.netns(), family, INSIDE)?;
+    for client in seen {
+        socket.is_refused(client)?;
+    }
+    Ok(())
+}
