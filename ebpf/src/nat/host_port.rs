@@ -36,6 +36,7 @@ use crate::{
         work_area::WorkArea,
     },
     model::{
+        direction::is_answer,
         request::{Opener, Payer},
         state::may_open,
         work::Work,
@@ -154,19 +155,20 @@ global!(
 /// Nobody can tell at an uplink whose address a source will be. Who has it looks here, so it is not kept from the port.
 #[inline(always)]
 pub fn withdraw_forged<I: Net>(work: &mut WorkArea<I>, client: u32) -> bool {
-    /// Of the entry that a client's packets are found by.
-    const OF_CLIENT: u32 = state::PORT | state::OUTER;
     let Work {
         head, half, state, ..
     } = &mut **work;
-    if half.in_ifindex != 0 || *state & OF_CLIENT != OF_CLIENT {
+    // A client's packets are found by the outer entry or, where both ends are translated, by the inner one.
+    let is_question = half.rewrite & rewrite::DST != 0 && !is_answer(half.rewrite, *state);
+    if half.in_ifindex != 0 || *state & state::PORT == 0 {
         return false;
     }
     let is_forged = if client == LOOPBACK {
-        half.action != action::HOST
+        half.action != action::HOST && (is_question || *state & state::OUTER != 0)
     } else {
         // Of those behind a bridge nobody knows the addresses: what they have opened is EARLY.
-        half.rewrite == rewrite::DST
+        is_question
+            && half.rewrite & rewrite::EARLY == 0
             && endpoint(head.tuple.src.wide()).is_some_and(|own| own.ifindex == client)
     };
     if is_forged {

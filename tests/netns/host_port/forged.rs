@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rstest::rstest;
+use serde_json::json;
 use underpass_abi::flow::state;
 use underpass_tests::{
     capture::Capture,
@@ -13,18 +14,22 @@ use underpass_tests::{
     world::World,
 };
 
-use super::{HOST, Scene, node_at, reaches};
+use super::{HOST, INSIDE, Scene, mapped, node_at, reaches};
 
 const PORT: u16 = 42_000;
 
 /// What the world sends to the host port as `src`.
 fn forge(lab: &Lab, src: SocketAddr) -> Result<()> {
+    forge_to(lab, src, HOST)
+}
+
+fn forge_to(lab: &Lab, src: SocketAddr, port: u16) -> Result<()> {
     let ends = lab.ends_from_world(src.ip(), Family::of(src.ip()).node())?;
     send(
         lab,
         &[
-            ends.syn(src.port(), HOST),
-            ends.udp(src.port(), HOST, b"forged"),
+            ends.syn(src.port(), port),
+            ends.udp(src.port(), port, b"forged"),
         ],
     )
 }
@@ -98,6 +103,43 @@ fn states(lab: &Lab, family: Family) -> Result<Vec<u32>> {
     })?;
     states.sort_unstable();
     Ok(states)
+}
+
+/// Two flows in its name would look the same to the container, so both ends of the younger one were translated.
+#[rstest]
+fn the_world_cuts_nobody_off_by_two_ports(
+    #[values(V4, V6)] family: Family,
+    #[values("pod", "node")] whose: &str,
+) -> Result<()> {
+    const OTHER: u16 = HOST + 1;
+    needs_root!();
+    let lab = Lab::new()?;
+    let mut mappings = Vec::new();
+    for port in [HOST, OTHER] {
+        for protocol in ["tcp", "udp"] {
+            mappings
+                .push(json!({ "hostPort": port, "containerPort": INSIDE, "protocol": protocol }));
+        }
+    }
+    let conf = mapped(&lab, &mappings);
+    let scene = Scene::in_network(family, lab, &conf)?;
+    scene.lab.firewall.tolerate_invalid();
+    let ip = match whose {
+        "node" => family.node(),
+        _ => following(scene.server.ip(family)),
+    };
+    let own = SocketAddr::new(ip, PORT);
+    for port in [OTHER, HOST] {
+        forge_to(&scene.lab, own, port)?;
+    }
+    if whose == "node" {
+        is_served(scene.lab.node.netns(), own)?;
+    } else {
+        let client = scene.lab.pod("client")?;
+        ensure!(client.ip(family) == ip, "{}", client.result());
+        is_served(client.netns(), own)?;
+    }
+    Ok(())
 }
 
 fn following(ip: IpAddr) -> IpAddr {
