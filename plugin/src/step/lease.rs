@@ -83,8 +83,9 @@ pub(crate) fn take<'a>(
         Ipam::BuiltIn => {
             // Without it the lease would be taken for another plugin's, which nobody but a DEL or GC frees.
             let home = Home::current().ok();
-            // What can't be seen is refused by who sees it later, if at all.
-            let is_usable = |address| !node.keeps(address).unwrap_or_default();
+            // What can't be seen is refused by who sees it later, if at all; and a range of the loopback for what it is.
+            let is_usable =
+                |address: IpAddr| address.is_loopback() || !node.keeps(address).unwrap_or_default();
             let allocation = underpass_ipam::add(request, home, is_usable)?;
             let claim = Some(allocation.lease.claim());
             undo.push(NAME, move || Ok(allocation.lease.release()?));
