@@ -47,20 +47,23 @@ fn an_opening_is_seen_as_a_whole(
             HOST + 1,
         ),
     ];
+    let mut sources = SOURCE..;
     for peer in [family.gateway(), family.remote()] {
         let peer = SocketAddr::new(peer, PORT);
         let _server = tcp::Server::start(lab.world.netns(), peer)?;
         for (pod, port) in &pods {
             let _inside = tcp::Server::start(pod.netns(), family.port(INSIDE))?;
+            // One of its own: by its port a connection is told from the earlier ones.
+            let source = sources.next().context("no port left")?;
             let mut client = if how == "masqueraded" {
-                tcp::Client::connect(pod.netns(), peer)?
+                tcp::Client::connect_from(pod.netns(), source, peer)?
             } else {
-                let from = SocketAddr::new(peer.ip(), 0);
+                let from = SocketAddr::new(peer.ip(), source);
                 let served = SocketAddr::new(family.node(), *port);
                 tcp::Client::connect_between(lab.world.netns(), from, served)?
             };
             client.exchange(1, 1)?;
-            let source = format!("sport={}", client.local()?.port());
+            let source = format!("sport={source}");
             let found = lab.firewall.entries(family, &["tcp", &source])?;
             ensure!(
                 found.len() == 1 && found[0].contains(" ESTABLISHED "),
