@@ -1,6 +1,10 @@
 //! Packets that have the tuple of a flow and are not its own: from another pod, by another uplink, in nobody's window.
 
-use std::{net::IpAddr, thread, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    thread,
+    time::Duration,
+};
 
 use etherparse::PacketBuilder;
 use rstest::rstest;
@@ -351,6 +355,70 @@ fn an_answer_by_another_uplink_is_filtered(
         "by the second uplink: {by_second:02x?}"
     );
     client.chat(remote, 3)?;
+    Ok(())
+}
+
+/// A connection whose packets somebody else on the node imitates.
+#[derive(Clone, Copy, Debug)]
+enum Imitated {
+    /// From the world to a port of the node.
+    HostPort,
+    /// From a pod to another.
+    Direct,
+}
+
+/// Others on the node who may forge have a say in a pod's connection as little: what is on the bypass beside a strict connection tracking
+/// stays there, as that would not know it again.
+#[rstest]
+fn an_opening_forged_by_others_stalls_no_connection(
+    #[values(V4, V6)] family: Family,
+    #[values(Imitated::HostPort, Imitated::Direct)] imitated: Imitated,
+) -> Result<()> {
+    const MUCH: u64 = 5_000_000;
+    needs_root!();
+    let lab = Lab::new()?;
+    let node = lab.node.netns();
+    let others = node.sibling("others")?;
+    node.cable("veth0", &others, "eth0", 1500)?;
+    for device in ["all", "veth0"] {
+        node.set_sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "0")?;
+    }
+    let pod = lab.pod_with("a", &lab.conf().with_host_port(PORT, PORT))?;
+    let other = lab.pod("b")?;
+    let (to, from, src) = match imitated {
+        Imitated::HostPort => {
+            let served = SocketAddr::new(family.node(), PORT);
+            (served, lab.world.netns(), family.gateway())
+        }
+        Imitated::Direct => (pod.at(family, PORT), other.netns(), other.ip(family)),
+    };
+    let _server = tcp::Server::start(pod.netns(), family.port(PORT))?;
+    let mut client = tcp::Client::connect_from(from, SOURCE, to)?;
+    client.exchange(MUCH, MUCH)?;
+    let forged = Ends {
+        src_mac: others.mac("eth0")?,
+        dst_mac: node.mac("veth0")?,
+        src,
+        dst: pod.ip(family),
+    };
+    let arrived = Capture::start(pod.netns(), Pod::IFNAME)?;
+    let link = RawLink::open(&others, "eth0")?;
+    let opening = forged.syn(SOURCE, PORT);
+    link.send(&opening)?;
+    // Ports and sequence number.
+    let transport = 14 + family.header_len()..14 + family.header_len() + 8;
+    let is_forged = |bytes: &[u8]| bytes.get(transport.clone()) == opening.get(transport.clone());
+    ensure!(
+        arrived.wait_for(PATIENCE, is_forged).is_some(),
+        "it did not arrive"
+    );
+    for _ in 0..3 {
+        let elapsed = client.exchange(MUCH, MUCH)?.elapsed;
+        ensure!(
+            elapsed < patience::here(SILENCE / 2),
+            "an exchange took {elapsed:?}"
+        );
+    }
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use crate::{
     },
     model::{
         direction::{half_of, outgoing},
-        state::unlearn,
+        state::{is_ending, unlearn},
         work::Work,
     },
 };
@@ -103,8 +103,7 @@ global!(
         let Some(flow) = entry(work) else {
             return;
         };
-        let must_stay = flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0;
-        if must_stay {
+        if must_stay(flow) {
             return;
         }
         if flow.state & state::BYPASS != 0 {
@@ -113,6 +112,12 @@ global!(
         for_each_entry(work, unlearn);
     }
 );
+
+/// Whether connection tracking would not know the flow again, so that it ends on the bypass.
+#[inline(always)]
+fn must_stay<A>(flow: &Flow<A>) -> bool {
+    flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0
+}
 
 global!(
     /// Connection tracking may not know the flow at [`Work::place`] any more: it ends on the bypass.
@@ -126,11 +131,16 @@ global!(
     /// again.
     ///
     /// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
-    /// stack from now on.
+    /// stack from now on. What must stay does: the packet may be anybody's who forges, be it refused by both ends, and connection tracking
+    /// lets one that seems to begin the connection again pass.
     pub fn forget<I: Net>(work: &mut WorkArea<I>) {
         let Some(flow) = entry(work) else {
             return;
         };
+        // On the tuple of one that has ended, another may begin, that the stack translates.
+        if must_stay(flow) && !is_ending(flow.state) {
+            return;
+        }
         if flow.state & state::BYPASS != 0 {
             count(Counter::Forgotten);
         }
