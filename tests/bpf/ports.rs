@@ -1,6 +1,10 @@
 //! Ports of masquerade under load: tens of thousands of flows to one server, and pods that want more than their share.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
 
 use rstest::rstest;
 use underpass_abi::{counter::Counter, map};
@@ -20,20 +24,47 @@ const MANY: usize = 60_000;
 /// Entries of the largest table. Each flow has two, and there is one for each port from 1024 on.
 const FLOWS: &str = "1048576";
 
+/// How old a flow may be before time stands still for it: less than what makes a port free for others.
+const YOUNG: Duration = Duration::from_secs(12);
+
 /// The node's uplink as datagrams of pods leave by it, and answers come back.
 struct Uplink<'a> {
+    node: &'a Node,
+    family: Family,
     out: Bench<'a>,
     back: Bench<'a>,
     answers: frame::Ends,
+    renewed: Mutex<Instant>,
 }
 
 impl<'a> Uplink<'a> {
     fn of(lab: &'a Lab, family: Family) -> Result<Self> {
         Ok(Self {
+            node: &lab.node,
+            family,
             out: Bench::open(&lab.node, map::TO_WIRE, Node::UPLINK)?,
             back: Bench::open(&lab.node, map::FROM_WIRE, Node::UPLINK)?,
             answers: lab.ends_from_world(family.remote(), family.node())?,
+            renewed: Mutex::new(Instant::now()),
         })
+    }
+
+    /// All flows stay as young as the last one, however slow the machine is that makes so many.
+    fn keep_young(&self) -> Result<()> {
+        let mut renewed = self.renewed.lock().expect("nobody panics with it");
+        if renewed.elapsed() < YOUNG {
+            return Ok(());
+        }
+        let mut newest = None;
+        flow_table::walk(self.node, self.family, |entry| {
+            newest = newest.max(Some(entry.expires));
+            Then::Stays
+        })?;
+        flow_table::walk(self.node, self.family, |_| {
+            newest.map_or(Then::Stays, Then::ExpiresAt)
+        })?;
+        *renewed = Instant::now();
+        Ok(())
     }
 
     /// Sends a pod's datagram; the source port that the world sees, `None` if it was dropped.
@@ -53,6 +84,7 @@ impl<'a> Uplink<'a> {
         for source in 1024..=u16::MAX {
             let port = self.send(ends, source)?.context("a free port is kept")?;
             self.answer(port)?;
+            self.keep_young()?;
         }
         Ok(())
     }
@@ -105,6 +137,7 @@ fn sixty_thousand_flows_to_one_server_have_ports_of_their_own(
                 uplink.answer(port)? == Some(source),
                 "the answer to {port} went astray"
             );
+            uplink.keep_young()?;
         }
         Ok(())
     })?;

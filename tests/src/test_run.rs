@@ -12,6 +12,8 @@ use crate::{Node, counter::pins};
 pub const UNSPEC: i32 = -1;
 /// `TC_ACT_SHOT`: dropped.
 pub const SHOT: i32 = 2;
+/// `TC_ACT_STOLEN`: kept, or sent on by the program itself.
+pub const STOLEN: i32 = 4;
 /// `TC_ACT_REDIRECT`: to another device.
 pub const REDIRECT: i32 = 7;
 
