@@ -94,7 +94,8 @@ global!(
         if !is_prepared {
             return Ok(false);
         }
-        allocate_paid(work, ctx)?.granted()?;
+        let owner = work.request.owner;
+        allocate_paid(work, ctx, owner)?.granted()?;
         if work.request.opener == Opener::Client {
             count(Counter::HostPort);
         }

@@ -7,10 +7,12 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::{Tuple, action},
     node::feature,
+    quota::{TRANSLATED, WORLD},
 };
 
 use crate::{
     kernel::{
+        container,
         maps::{constant, count, device, keeps_source, trace_level},
         net::Net,
         route::{Asked, find_route},
@@ -57,7 +59,14 @@ pub fn assign<I: Net>(
     request.uplink = uplink;
     request.opener = Opener::Owner;
     (request.out, request.back) = (action::STACK, action::STACK);
-    let allocation = allocate_paid(work, skb.raw())?;
+    // What somebody sends in a pod's name is not at its expense.
+    let by = skb.ingress_ifindex();
+    let account = if owner == 0 || by == 0 || container::is_same(by, owner) {
+        owner
+    } else {
+        owner | WORLD | TRANSLATED
+    };
+    let allocation = allocate_paid(work, skb.raw(), account)?;
     if trace_level() != 0 {
         let request = &work.request;
         trace::allocated(

@@ -53,22 +53,26 @@ number!(
     }
 );
 
-/// Does what [`allocate`] does, at the expense of the request's owner, if that is a pod: a flow that gets no tuple costs nothing. Drops the
-/// packet of a pod that has too many flows which nobody answers.
+/// Does what [`allocate`] does, at the expense of an account: a flow that gets no tuple costs nothing. Drops the packet where that has too many
+/// flows which nobody answers. Where it is not the one of the request's owner, an answer gives nothing back.
 #[inline(always)]
-pub fn allocate_paid<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<Allocation> {
+pub fn allocate_paid<I: Net>(
+    work: &mut WorkArea<I>,
+    ctx: *mut __sk_buff,
+    account: u32,
+) -> Step<Allocation> {
+    if account != 0 && !charge(account) {
+        return Err(Verdict::dropped(Counter::DropFlowQuota));
+    }
     let request = &mut work.request;
-    let owner = request.owner;
-    request.payer = if owner == 0 {
-        Payer::Nobody
-    } else if charge(owner) {
+    request.payer = if account != 0 && account == request.owner {
         Payer::Owner
     } else {
-        return Err(Verdict::dropped(Counter::DropFlowQuota));
+        Payer::Nobody
     };
     let allocation = allocate(work, ctx);
-    if allocation != Allocation::Granted && owner != 0 {
-        refund(owner);
+    if allocation != Allocation::Granted && account != 0 {
+        refund(account);
     }
     Ok(allocation)
 }
