@@ -5,7 +5,7 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     counter::Counter,
     endpoint::device as flags,
-    flow::{End, Half, Key, action, state},
+    flow::{End, Half, Key, TOLD, action, state},
 };
 use underpass_ebpf::{
     fingerprint::fingerprint,
@@ -128,8 +128,11 @@ global!(
             });
         }
         // Before 5.12 the MTU is only known as the length of a packet that fits.
-        let fits = skb.wire_length(head.l3, head.headers_length()) <= half.mtu;
-        if !is_usual(&skb, &head, side, half, is_sticky) || !fits && trust == Trust::Settled {
+        let length = skb.wire_length(head.l3, head.headers_length());
+        let fits = length <= half.mtu;
+        let is_too_long =
+            !fits && trust == Trust::Settled && !(is_sticky && goes_anyway(half, length));
+        if is_too_long || !is_usual(&skb, &head, side, half, is_sticky) {
             if is_sticky && head.tcp_flags & tcp::SYN == 0 {
                 count(Counter::CameBack);
             }
@@ -195,6 +198,17 @@ fn note_state<I: Net>(key: &Key<I::Addr>, end: End, tcp_flags: u8) -> Noted {
     memory::copy(&mut place.key, key);
     place.end = end;
     note(&mut work)
+}
+
+/// Whether a packet of a flow that ends on the bypass leaves though its route has no room for it, `length` bytes long. Not the first: where the
+/// route's MTU is locked, the stack says so to who sent it. But where the kernel was told of a narrower path beyond (to
+/// this destination, for ten minutes), it does not go by that when it forwards, and connection tracking would not know the packet. It does
+/// not leave either where the device has no room.
+#[inline(always)]
+fn goes_anyway<A>(half: &mut Half<A>, length: u32) -> bool {
+    let was_told = half.queue & TOLD != 0;
+    half.queue |= TOLD;
+    was_told && device(half.out_ifindex).is_some_and(|uplink| length <= uplink.mtu)
 }
 
 /// Whether nothing about the packet calls for the stack.

@@ -20,7 +20,7 @@ use underpass_tests::{
     prelude::*,
     rtnl::Route,
     second::{Kind, Second},
-    traffic::{SILENCE, offload},
+    traffic::{SILENCE, offload, raw::RawLink},
     wire::Wire,
     world::World,
 };
@@ -271,6 +271,73 @@ fn answers_change_their_way_in_the_middle(
 const SHRUNK: [usize; 5] = [1400, 1350, 1300, 1290, 1280];
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
+
+/// The node was told of a narrow path to a server beyond, as whoever sends to it is. Forwarding does not go by that: who sends is told by the
+/// router where it is narrow.
+#[rstest]
+fn a_path_that_is_narrow_for_the_node_stalls_nobody(
+    #[values(V4, V6)] family: Family,
+    #[values(Tracking::Strict, Tracking::Liberal)] tracking: Tracking,
+    #[values("before", "in the middle")] when: &str,
+) -> Result<()> {
+    const MTU: u16 = 1280;
+    const ID: [u8; 4] = [0x12, 0x34, 0, 1];
+    needs_root!();
+    let lab = lab(tracking, 0)?;
+    // The stack is shown the first packet that is too long.
+    lab.firewall.tolerate_invalid();
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let (ask, answer) = match family {
+        V4 => (8, 0),
+        V6 => (128, 129),
+    };
+    let narrow = || {
+        let link = RawLink::open(lab.world.netns(), World::LINK)?;
+        let ends = lab.ends_from_world(remote.ip(), family.node())?;
+        link.send(&ends.icmp(ask, 0, ID, b"anybody?"))?;
+        thread::sleep(SILENCE / 4);
+        let back = frame::Ends {
+            src: ends.dst,
+            dst: ends.src,
+            ..ends
+        };
+        let quoted = back.icmp(answer, 0, ID, b"anybody?");
+        let [high, low] = MTU.to_be_bytes();
+        let (kind, code) = match family {
+            V4 => (3, 4),
+            V6 => (2, 0),
+        };
+        link.send(&ends.icmp(kind, code, [0, 0, high, low], &quoted[14..]))?;
+        eventually("the node knows it", || {
+            let route = lab
+                .node
+                .netns()
+                .ip_json(&["route", "get", &remote.ip().to_string()])?;
+            let known = route.to_string();
+            ensure!(known.contains(&MTU.to_string()), "{known}");
+            Ok(())
+        })
+    };
+    if when == "before" {
+        narrow()?;
+    }
+    let mut client = tcp::Client::connect(pod.netns(), remote)?;
+    client.exchange(SOME, SOME)?;
+    if when != "before" {
+        narrow()?;
+        thread::sleep(SILENCE / 2);
+    }
+    for _ in 0..3 {
+        let elapsed = client.exchange(SOME, SOME)?.elapsed;
+        ensure!(
+            elapsed < patience::here(SILENCE),
+            "an exchange took {elapsed:?}"
+        );
+    }
+    Ok(())
+}
 
 /// What shrinks is the uplink itself, or the node's route; who sends too much is told so from here.
 #[rstest]

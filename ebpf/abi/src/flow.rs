@@ -194,7 +194,8 @@ pub struct Half<A> {
     pub rewrite: u8,
     /// Not zero: packets to a pod must be sent by `out_ifindex`, whose queue shapes them, or because
     /// they come from a place where nothing else is allowed ([`device`](crate::endpoint::device)
-    /// `SHAPED`, `NETKIT`). To an uplink: whether they need their fingerprint there (`TUNNEL`).
+    /// `SHAPED`, `NETKIT`). To an uplink: whether they need their fingerprint there (`TUNNEL`), and whether the stack was shown
+    /// one that [`Self::mtu`] has no room for ([`TOLD`]).
     pub queue: u32,
     /// Tick at which the stack last let a packet of this direction through unchanged, and its way
     /// was one that the bypass has; 0 if it never did.
@@ -202,6 +203,9 @@ pub struct Half<A> {
     /// Uplink that the packet of [`Self::passed`] came in by; 0 if it came from a pod.
     pub uplink: u32,
 }
+
+/// A bit of [`Half::queue`], of no device's flags.
+pub const TOLD: u32 = 1 << 31;
 
 /// Values of [`Half::action`].
 pub mod action {

@@ -6,7 +6,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{End, Flow, Half, action, protocol, rewrite, state},
+    flow::{End, Flow, Half, TOLD, action, protocol, rewrite, state},
     node::policy,
     quota::WORLD,
 };
@@ -352,8 +352,13 @@ pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
 /// neighbour is not known it has no Ethernet addresses: the next packet asks again.
 #[inline(always)]
 pub fn settle_on_wire<A>(half: &mut Half<A>, route: &Route<A>, kind: u32) {
+    let told = if half.mtu == route.mtu {
+        half.queue & TOLD
+    } else {
+        0
+    };
     half.mtu = route.mtu;
-    half.queue = half.queue & flags::NETKIT | kind & flags::TUNNEL;
+    half.queue = half.queue & flags::NETKIT | kind & flags::TUNNEL | told;
     memory::copy(&mut half.eth, &route.eth);
     half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
 }

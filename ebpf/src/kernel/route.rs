@@ -29,6 +29,7 @@ use crate::{
 const FIB_LOOKUP_DIRECT: u32 = 1;
 const RET_SUCCESS: i64 = 0;
 const RET_NO_NEIGHBOUR: i64 = 7;
+const RET_FRAG_NEEDED: i64 = 8;
 
 const RET_NOT_FORWARDED: i64 = 4;
 
@@ -139,6 +140,12 @@ global!(
             params = ask::<I>(head, in_ifindex);
             params.__bindgen_anon_1.tot_len = u16::try_from(mtu).unwrap_or(u16::MAX);
             result = look(ctx, &mut params, flags);
+            if result == RET_FRAG_NEEDED {
+                // Less than this packet has.
+                mtu -= 1;
+                params = ask::<I>(head, in_ifindex);
+                result = look(ctx, &mut params, flags);
+            }
         }
         // Before 5.13 an unresolved neighbour left the incoming device in its place.
         if !(result == RET_SUCCESS || result == RET_NO_NEIGHBOUR && params.ifindex != in_ifindex) {
