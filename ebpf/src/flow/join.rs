@@ -2,6 +2,7 @@
 
 use underpass_abi::{
     counter::Counter,
+    endpoint::device as flags,
     flow::{End, Flow, Half, action, protocol, rewrite, state},
     node::policy,
 };
@@ -16,7 +17,7 @@ use crate::{
     },
     model::{
         direction::{half_of, outgoing},
-        state::{is_ending, unlearn},
+        state::{is_over, unlearn},
         work::Work,
     },
 };
@@ -119,6 +120,24 @@ fn must_stay<A>(flow: &Flow<A>) -> bool {
     flow.state & state::STICKY != 0 && policy() & policy::XFRM == 0
 }
 
+/// Whether no packet that the stack carries says anything of how the flow goes: those that seem to be of it, a SYN above all, may be anybody's
+/// who forges, be they refused by both ends, and connection tracking lets one that seems to begin the connection again pass.
+#[inline(always)]
+pub fn is_closed_to_news<A>(flow: &Flow<A>) -> bool {
+    must_stay(flow) && !is_over(flow.state)
+}
+
+global!(
+    /// A pod sends a SYN on the ports of the flow at [`Work::place`]: if that was a conversation, it is none of the pod's any more, and what the
+    /// stack lets through counts again. (Until it is one, the SYN may be sent again.)
+    pub fn begin_again<I: Net>(work: &mut WorkArea<I>) {
+        const CONVERSATION: u32 = state::STICKY | state::ANSWERED;
+        if entry(work).is_some_and(|flow| flow.state & CONVERSATION == CONVERSATION) {
+            for_each_entry(work, unlearn);
+        }
+    }
+);
+
 global!(
     /// Connection tracking may not know the flow at [`Work::place`] any more: it ends on the bypass.
     pub fn stick<I: Net>(work: &mut WorkArea<I>) {
@@ -131,14 +150,13 @@ global!(
     /// again.
     ///
     /// A translated flow keeps its translation, which does not depend on who forwards; it goes by the
-    /// stack from now on. What must stay does: the packet may be anybody's who forges, be it refused by both ends, and connection tracking
-    /// lets one that seems to begin the connection again pass.
+    /// stack from now on. So does one that a masqueraded pod has with the world, which opened it: without its entry the answers would be
+    /// masqueraded. The packet may be anybody's who forges.
     pub fn forget<I: Net>(work: &mut WorkArea<I>) {
         let Some(flow) = entry(work) else {
             return;
         };
-        // On the tuple of one that has ended, another may begin, that the stack translates.
-        if must_stay(flow) && !is_ending(flow.state) {
+        if is_closed_to_news(flow) {
             return;
         }
         if flow.state & state::BYPASS != 0 {
@@ -148,11 +166,21 @@ global!(
         let is_plain = flow.state & state::OUTER == 0
             && flow.halves[0].rewrite | flow.halves[1].rewrite == 0
             && flow.halves[0].action != action::OTHERS;
-        if is_plain {
+        if is_plain && !keeps_source(flow) {
             remove_one::<I>(&work.place.key);
         }
     }
 );
+
+/// Whether a masqueraded pod's packets of a flow without translation would get another source without it.
+#[inline(always)]
+fn keeps_source<A>(flow: &Flow<A>) -> bool {
+    let [one, other] = &flow.halves;
+    let is_world = one.in_ifindex == 0 || other.in_ifindex == 0;
+    is_world
+        && device(one.in_ifindex | other.in_ifindex)
+            .is_some_and(|pod| pod.flags & flags::MASQUERADE != 0)
+}
 
 global!(
     /// What was learned of the flow at [`Work::place`], if the stack translates it, is not so any more: somebody else has the tuple.
@@ -167,6 +195,9 @@ global!(
 global!(
     /// The same where the tuple is one that the stack has given to somebody: the entry stays, and says no more than that.
     pub fn vacate<I: Net>(work: &mut WorkArea<I>) {
+        if entry(work).is_some_and(|flow| is_closed_to_news(flow)) {
+            return;
+        }
         for_each_entry(work, unlearn);
         if let Some(flow) = entry(work)
             && flow.state & state::BY_STACK != 0

@@ -22,7 +22,7 @@ use crate::{
     },
     flow::{
         entry::{find, prolong},
-        join::{forget_translated, join, suspend},
+        join::{forget_translated, is_closed_to_news, join, suspend},
         table::{At, Share, Stored, store},
         tracking::note,
     },
@@ -132,6 +132,9 @@ global!(
         );
         if own & TWICE == TWICE || opposite & TWICE == TWICE {
             return Learned::Perhaps;
+        }
+        if is_closed_to_news(flow) {
+            return Learned::with(own | opposite);
         }
         if own | opposite != 0 && !bypass {
             return Learned::Perhaps;

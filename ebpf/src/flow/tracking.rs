@@ -6,6 +6,7 @@ use underpass_abi::{
     flow::{End, Flow, Half, Key, STREAM, Tuple, action, protocol, rewrite, state},
     quota::{TRANSLATED, WINDOW, WORLD},
 };
+use underpass_ebpf::l4::tcp;
 
 use crate::{
     filter::quota::refund,
@@ -259,6 +260,13 @@ fn advance<A>(flow: &mut Flow<A>, end: End, tcp_flags: u8) {
     flow.state = after(flow.state, end, tcp_flags);
     if is_new {
         unlearn(flow);
+    }
+    if tcp_flags & tcp::RST != 0
+        && flow.state & state::STICKY != 0
+        && half_of(flow, end).in_ifindex != 0
+    {
+        // A pod's own: no stray one.
+        flow.state |= state::FINISHED;
     }
 }
 

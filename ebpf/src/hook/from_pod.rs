@@ -7,12 +7,16 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _, counter::Counter, endpoint::device as flags, flow::rewrite,
 };
-use underpass_ebpf::{l4::Kind, packet::Load as _};
+use underpass_ebpf::{
+    l4::{Kind, tcp},
+    packet::Load as _,
+};
 
 use crate::{
     bypass::{self, Side},
     filter::anti_spoofing,
     flow::{
+        join::begin_again,
         signed,
         tracking::{Seen, is_known},
     },
@@ -147,6 +151,9 @@ global!(
         }
         let owner = container::owner(skb.ifindex(), work.head.tuple.src.wide());
         anti_spoofing::check(&skb, &work.head, pod, owner)?;
+        if owner.is_some() && work.head.tcp_flags & tcp::SYN != 0 {
+            begin_again(work);
+        }
         // Without a bypass nobody asks whose it was. But what has an address that is not this interface's own may be of a flow of
         // somebody who has one, and must not be taken for something that the stack has translated.
         let is_own = owner.is_some_and(|owner| owner.get() == skb.ifindex());

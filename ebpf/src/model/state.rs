@@ -19,10 +19,19 @@ pub const fn is_asking(flow_state: u32) -> bool {
         && flow_state & state::ANSWERED != state::ANSWERED
 }
 
-/// Whether a packet with these TCP flags begins a new connection on the tuple of one that has ended.
+/// Whether a packet with these TCP flags begins a new connection on the tuple of one that has ended. Not what ends on the bypass, if all that
+/// tells of its end is an RST: both may be anybody's who forges. When a pod at its end begins another, it is [over](is_over).
 #[inline(always)]
 pub const fn begins_anew(flow_state: u32, flags: u8) -> bool {
-    begins(flags) && is_ending(flow_state)
+    begins(flags)
+        && is_ending(flow_state)
+        && (flow_state & state::STICKY == 0 || is_over(flow_state))
+}
+
+/// Whether both ends of a TCP connection have said themselves that it is over: what a pod sends nobody else does.
+#[inline(always)]
+pub const fn is_over(flow_state: u32) -> bool {
+    flow_state & state::FINISHED == state::FINISHED
 }
 
 /// The flow's state after a packet from `end` with these TCP flags (0 for other protocols).
