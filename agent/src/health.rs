@@ -25,13 +25,26 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// What `OpenMetrics` ends with.
 const END: &str = "# EOF\n";
 
+/// What is wrong with the network, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// It is that of other ranges than the Node has: pods get addresses that others may have.
+    Outdated(String),
+    /// It is the Node's, and could not be looked after the last time.
+    Unkept(String),
+}
+
 /// What became of the work.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     /// The ranges of the network that was installed when routes were complete; nothing before that.
     pub(crate) installed: watch::Sender<Option<Vec<IpNet>>>,
+    /// What is wrong with the network.
+    trouble: Mutex<Option<Trouble>>,
     /// What the last comparison could not do.
     wanting: Mutex<Vec<String>>,
+    /// Answers of the API that failed, and its silences.
+    pub(crate) watch_failures: AtomicU64,
     /// Nodes that are known.
     pub(crate) nodes: AtomicU64,
     /// Comparisons of what is with what should be.
@@ -40,6 +53,8 @@ pub(crate) struct Health {
     pub(crate) failures: AtomicU64,
     /// What the last one could not do for the ways to other nodes.
     pub(crate) missing: AtomicU64,
+    /// What the last one could not believe of what Nodes say, or found no way for.
+    pub(crate) remarks: AtomicU64,
     /// What they changed.
     pub(crate) changes: AtomicU64,
     /// How long the last one took, in microseconds.
@@ -58,18 +73,61 @@ impl Health {
         *self.wanting.lock().unwrap_or_else(PoisonError::into_inner) = wanting;
     }
 
+    /// Remembers what is wrong with the network.
+    pub(crate) fn has_trouble(&self, trouble: Trouble) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
+    }
+
+    /// Nothing is.
+    pub(crate) fn has_no_trouble(&self) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Says whether there is the network that there should be; or what it waits for.
+    fn ready(&self) -> (StatusCode, String) {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.installed.borrow().is_none() {
+            return (
+                StatusCode::SERVICE_UNAVAILABLE,
+                self.incomplete(trouble.as_ref()),
+            );
+        }
+        let mut text = match &*trouble {
+            None => "ok".to_owned(),
+            Some(Trouble::Unkept(why)) => {
+                format!("ok, but the network can't be looked after: {why}")
+            }
+            Some(Trouble::Outdated(why)) => {
+                let text = format!("the network is not the one of the Node's ranges: {why}\n");
+                return (StatusCode::SERVICE_UNAVAILABLE, text);
+            }
+        };
+        let missing = self.missing.load(Ordering::Relaxed);
+        if missing > 0 {
+            let _ = write!(
+                text,
+                "{} {missing} of the other nodes' routes could not be made: the log says why",
+                if trouble.is_some() { "; and" } else { ", but" }
+            );
+        }
+        text.push('\n');
+        (StatusCode::OK, text)
+    }
+
     /// Says what the network waits for.
-    fn incomplete(&self) -> String {
+    fn incomplete(&self, trouble: Option<&Trouble>) -> String {
         let wanting = self.wanting.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = trouble.map(|(Trouble::Outdated(why) | Trouble::Unkept(why))| why);
+        let why = why.filter(|why| !wanting.contains(why));
         let mut text = "routes or the network are not complete yet\n".to_owned();
-        for wanting in &*wanting {
-            text.push_str(wanting);
+        for line in wanting.iter().chain(why) {
+            text.push_str(line);
             text.push('\n');
         }
         text
     }
 
-    fn text(&self) -> String {
+    fn text(&self, verbs: &Verbs) -> String {
         let mut text = String::new();
         let mut metric = |name: &str,
                           kind: &str,
@@ -110,6 +168,27 @@ impl Health {
             "Routes and entries for other nodes that the last comparison could not make.",
             "",
             &load(&self.missing),
+        );
+        metric(
+            "remarks",
+            "gauge",
+            "What the last comparison found wrong with Nodes, so that there is no route to a range of theirs, or no network: the log has it.",
+            "",
+            &load(&self.remarks),
+        );
+        metric(
+            "watch_failures",
+            "counter",
+            "Lists and watches of the Nodes that failed.",
+            "_total",
+            &load(&self.watch_failures),
+        );
+        metric(
+            "command_failures",
+            "counter",
+            "Commands of underpass that failed: install, upgrade, apply, gc, metrics.",
+            "_total",
+            &verbs.failures(),
         );
         metric(
             "changes",
@@ -194,17 +273,7 @@ async fn answer(
     let mut format = "text/plain; charset=utf-8";
     let (status, text) = match (request.method(), request.uri().path()) {
         (&Method::GET, "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
-        (&Method::GET, "/readyz") if health.installed.borrow().is_some() => {
-            let missing = health.missing.load(Ordering::Relaxed);
-            let text = match missing {
-                0 => "ok\n".to_owned(),
-                _ => format!(
-                    "ok, but {missing} of the other nodes' routes could not be made: the log says why\n"
-                ),
-            };
-            (StatusCode::OK, text)
-        }
-        (&Method::GET, "/readyz") => (StatusCode::SERVICE_UNAVAILABLE, health.incomplete()),
+        (&Method::GET, "/readyz") => health.ready(),
         (&Method::GET, "/metrics") => {
             format = OPEN_METRICS;
             let programs = verbs.metrics().await.unwrap_or_else(|error| {
@@ -212,7 +281,10 @@ async fn answer(
                 String::new()
             });
             let programs = programs.strip_suffix(END).unwrap_or(&programs);
-            (StatusCode::OK, format!("{programs}{}{END}", health.text()))
+            (
+                StatusCode::OK,
+                format!("{programs}{}{END}", health.text(verbs)),
+            )
         }
         (&Method::GET, _) => (
             StatusCode::NOT_FOUND,

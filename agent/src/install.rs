@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::health::Health;
+use crate::health::{Health, Trouble};
 use crate::nodes::Nodes;
 use crate::options::Options;
 use crate::peer::Peer;
@@ -44,8 +44,12 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Finds the network, if the node has ranges, and others know the way to it.
-    fn new(options: &Options, nodes: &BTreeMap<String, Peer>, routed: &Routed) -> Option<Self> {
+    /// Finds the network, if the node has ranges, and others know the way to it. An error is what is wrong with them.
+    fn new(
+        options: &Options,
+        nodes: &BTreeMap<String, Peer>,
+        routed: &Routed,
+    ) -> Result<Option<Self>, String> {
         let believed = plan::believe(&Inputs {
             own: options.node(),
             nodes,
@@ -53,9 +57,15 @@ impl Network {
             routing: options.routing,
             cluster: &options.cluster_cidrs,
         });
-        let believed = believed.ok()?;
-        if believed.own.is_empty() || !believed.errors.is_empty() {
-            return None;
+        // Of a node that the API does not know, or not yet, the network is what it was.
+        let Ok(believed) = believed else {
+            return Ok(None);
+        };
+        if !believed.errors.is_empty() {
+            return Err(believed.errors.join("; "));
+        }
+        if believed.own.is_empty() {
+            return Ok(None);
         }
         let cluster = if options.cluster_cidrs.is_empty() {
             let others = believed.others.iter().map(|(range, ..)| *range);
@@ -63,11 +73,11 @@ impl Network {
         } else {
             options.cluster_cidrs.iter().copied().collect()
         };
-        Some(Self {
+        Ok(Some(Self {
             ranges: believed.own,
             cluster,
             mtu: options.mtu.or(routed.mtu),
-        })
+        }))
     }
 }
 
@@ -99,9 +109,15 @@ pub(crate) async fn keep(
         let all = nodes.borrow_and_update().clone();
         let Some(known) = &all else { continue };
         // Who compares the routes says why there is none.
-        let Some(network) = Network::new(options, known, &routed) else {
-            give(&pass, &all);
-            continue;
+        let network = match Network::new(options, known, &routed) {
+            Ok(Some(network)) => network,
+            other => {
+                give(&pass, &all);
+                if let Err(why) = other {
+                    health.has_trouble(Trouble::Outdated(why));
+                }
+                continue;
+            }
         };
         if installed.as_ref() == Some(&network) {
             give(&pass, &all);
@@ -113,13 +129,20 @@ pub(crate) async fn keep(
             Ok(said) => last.tell("install", said),
             Err(error) => {
                 tracing::warn!("{error:#}");
+                let why = format!("{error:#}");
+                health.has_trouble(if is_tested {
+                    Trouble::Unkept(why)
+                } else {
+                    Trouble::Outdated(why)
+                });
                 continue;
             }
         }
         let ranges = network.ranges.clone();
         installed = Some(network);
+        health.has_no_trouble();
         if !is_upgraded {
-            match verbs.upgrade().await {
+            match beside(verbs.upgrade(), &mut nodes, &pass).await {
                 Ok(said) => {
                     Said::default().tell("upgrade", said);
                     is_upgraded = true;
@@ -147,11 +170,21 @@ async fn install(
         return outcome;
     }
     give(pass, all);
+    beside(install, nodes, pass).await
+}
+
+/// Waits for a command, while routes go by the Nodes as they come.
+async fn beside(
+    command: impl Future<Output = anyhow::Result<String>>,
+    nodes: &mut watch::Receiver<Nodes>,
+    pass: &watch::Sender<Nodes>,
+) -> anyhow::Result<String> {
+    let mut command = pin!(command);
     let mut is_news = false;
     let outcome = loop {
         tokio::select! {
-            outcome = &mut install => break outcome,
-            changed = nodes.changed() => if changed.is_err() { break install.await },
+            outcome = &mut command => break outcome,
+            changed = nodes.changed() => if changed.is_err() { break command.await },
         }
         give(pass, &nodes.borrow_and_update());
         is_news = true;

@@ -15,6 +15,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMe
 use rtnetlink::packet_route::link::{
     InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
+use tokio::task::JoinSet;
 use underpass_abi::endpoint::ALIAS_PREFIX;
 
 use crate::plan::{Desired, OnLink, is_alone};
@@ -162,14 +163,18 @@ impl Seen {
 }
 
 impl Kernel {
-    /// Opens a socket of this network namespace. `device` will have the number of the VXLAN device.
-    pub(crate) fn open(tunnel: TunnelOptions, device: Arc<AtomicU32>) -> anyhow::Result<Self> {
+    /// Opens a socket of this network namespace, a task of `sockets`. `device` will have the number of the VXLAN device.
+    pub(crate) fn open(
+        tunnel: TunnelOptions,
+        device: Arc<AtomicU32>,
+        sockets: &mut JoinSet<()>,
+    ) -> anyhow::Result<Self> {
         // Events have a socket of their own: where one overflows answers get lost. Only with strict checks does the kernel
         // leave out the routes that were not asked for: somebody may have a hundred thousand.
         let (mut connection, handle, _) = rtnetlink::new_connection_with_strict_check()
             .context("cannot open a socket for routes")?;
         connection.set_forward_done(true);
-        tokio::spawn(connection);
+        sockets.spawn(connection);
         Ok(Self {
             handle,
             tunnel,

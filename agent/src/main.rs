@@ -14,6 +14,7 @@ use kube::config::KubeConfigOptions;
 use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::health::Health;
@@ -40,8 +41,8 @@ mod verbs;
 const SETTLE: Duration = Duration::from_millis(200);
 
 /// How long the API server may be silent in the middle of an answer. A watch that has nothing to say ends before
-/// that, after 290 s.
-const SILENCE: Duration = Duration::from_mins(6);
+/// that, after a minute.
+const SILENCE: Duration = Duration::from_secs(90);
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
@@ -74,9 +75,12 @@ async fn run(options: Options) -> anyhow::Result<()> {
     )?;
     // Longer than a watch is silent: what is silent for longer is dead.
     api.read_timeout = Some(SILENCE);
+    // Whoever asks waits longer after each refusal. A server that asks for an hour's patience would be asked after an hour.
+    api.default_retry = false;
     let client = Client::try_from(api).context("cannot talk to the API server")?;
-    let events = events::listen()?;
-    let kernel = Kernel::open(options.tunnel(), Arc::clone(&events.device))?;
+    let mut sockets = JoinSet::new();
+    let events = events::listen(&mut sockets)?;
+    let kernel = Kernel::open(options.tunnel(), Arc::clone(&events.device), &mut sockets)?;
     let health = Arc::new(Health::default());
     health::serve(options.listen, Arc::clone(&health), verbs.clone()).await?;
     let (tell, nodes) = watch::channel(None);
@@ -91,12 +95,14 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let outcome = tokio::select! {
-        () = nodes::follow(client.clone(), options.node(), tell) => Err(anyhow::anyhow!("the Nodes can't be followed any more")),
+        () = nodes::follow(client.clone(), options.node(), tell, &health) => Err(anyhow::anyhow!("the Nodes can't be followed any more")),
         outcome = routes::keep(&options, &kernel, passed, &events, &health, routed) => outcome,
         () = install::keep(&options, &verbs, nodes, pass, &health, is_routed) => Ok(()),
         () = announce::keep(&options, client, own, &health) => Ok(()),
         () = keep_uplinks(&options, &verbs, &events) => Ok(()),
         () = keep_collected(&options, &verbs) => Ok(()),
+        // Who starts us anew has new ones.
+        _ = sockets.join_next() => Err(anyhow::anyhow!("a socket of the kernel's has ended")),
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
     };

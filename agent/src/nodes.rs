@@ -6,14 +6,17 @@
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures::{Stream, TryStreamExt as _};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::utils::Backoff as _;
+use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
+use tokio::time::sleep;
 
 use crate::causes::causes;
+use crate::health::Health;
 use crate::peer::{Node, Own, Peer, own, peer};
 
 /// All Nodes by name.
@@ -36,19 +39,30 @@ pub(crate) struct Listeners {
     pub(crate) own: watch::Sender<Option<Own>>,
 }
 
+/// How long a watch lasts, in seconds. It goes on from where it was, so that costs the API server one request. A server that went away without a
+/// word (a power cut, a firewall that has forgotten the connection) is noticed five seconds after that, and never before.
+const WATCH: u32 = 60;
+
 /// Follows the Nodes for ever. `name` is that of this node's own.
-pub(crate) async fn follow(client: Client, name: &str, tell: Listeners) {
-    let config = watcher::Config::default().page_size(PAGE);
-    let stream = watcher(Api::<Node>::all(client), config).default_backoff();
-    read(stream, name, tell).await;
+pub(crate) async fn follow(client: Client, name: &str, tell: Listeners, health: &Health) {
+    let config = watcher::Config::default().page_size(PAGE).timeout(WATCH);
+    read(
+        watcher(Api::<Node>::all(client), config),
+        name,
+        tell,
+        health,
+    )
+    .await;
 }
 
 async fn read(
     stream: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
     name: &str,
     tell: Listeners,
+    health: &Health,
 ) {
     let mut stream = pin!(stream);
+    let mut backoff = DefaultBackoff::default();
     let mut listed = Known::default();
     let mut known = Known::default();
     loop {
@@ -57,21 +71,26 @@ async fn read(
             Ok(Some(Event::Init)) => listed = Known::default(),
             Ok(Some(Event::InitApply(node))) => listed.note(&node, name),
             Ok(Some(Event::InitDone)) => {
+                backoff.reset();
                 known = std::mem::take(&mut listed);
                 known.publish(&tell);
             }
             Ok(Some(Event::Apply(node))) => {
+                backoff.reset();
                 known.note(&node, name);
                 known.publish(&tell);
             }
             Ok(Some(Event::Delete(node))) => {
+                backoff.reset();
                 known.forget(&node.name_any(), name);
                 known.publish(&tell);
             }
-            // The stream asks again by itself, later and later.
+            // The stream asks again when it is polled: later and later. That a list has begun is no success.
             Err(error) => {
+                health.watch_failures.fetch_add(1, Ordering::Relaxed);
                 let why = causes(&error);
                 tracing::warn!("cannot follow the Nodes, what is known of them stays: {why}");
+                sleep(backoff.next().unwrap_or_default()).await;
             }
         }
     }
@@ -144,7 +163,8 @@ mod tests {
         let (nodes, known) = watch::channel(None);
         let (own, known_own) = watch::channel(None);
         let tell = Listeners { nodes, own };
-        read(stream::iter(events.into_iter().map(Ok)), "b", tell).await;
+        let events = stream::iter(events.into_iter().map(Ok));
+        read(events, "b", tell, &Health::default()).await;
         let nodes: Nodes = known.borrow().clone();
         let names: Vec<String> = nodes
             .map(|nodes| nodes.keys().cloned().collect())

@@ -83,7 +83,7 @@ impl Routes<'_> {
         self.events.attend_to(desired.ranges());
         let done = self.apply(&desired, &seen).await?;
         self.tell(&desired, &done);
-        self.count(all, &done, begun.elapsed());
+        self.count(all, &desired, &done, begun.elapsed());
         // A node that can't be reached must not be one that has no network, and any Node can say what no route leads to.
         if done.errors.is_empty() {
             self.pass_on(Routed {
@@ -156,7 +156,7 @@ impl Routes<'_> {
         }
     }
 
-    fn count(&self, all: &All, done: &Notes, took: Duration) {
+    fn count(&self, all: &All, desired: &Desired, done: &Notes, took: Duration) {
         let health = self.health;
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         health.nodes.store(all.len() as u64, Ordering::Relaxed);
@@ -169,6 +169,8 @@ impl Routes<'_> {
         health
             .missing
             .store(done.missing.len() as u64, Ordering::Relaxed);
+        let remarks = desired.remarks.len() + desired.errors.len();
+        health.remarks.store(remarks as u64, Ordering::Relaxed);
         if done.failures().next().is_some() {
             health.failures.fetch_add(1, Ordering::Relaxed);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 use crate::kernel::Kernel;
 use crate::options::Options;
@@ -23,7 +24,8 @@ pub(crate) async fn run(options: &Options, verbs: &Verbs) -> anyhow::Result<()> 
     for line in verbs.uninstall().await?.lines() {
         tracing::info!("uninstall: {line}");
     }
-    let kernel = Kernel::open(options.tunnel(), Arc::default())?;
+    let mut sockets = JoinSet::new();
+    let kernel = Kernel::open(options.tunnel(), Arc::default(), &mut sockets)?;
     let seen = kernel.look().await?;
     let notes = kernel.apply(&Desired::default(), &seen).await;
     for change in &notes.changes {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -25,6 +26,8 @@ pub(crate) struct Verbs {
     turn: Arc<Mutex<()>>,
     /// Held by the command that runs and only reads: whoever asks often does not start many.
     look: Arc<Mutex<()>>,
+    /// Commands that failed.
+    failed: Arc<AtomicU64>,
 }
 
 impl Verbs {
@@ -47,6 +50,7 @@ impl Verbs {
             options: options.clone(),
             turn: Arc::default(),
             look: Arc::default(),
+            failed: Arc::default(),
         })
     }
 
@@ -59,9 +63,10 @@ impl Verbs {
     /// Runs a command to its end, though whoever waits for it may go away.
     async fn change(&self, command: Command) -> anyhow::Result<String> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
+        let failed = Arc::clone(&self.failed);
         let running = tokio::spawn(async move {
             let _turn = turn;
-            run(command).await
+            run(command, &failed).await
         });
         running.await.context("the command's task has ended")?
     }
@@ -132,7 +137,12 @@ impl Verbs {
         let _look = self.look.lock().await;
         let mut command = self.command("metrics");
         command.arg("--net-dir").arg(&self.options.net_dir);
-        run(command).await
+        run(command, &self.failed).await
+    }
+
+    /// So many commands have failed.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
     }
 
     fn command(&self, verb: &str) -> Command {
@@ -143,7 +153,15 @@ impl Verbs {
     }
 }
 
-async fn run(mut command: Command) -> anyhow::Result<String> {
+async fn run(command: Command, failed: &AtomicU64) -> anyhow::Result<String> {
+    let outcome = try_run(command).await;
+    if outcome.is_err() {
+        failed.fetch_add(1, Ordering::Relaxed);
+    }
+    outcome
+}
+
+async fn try_run(mut command: Command) -> anyhow::Result<String> {
     let said = format!("{:?}", command.as_std());
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = timeout(LIMIT, command.output())

@@ -14,6 +14,7 @@ use rtnetlink::packet_core::NetlinkPayload;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::{MulticastGroup, new_multicast_connection};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 use super::routes::matters;
 
@@ -44,11 +45,11 @@ pub(crate) struct Events {
     ranges: Mutex<BTreeSet<IpNet>>,
 }
 
-/// Opens sockets of this network namespace, and listens.
-pub(crate) fn listen() -> anyhow::Result<Arc<Events>> {
+/// Opens sockets of this network namespace, and listens. Each is a task of `sockets`.
+pub(crate) fn listen(sockets: &mut JoinSet<()>) -> anyhow::Result<Arc<Events>> {
     let events = Arc::new(Events::default());
-    follow(&DEVICES, &events, Events::all)?;
-    follow(&ROUTES, &events, |events| events.any.notify_one())?;
+    follow(&DEVICES, &events, Events::all, sockets)?;
+    follow(&ROUTES, &events, |events| events.any.notify_one(), sockets)?;
     Ok(events)
 }
 
@@ -57,10 +58,11 @@ fn follow(
     groups: &[MulticastGroup],
     events: &Arc<Events>,
     anything: fn(&Events),
+    sockets: &mut JoinSet<()>,
 ) -> anyhow::Result<()> {
     let (connection, _, mut messages) = new_multicast_connection(groups)
         .context("cannot open a socket for what happens to routes")?;
-    tokio::spawn(connection);
+    sockets.spawn(connection);
     let tell = Arc::clone(events);
     tokio::spawn(async move {
         while let Some((message, _)) = messages.next().await {
@@ -93,8 +95,8 @@ impl Events {
                     self.any.notify_one();
                 }
             }
-            // Those of other devices come and go.
-            RouteNetlinkMessage::DelNeighbour(entry)
+            // Those of other devices come and go. One that takes the place of ours is new.
+            RouteNetlinkMessage::NewNeighbour(entry) | RouteNetlinkMessage::DelNeighbour(entry)
                 if entry.header.ifindex == self.device.load(Ordering::Relaxed) =>
             {
                 self.any.notify_one();

@@ -35,34 +35,38 @@ pub(crate) fn believe<'a>(inputs: &Inputs<'a>) -> Result<Believed<'a>, String> {
     };
     let taken = Taken::new(inputs);
     let mut owners = BTreeMap::new();
-    for range in &myself.pod_cidrs {
-        let said = format!("Node {} has podCIDR {range}", inputs.own);
-        if let Some(why) = taken.refuse_own(*range, myself) {
-            let error = format!("{said}, {why}: no route is made, and no network installed");
-            believed.errors.push(error);
-            continue;
-        }
-        if let Some(why) = taken.outside(*range) {
-            let remark = format!("{said}, {why}: other nodes make no route to it");
-            believed.remarks.push(remark);
-        }
-        owners.insert(*range, inputs.own);
-        believed.own.push(*range);
-    }
-    let others = inputs.nodes.iter().filter(|(name, _)| *name != inputs.own);
-    let mut others: Vec<_> = others.collect();
-    // Of two Nodes with one range the older has it: who comes later takes nothing from anybody.
-    others.sort_by_key(|(name, peer)| (peer.registered, *name));
-    for (name, peer) in others {
+    let mut nodes: Vec<_> = inputs.nodes.iter().collect();
+    // Of two Nodes with one range the older has it, on each node the same: who comes later takes nothing from anybody.
+    nodes.sort_by_key(|(name, peer)| (peer.registered, *name));
+    for (name, peer) in nodes {
+        let is_own = name == inputs.own;
         for range in &peer.pod_cidrs {
-            let refused = taken.refuse(*range, peer);
-            if let Some(why) = refused.or_else(|| rival(&owners, *range)) {
-                let remark = format!("Node {name} has podCIDR {range}, {why}: no route is made");
-                believed.remarks.push(remark);
-                continue;
+            let refused = if is_own {
+                taken.refuse_own(*range, peer)
+            } else {
+                taken.refuse(*range, peer)
+            };
+            let said = format!("Node {name} has podCIDR {range}");
+            match refused.or_else(|| rival(&owners, *range)) {
+                Some(why) if is_own => believed.errors.push(format!(
+                    "{said}, {why}: no route is made, and no network installed"
+                )),
+                Some(why) => believed
+                    .remarks
+                    .push(format!("{said}, {why}: no route is made")),
+                None => {
+                    owners.insert(*range, name);
+                    if is_own {
+                        let outside = taken
+                            .outside(*range)
+                            .map(|why| format!("{said}, {why}: other nodes make no route to it"));
+                        believed.remarks.extend(outside);
+                        believed.own.push(*range);
+                    } else {
+                        believed.others.push((*range, name, peer));
+                    }
+                }
             }
-            owners.insert(*range, name);
-            believed.others.push((*range, name, peer));
         }
     }
     Ok(believed)

@@ -37,6 +37,30 @@ fn who_comes_later_takes_nothing_from_anybody() {
     assert_eq!(desired.remarks.len(), 3, "{:?}", desired.remarks);
 }
 
+/// Every node believes the same: two that both believe themselves give the same addresses to pods.
+#[test]
+fn our_range_takes_nothing_from_an_older_node() {
+    for range in ["10.2.0.0/24", "10.2.0.0/25", "10.0.0.0/9"] {
+        let young = Peer {
+            registered: 2,
+            ..node(&["192.0.2.1", "2001:db8::1"], &[range, "fd00:1::/64"])
+        };
+        let old = Peer {
+            registered: 1,
+            ..node(&["192.0.2.2"], &["10.2.0.0/24"])
+        };
+        let nodes = nodes(&[("a", young), ("b", old)]);
+        let desired = planned(&nodes, Routing::Auto).expect("a plan");
+        let [error] = &desired.errors[..] else {
+            panic!("{range}: {:?}", desired.errors);
+        };
+        assert!(error.contains("Node b has 10.2.0.0/24"), "{error}");
+        let way = desired.routes[&net("10.2.0.0/24")];
+        assert!(matches!(way, Way::Direct { .. }), "{range}: {way:?}");
+        assert_eq!(desired.routes[&net("fd00:1::/64")], Way::Own);
+    }
+}
+
 #[test]
 fn a_range_in_which_nodes_are_is_not_believed() {
     for range in [
