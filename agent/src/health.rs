@@ -43,7 +43,7 @@ pub(crate) struct Health {
     trouble: Mutex<Option<Trouble>>,
     /// What the last comparison could not do.
     wanting: Mutex<Vec<String>>,
-    /// Answers of the API that failed, and its silences.
+    /// Lists and watches of the Nodes that failed.
     pub(crate) watch_failures: AtomicU64,
     /// Nodes that are known.
     pub(crate) nodes: AtomicU64,
@@ -299,4 +299,49 @@ async fn answer(
         header::HeaderValue::from_static(format),
     );
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(health: &Health) -> (u16, String) {
+        let (status, text) = health.ready();
+        (status.as_u16(), text)
+    }
+
+    #[test]
+    fn before_the_first_network_it_says_what_is_missing_once() {
+        let health = Health::default();
+        let begin = "routes or the network are not complete yet\n";
+        assert_eq!(said(&health), (503, begin.to_owned()));
+        health.wants(vec!["no way".to_owned(), "too narrow".to_owned()]);
+        health.has_trouble(Trouble::Outdated("no room".to_owned()));
+        assert_eq!(
+            said(&health),
+            (503, format!("{begin}no way\ntoo narrow\nno room\n"))
+        );
+        // Who compares the routes says the same of ranges.
+        health.has_trouble(Trouble::Outdated("too narrow".to_owned()));
+        assert_eq!(said(&health), (503, format!("{begin}no way\ntoo narrow\n")));
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_network_is_said_as_long_as_it_is_so() {
+        let health = Health::default();
+        health.installed.send_replace(Some(Vec::new()));
+        assert_eq!(said(&health), (200, "ok\n".to_owned()));
+        health.has_trouble(Trouble::Unkept("no room".to_owned()));
+        let unkept = "ok, but the network can't be looked after: no room";
+        assert_eq!(said(&health), (200, format!("{unkept}\n")));
+        let missing = "2 of the other nodes' routes could not be made: the log says why";
+        health.missing.store(2, Ordering::Relaxed);
+        assert_eq!(said(&health), (200, format!("{unkept}; and {missing}\n")));
+        health.has_trouble(Trouble::Outdated("no room".to_owned()));
+        let (status, text) = said(&health);
+        assert_eq!(status, 503);
+        assert!(text.ends_with(": no room\n"), "{text}");
+        health.has_no_trouble();
+        assert_eq!(said(&health), (200, format!("ok, but {missing}\n")));
+    }
 }
