@@ -20,6 +20,7 @@ mod member;
 mod outer_port;
 mod outside;
 mod own_node;
+mod ready;
 mod refused;
 mod rolling;
 mod scale;

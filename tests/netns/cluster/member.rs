@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     net::{IpAddr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
     path::PathBuf,
     process::Command,
     sync::Arc,
@@ -59,6 +60,18 @@ impl Member {
         let mut command = self.command(options)?;
         command.stderr(log);
         self.agent = Some(Agent::start(command, self.node.netns())?);
+        Ok(())
+    }
+
+    /// Has the agent run underpass by a script that does these lines first.
+    pub(super) fn interpose(&mut self, lines: &str) -> Result<()> {
+        let path = PathBuf::from("/run/interposed");
+        let script = format!("#!/bin/sh\n{lines}\nexec {} \"$@\"\n", plugin().display());
+        self.node.netns().run(|| {
+            fs::write(&path, script)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+        })?;
+        self.build = Some(path);
         Ok(())
     }
 
