@@ -1,10 +1,10 @@
 //! The ways between nodes, and what pods that are there learn of them: a node that joins, a link without a route, a tunnel to everybody.
 
-use std::{fs, net::IpAddr, os::unix::fs::PermissionsExt as _, time::Duration};
+use std::{fs, net::IpAddr, time::Duration};
 
 use nix::mount::{MsFlags, mount};
 use rstest::rstest;
-use underpass_tests::{node::plugin, prelude::*, traffic::serve, tun::Tunnel};
+use underpass_tests::{prelude::*, traffic::serve, tun::Tunnel};
 
 use super::{
     fixture::Cluster,
@@ -263,26 +263,32 @@ fn a_route_before_the_agents_is_a_finding_of_the_doctor() -> Result<()> {
 }
 
 /// While the network waits for something, nodes go on to join.
-#[test]
-fn an_install_that_hangs_keeps_no_later_node_from_routes() -> Result<()> {
+#[rstest]
+fn a_command_that_hangs_keeps_no_later_node_from_routes(
+    #[values("install", "upgrade")] verb: &str,
+) -> Result<()> {
     const HOLD: &str = "/run/hold";
-    const SLOW: &str = "/run/slow";
     needs_root!();
     let mut cluster = Cluster::idle(&[0])?;
     let netns = cluster.members[0].node.netns().clone();
-    let script = format!(
-        "#!/bin/sh\n[ \"$1\" != install ] || while [ -e {HOLD} ]; do sleep 0.1; done\nexec {} \"$@\"\n",
-        plugin().display()
-    );
-    netns.run(|| {
-        fs::write(SLOW, script)?;
-        fs::set_permissions(SLOW, fs::Permissions::from_mode(0o755))
-    })?;
-    cluster.members[0].build = Some(SLOW.into());
+    cluster.members[0].interpose(&format!(
+        "[ \"$1\" != {verb} ] || while [ -e {HOLD} ]; do sleep 0.1; done"
+    ))?;
+    // There is one upgrade, after the first network.
+    if verb == "upgrade" {
+        netns.run(|| fs::write(HOLD, ""))?;
+    }
     cluster.start_agents()?;
     let member = &cluster.members[0];
-    member.is_ready()?;
-    netns.run(|| fs::write(HOLD, ""))?;
+    if verb == "upgrade" {
+        eventually("a conflist", || {
+            member.conflist()?.context("there is none")?;
+            Ok(())
+        })?;
+    } else {
+        member.is_ready()?;
+        netns.run(|| fs::write(HOLD, ""))?;
+    }
     for number in [97, 98] {
         let addresses = [V4, V6].map(|family| outside(family, 0, number).to_string());
         let ranges = [
@@ -310,7 +316,8 @@ fn an_install_that_hangs_keeps_no_later_node_from_routes() -> Result<()> {
             "{kept}"
         );
         Ok(())
-    })
+    })?;
+    member.is_ready()
 }
 
 #[rstest]
