@@ -1,7 +1,8 @@
 //! Routes that the kernel refuses, or that others have taken: one node's trouble is not that of all.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr, process::Command};
 
+use rstest::rstest;
 use underpass_tests::prelude::*;
 
 use super::{
@@ -159,4 +160,82 @@ fn a_route_that_takes_the_place_of_ours_does_not_stay() -> Result<()> {
     }
     // It hears of its own changes as well, and that comes to rest.
     member.rests()
+}
+
+/// What the node's VXLAN device knows of others that somebody made: neighbours and their MACs, MACs and where they are.
+fn known(member: &Member) -> Result<BTreeSet<[String; 2]>> {
+    let netns = member.node.netns();
+    let list = ["neighbour", "show", "dev", TUNNEL, "nud", "permanent"];
+    let neighbours = netns.ip_json(&list)?;
+    let mut list = Command::new("bridge");
+    list.args(["-j", "fdb", "show", "dev", TUNNEL]);
+    let entries: serde_json::Value = serde_json::from_str(&netns.expect(&mut list, &[])?)?;
+    let pairs = |list: serde_json::Value, from, to| -> Result<Vec<[String; 2]>> {
+        let list = list.as_array().context("a list")?.clone();
+        Ok(list
+            .into_iter()
+            .map(|one| [&one[from], &one[to]].map(|text| text.as_str().unwrap_or("?").to_owned()))
+            .collect())
+    };
+    let mut known = pairs(neighbours, "dst", "lladdr")?;
+    known.extend(pairs(entries, "mac", "dst")?);
+    Ok(known.into_iter().collect())
+}
+
+/// Nor is it compared by the clock what the VXLAN device knows.
+#[rstest]
+fn an_entry_that_takes_the_place_of_ours_does_not_stay(
+    #[values(V4, V6)] outer: Family,
+) -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 1])?;
+    cluster.put_outside(outer);
+    for member in &mut cluster.members {
+        member.start_agent_with(&["--resync", "86400"])?;
+    }
+    cluster.settle()?;
+    let (member, far) = (&cluster.members[0], &cluster.members[1]);
+    member.is_ready()?;
+    member.rests()?;
+    let before = known(member)?;
+    // By IPv4 and by IPv6, and where the device of both is.
+    let gateways = Family::BOTH.map(|family| far.tunnel_address(family));
+    let gateways = gateways.into_iter().collect::<Result<Vec<_>>>()?;
+    let outside = far.address(outer).to_string();
+    let entry = before.iter().find(|[_, at]| *at == outside);
+    let [mac, _] = entry.with_context(|| format!("no entry for {outside}: {before:?}"))?;
+    ensure!(before.len() == 3, "{before:?}");
+    let elsewhere = member.gateway(outer);
+    let mut commands = vec![(
+        "bridge",
+        format!("fdb replace {mac} dev {TUNNEL} dst {elsewhere} self permanent"),
+    )];
+    for gateway in gateways {
+        for state in ["permanent", "reachable"] {
+            commands.push((
+                "ip",
+                format!(
+                    "neighbour replace {gateway} lladdr 02:00:00:00:00:01 dev {TUNNEL} nud {state}"
+                ),
+            ));
+        }
+    }
+    for (program, line) in &commands {
+        let mut command = Command::new(program);
+        command.args(line.split(' '));
+        // It does nothing before we have seen what is changed.
+        member.running()?.hold(true)?;
+        member.node.netns().expect(&mut command, &[])?;
+        let changed = known(member)?;
+        ensure!(changed != before, "{line} changes nothing: {before:?}");
+        member.running()?.hold(false)?;
+        eventually(line, || {
+            let now = known(member)?;
+            ensure!(now == before, "{before:?} became {now:?}");
+            Ok(())
+        })?;
+        // It hears of its own changes as well, and that comes to rest.
+        member.rests().with_context(|| line.clone())?;
+    }
+    Ok(())
 }
