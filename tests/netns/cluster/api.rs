@@ -4,12 +4,13 @@ use std::{
     collections::{BTreeMap, VecDeque},
     io::{BufRead, BufReader, Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    ops::ControlFlow,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
@@ -23,6 +24,12 @@ pub(super) const AT: &str = "127.0.0.1:6443";
 
 /// How long a watch sleeps before it looks whether it is to end.
 const TURN: Duration = Duration::from_millis(200);
+
+/// How long a watch lasts of whoever names no time.
+const LONG: Duration = Duration::from_hours(1);
+
+/// What an answer in chunks ends with.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// A cluster's Nodes, served to everybody who was given a [`Door`].
 #[derive(Clone, Default)]
@@ -48,6 +55,8 @@ struct State {
     is_down: bool,
     /// Lists have nobody in them, in any version.
     is_empty: bool,
+    /// So often everybody who watched then was left without a word.
+    freezes: u64,
     connections: Vec<TcpStream>,
     /// Requests that were answered, as `method path`.
     requests: Vec<String>,
@@ -166,6 +175,12 @@ impl Api {
         self.shared.changed.notify_all();
     }
 
+    /// Leaves everybody who watches without a word, and without an end: a server, or what is on the way to it, that has lost its memory.
+    /// Who asks anew is answered.
+    pub(super) fn freeze(&self) {
+        self.lock().freezes += 1;
+    }
+
     /// Answers 410 to whoever asks for what is later than anything up to now, as after a compaction.
     pub(super) fn forget(&self) {
         let mut state = self.lock();
@@ -242,7 +257,17 @@ impl Api {
             };
             self.lock().requests.push(said.clone());
             match (said.as_str(), node) {
-                ("watch", _) => return self.watch(stream, since.unwrap_or(0), stop),
+                ("watch", _) => {
+                    let seconds =
+                        parameter(query, "timeoutSeconds").and_then(|text| text.parse().ok());
+                    let limit = seconds.map_or(LONG, Duration::from_secs);
+                    if self
+                        .watch(stream, since.unwrap_or(0), limit, stop)?
+                        .is_break()
+                    {
+                        return Ok(());
+                    }
+                }
                 ("list", _) => answer(stream, "200 OK", &self.list(query))?,
                 ("patch" | "patch status", Some(node)) => match self.patch(node, &request) {
                     Ok(node) => answer(stream, "200 OK", &node)?,
@@ -303,18 +328,37 @@ impl Api {
         })
     }
 
-    fn watch(&self, mut stream: &TcpStream, since: u64, stop: &AtomicBool) -> Result<()> {
+    /// Says what happens, for so long. More is answered on the connection if that is how it ended.
+    fn watch(
+        &self,
+        mut stream: &TcpStream,
+        since: u64,
+        limit: Duration,
+        stop: &AtomicBool,
+    ) -> Result<ControlFlow<()>> {
+        let end = Instant::now() + limit;
         stream.write_all(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
         )?;
         let mut said = since;
         let mut state = self.lock();
+        let freezes = state.freezes;
         while !stop.load(Ordering::Relaxed) && !state.is_down {
+            if state.freezes != freezes {
+                let woken = self.shared.changed.wait_timeout(state, TURN);
+                state = woken.unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            if Instant::now() >= end {
+                stream.write_all(LAST_CHUNK)?;
+                return Ok(ControlFlow::Continue(()));
+            }
             if since < state.forgotten {
                 drop(state);
                 let gone = json!({"type": "ERROR", "object": status(410, "Expired")});
                 chunk(stream, &gone)?;
-                return Ok(stream.write_all(b"0\r\n\r\n")?);
+                stream.write_all(LAST_CHUNK)?;
+                return Ok(ControlFlow::Break(()));
             }
             let news: Vec<_> = state
                 .log
@@ -333,7 +377,7 @@ impl Api {
                 state = woken.unwrap_or_else(PoisonError::into_inner).0;
             }
         }
-        Ok(())
+        Ok(ControlFlow::Break(()))
     }
 }
 

@@ -1,14 +1,19 @@
 //! Where the API server is, and what an agent says when it is not there.
 
-use std::{fs, process::Command};
+use std::{fs, process::Command, thread::sleep, time::Duration};
 
 use underpass_tests::prelude::*;
 
-use super::{fixture::Cluster, member::LOG};
+use super::{
+    fixture::Cluster,
+    member::{LOG, outside},
+};
 
 /// A kubeconfig that names an address where nobody listens.
 const AWAY: &str = "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster:\n    server: http://127.0.0.1:1\n\
                     contexts:\n- name: c\n  context:\n    cluster: c\n    user: u\ncurrent-context: c\nusers:\n- name: u\n  user: {}\n";
+/// What the log has each time that the API does not answer.
+const SAID: &str = "cannot follow the Nodes";
 /// How long an agent may run that should end at once, in seconds.
 const LIMIT: &str = "20";
 
@@ -26,9 +31,7 @@ fn the_log_says_why_the_api_is_not_reached() -> Result<()> {
     let member = &cluster.members[0];
     eventually("it says who refuses", || {
         let log = member.log()?;
-        let said = log
-            .lines()
-            .find(|line| line.contains("cannot follow the Nodes"));
+        let said = log.lines().find(|line| line.contains(SAID));
         let said = said.context("it says nothing")?;
         ensure!(said.contains("Connection refused"), "{said}");
         ensure!(
@@ -36,7 +39,44 @@ fn the_log_says_why_the_api_is_not_reached() -> Result<()> {
             "{said}"
         );
         Ok(())
-    })
+    })?;
+    // It asks later and later: after less than a second, and twice as long each time.
+    sleep(Duration::from_secs(20));
+    let log = member.log()?;
+    let asked = log.matches(SAID).count();
+    ensure!((3..=6).contains(&asked), "{asked} times: {log}");
+    let counted = member.metric("watch_failures_total")?;
+    ensure!(counted >= asked as u64, "{counted}, not {asked}");
+    Ok(())
+}
+
+/// A connection that somebody on the way has forgotten: nothing comes by it any more, not even its end.
+#[test]
+fn an_api_that_falls_silent_is_asked_anew() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    let lists = cluster.api.lists();
+    cluster.api.freeze();
+    let addresses = [V4, V6].map(|family| outside(family, 0, 97).to_string());
+    let ranges = ["10.244.97.0/24", "fd00:244:97::/64"].map(str::to_owned);
+    cluster.api.set("later", &addresses, &ranges);
+    // A watch is over after a minute, and missed five seconds later.
+    sleep(Duration::from_secs(20));
+    eventually("routes to a node that joined unheard", || {
+        let routes = member.routes()?;
+        for (range, via) in ranges.iter().zip(&addresses) {
+            let route = format!("{range} via {via} dev {}", Node::UPLINK);
+            ensure!(routes.contains(&route), "{routes:?}");
+        }
+        Ok(())
+    })?;
+    // It went on from where it was.
+    let now = cluster.api.lists();
+    ensure!(now == lists, "{lists} lists became {now}");
+    Ok(())
 }
 
 /// A file in somebody's home has that person's rights: whoever wants them says so.
