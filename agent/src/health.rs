@@ -129,11 +129,8 @@ impl Health {
 
     fn text(&self, verbs: &Verbs) -> String {
         let mut text = String::new();
-        let mut metric = |name: &str,
-                          kind: &str,
-                          help: &str,
-                          suffix: &str,
-                          value: &dyn std::fmt::Display| {
+        let mut metric = |name: &str, kind: &str, help: &str, value: &dyn std::fmt::Display| {
+            let suffix = if kind == "counter" { "_total" } else { "" };
             // Writing to memory does not fail.
             let _ = writeln!(
                 text,
@@ -145,56 +142,48 @@ impl Health {
             "nodes",
             "gauge",
             "Nodes that the API has told of.",
-            "",
             &load(&self.nodes),
         );
         metric(
             "syncs",
             "counter",
             "Comparisons of the kernel with what it should have.",
-            "_total",
             &load(&self.syncs),
         );
         metric(
             "sync_failures",
             "counter",
             "Comparisons that could not put all right.",
-            "_total",
             &load(&self.failures),
         );
         metric(
             "missing_routes",
             "gauge",
             "Routes and entries for other nodes that the last comparison could not make.",
-            "",
             &load(&self.missing),
         );
         metric(
             "remarks",
             "gauge",
             "What the last comparison found wrong with Nodes, so that there is no route to a range of theirs, or no network: the log has it.",
-            "",
             &load(&self.remarks),
         );
         metric(
             "watch_failures",
             "counter",
             "Lists and watches of the Nodes that failed.",
-            "_total",
             &load(&self.watch_failures),
         );
         metric(
             "command_failures",
             "counter",
             "Commands of underpass that failed: install, upgrade, apply, gc, metrics.",
-            "_total",
             &verbs.failures(),
         );
         metric(
             "changes",
             "counter",
             "Routes, devices and entries that were changed.",
-            "_total",
             &load(&self.changes),
         );
         let seconds = |value: &AtomicU64| {
@@ -205,28 +194,24 @@ impl Health {
             "last_sync_seconds",
             "gauge",
             "How long the last comparison took.",
-            "",
             &seconds(&self.last_us),
         );
         metric(
             "longest_sync_seconds",
             "gauge",
             "How long the longest comparison took: most often the first one, which makes all routes.",
-            "",
             &seconds(&self.longest_us),
         );
         metric(
             "node_writes",
             "counter",
             "Conditions and taints of our own Node that were written.",
-            "_total",
             &load(&self.writes),
         );
         metric(
             "node_write_failures",
             "counter",
             "Writes to our own Node that were refused or got no answer.",
-            "_total",
             &load(&self.write_failures),
         );
         text
