@@ -5,7 +5,7 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     counter::Counter,
     endpoint::device as flags,
-    flow::{End, Half, Key, TOLD, action, state},
+    flow::{End, Half, Key, TOLD, action, state, told},
 };
 use underpass_ebpf::{
     fingerprint::fingerprint,
@@ -200,14 +200,18 @@ fn note_state<I: Net>(key: &Key<I::Addr>, end: End, tcp_flags: u8) -> Noted {
     note(&mut work)
 }
 
-/// Whether a packet of a flow that ends on the bypass leaves though its route has no room for it, `length` bytes long. Not the first: where the
-/// route's MTU is locked, the stack says so to who sent it. But where the kernel was told of a narrower path beyond (to
+/// Whether a packet of a flow that ends on the bypass leaves though its route has no room for it, `length` bytes long. Not the first of each minute: where the
+/// route's MTU is locked, the stack says so to who sent it, who forgets it after some minutes. But where the kernel was told of a narrower path beyond (to
 /// this destination, for ten minutes), it does not go by that when it forwards, and connection tracking would not know the packet. It does
 /// not leave either where the device has no room.
 #[inline(always)]
 fn goes_anyway<A>(half: &mut Half<A>, length: u32) -> bool {
-    let was_told = half.queue & TOLD != 0;
-    half.queue |= TOLD;
+    if half.action != action::WIRE {
+        return false;
+    }
+    let now = told(tick());
+    let was_told = half.queue & TOLD == now;
+    half.queue = half.queue & !TOLD | now;
     was_told && device(half.out_ifindex).is_some_and(|uplink| length <= uplink.mtu)
 }
 

@@ -150,6 +150,64 @@ fn a_row_of_the_table(
     lab.firewall.expect_no_invalid()
 }
 
+/// A connection begins on the ports of one that was reset just now. Connection tracking sees no more of it than of any: an entry that is
+/// established would stay for days.
+#[rstest]
+fn ports_are_used_again_after_a_reset(
+    #[values(V4, V6)] family: Family,
+    #[values("host port", "pod", "other pod")] what: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(Tracking::Strict, 0)?;
+    lab.world.route_pods()?;
+    let pod = lab.pod_with("a", &lab.conf().with_host_port(PORT, PORT))?;
+    let other = lab.pod("b")?;
+    let _server = tcp::Server::start(pod.netns(), family.port(PORT))?;
+    let (from, to) = match what {
+        "host port" => (lab.world.netns(), SocketAddr::new(family.node(), PORT)),
+        "pod" => (lab.world.netns(), pod.at(family, PORT)),
+        _ => (other.netns(), pod.at(family, PORT)),
+    };
+    for round in 0..4 {
+        let mut client = tcp::Client::connect_from(from, SOURCE, to)?;
+        client.exchange(LARGE, LARGE)?;
+        let now = states(&lab, family, SOURCE)?;
+        ensure!(
+            now.iter().all(|(state, _)| state == "SYN_RECV"),
+            "in round {round} it is {now:?}"
+        );
+        client.reset()?;
+        thread::sleep(patience::here(Duration::from_millis(100)));
+    }
+    lab.firewall.expect_no_invalid()
+}
+
+/// Both are of one pod's port to one port of another.
+#[rstest]
+fn a_direct_connection_leaves_the_one_to_the_host_port_alone(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = lab(Tracking::Strict, 0)?;
+    let server = lab.pod_with("a", &lab.conf().with_host_port(PORT, PORT))?;
+    let pod = lab.pod("b")?;
+    let _server = tcp::Server::start(server.netns(), family.port(PORT))?;
+    let mapped = SocketAddr::new(family.node(), PORT);
+    let mut first = tcp::Client::connect_from(pod.netns(), SOURCE, mapped)?;
+    first.exchange(LARGE, LARGE)?;
+    let mut second = tcp::Client::connect_from(pod.netns(), SOURCE, server.at(family, PORT))?;
+    for _ in 0..3 {
+        for client in [&mut first, &mut second] {
+            let elapsed = client.exchange(SOME, SOME)?.elapsed;
+            ensure!(
+                elapsed < patience::here(SILENCE),
+                "an exchange took {elapsed:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Where connection tracking is liberal, a connection comes back to it all the time.
 #[rstest]
 fn a_rule_that_comes_later_ends_a_connection(

@@ -194,8 +194,8 @@ pub struct Half<A> {
     pub rewrite: u8,
     /// Not zero: packets to a pod must be sent by `out_ifindex`, whose queue shapes them, or because
     /// they come from a place where nothing else is allowed ([`device`](crate::endpoint::device)
-    /// `SHAPED`, `NETKIT`). To an uplink: whether they need their fingerprint there (`TUNNEL`), and whether the stack was shown
-    /// one that [`Self::mtu`] has no room for ([`TOLD`]).
+    /// `SHAPED`, `NETKIT`). To an uplink: whether they need their fingerprint there (`TUNNEL`), and when the stack was shown
+    /// one that [`Self::mtu`] has no room for ([`told`]).
     pub queue: u32,
     /// Tick at which the stack last let a packet of this direction through unchanged, and its way
     /// was one that the bypass has; 0 if it never did.
@@ -204,8 +204,15 @@ pub struct Half<A> {
     pub uplink: u32,
 }
 
-/// A bit of [`Half::queue`], of no device's flags.
-pub const TOLD: u32 = 1 << 31;
+/// The bits of [`Half::queue`] that say when; no device's flags have them.
+pub const TOLD: u32 = 0xffff << 16;
+
+/// What they say in this tick, and for a minute or so: a number that is not zero.
+#[inline(always)]
+#[must_use]
+pub const fn told(tick: u32) -> u32 {
+    (tick >> 6 | 1 << 15) << 16
+}
 
 /// Values of [`Half::action`].
 pub mod action {

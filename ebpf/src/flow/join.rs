@@ -127,13 +127,27 @@ pub fn is_closed_to_news<A>(flow: &Flow<A>) -> bool {
     must_stay(flow) && !is_over(flow.state)
 }
 
+/// [`is_closed_to_news`] of the flow at [`Work::place`].
+#[inline(always)]
+pub fn ends_on_bypass<I: Net>(work: &WorkArea<I>) -> bool {
+    entry(work).is_some_and(|flow| is_closed_to_news(flow))
+}
+
 global!(
-    /// A pod sends a SYN on the ports of the flow at [`Work::place`]: if that was a conversation, it is none of the pod's any more, and what the
-    /// stack lets through counts again. (Until it is one, the SYN may be sent again.)
+    /// A pod sends a SYN in the direction at [`Work::place`]: if the flow was a conversation, it is none of the pod's any more, and goes by the
+    /// stack until that lets something through. (Until it is one, the SYN may be sent again. Another flow may have the place for its
+    /// other direction.)
     pub fn begin_again<I: Net>(work: &mut WorkArea<I>) {
         const CONVERSATION: u32 = state::STICKY | state::ANSWERED;
-        if entry(work).is_some_and(|flow| flow.state & CONVERSATION == CONVERSATION) {
-            for_each_entry(work, unlearn);
+        let Some(flow) = entry(work) else {
+            return;
+        };
+        let is_conversation = flow.state & CONVERSATION == CONVERSATION;
+        if is_conversation && half_of(flow, work.place.end).action != action::NONE {
+            // What has passed stays: connection tracking must not see the middle of the next one.
+            for_each_entry(work, |entry| {
+                entry.state &= !(state::BYPASS | state::STICKY)
+            });
         }
     }
 );
@@ -156,9 +170,6 @@ global!(
         let Some(flow) = entry(work) else {
             return;
         };
-        if is_closed_to_news(flow) {
-            return;
-        }
         if flow.state & state::BYPASS != 0 {
             count(Counter::Forgotten);
         }
@@ -195,9 +206,6 @@ global!(
 global!(
     /// The same where the tuple is one that the stack has given to somebody: the entry stays, and says no more than that.
     pub fn vacate<I: Net>(work: &mut WorkArea<I>) {
-        if entry(work).is_some_and(|flow| is_closed_to_news(flow)) {
-            return;
-        }
         for_each_entry(work, unlearn);
         if let Some(flow) = entry(work)
             && flow.state & state::BY_STACK != 0

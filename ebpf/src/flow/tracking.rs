@@ -178,8 +178,9 @@ global!(
         let protocol = head.tuple.protocol;
         let tick = tick();
         let as_guest = is_guest(flow, *end);
+        let is_pods = half_of(flow, *end).in_ifindex != 0;
         if !as_guest {
-            advance(flow, *end, head.tcp_flags);
+            advance(flow, *end, head.tcp_flags, is_pods);
         }
         let half = half_of(flow, *end);
         *partner = outgoing::<I>(half, protocol);
@@ -210,7 +211,7 @@ global!(
             prolong(flow, protocol, tick);
             return Noted::Whole;
         }
-        advance(other, partner_place.end, head.tcp_flags);
+        advance(other, partner_place.end, head.tcp_flags, is_pods);
         if as_guest {
             mature(other, protocol, tick);
             prolong(other, protocol, tick);
@@ -253,19 +254,16 @@ global!(
     }
 );
 
-/// Takes note of what a packet from `end` does to the state of an entry.
+/// Takes note of what a packet from `end`, which may be a pod's own, does to the state of an entry.
 #[inline(always)]
-fn advance<A>(flow: &mut Flow<A>, end: End, tcp_flags: u8) {
+fn advance<A>(flow: &mut Flow<A>, end: End, tcp_flags: u8, is_pods: bool) {
     let is_new = begins_anew(flow.state, tcp_flags);
     flow.state = after(flow.state, end, tcp_flags);
     if is_new {
         unlearn(flow);
     }
-    if tcp_flags & tcp::RST != 0
-        && flow.state & state::STICKY != 0
-        && half_of(flow, end).in_ifindex != 0
-    {
-        // A pod's own: no stray one.
+    if is_pods && tcp_flags & tcp::RST != 0 && flow.state & state::STICKY != 0 {
+        // No stray one.
         flow.state |= state::FINISHED;
     }
 }

@@ -2,12 +2,12 @@
 //! learned for its tuple is forgotten.
 
 use aya_ebpf::bindings::__sk_buff;
-use underpass_abi::endpoint::device as flags;
+use underpass_abi::{addr::Family as _, endpoint::device as flags};
 use underpass_ebpf::l4::Kind;
 
 use crate::{
     flow::{
-        join::forget,
+        join::{ends_on_bypass, forget},
         learn::{Learned, learn_to_pod},
         signed,
         tracking::look_up,
@@ -15,7 +15,7 @@ use crate::{
     },
     icmp_error::error_to_pod,
     kernel::{
-        ETHERNET,
+        ETHERNET, container,
         global::global,
         maps::device,
         net::Net,
@@ -63,7 +63,10 @@ global!(
                     }
                 } else if learn_translated(work, ctx, skb.arrival(), skb.ifindex()) {
                     return Err(Verdict::STACK);
-                } else {
+                } else if container::owns(skb.arrival(), work.head.tuple.src.wide())
+                    || !ends_on_bypass(work)
+                {
+                    // The sender's own, or nobody's conversation.
                     forget(work);
                 }
             }
