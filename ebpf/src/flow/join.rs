@@ -146,7 +146,7 @@ global!(
         if is_conversation && half_of(flow, work.place.end).action != action::NONE {
             // What has passed stays: connection tracking must not see the middle of the next one.
             for_each_entry(work, |entry| {
-                entry.state &= !(state::BYPASS | state::STICKY)
+                entry.state &= !(state::BYPASS | state::STICKY);
             });
         }
     }

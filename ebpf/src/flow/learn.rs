@@ -87,12 +87,9 @@ global!(
             return Learned::Perhaps;
         };
         let from_pod = from.flags & flags::POD != 0;
-        if from_pod != owner.is_some() {
-            return Learned::Perhaps;
-        }
-        if endpoint(work.head.tuple.dst.wide())
-            .is_none_or(|endpoint| endpoint.ifindex != to_ifindex)
-        {
+        let target = endpoint(work.head.tuple.dst.wide());
+        let is_its = target.is_some_and(|endpoint| endpoint.ifindex == to_ifindex);
+        if from_pod != owner.is_some() || !is_its {
             return Learned::Perhaps;
         }
         let is_wanted =

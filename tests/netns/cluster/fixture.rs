@@ -8,8 +8,8 @@ use underpass_tests::{
 };
 
 use super::{
-    api::Api,
-    member::{LOG, Member, cidr, nodad},
+    api::{AT, Api},
+    member::{HEALTH, LOG, Member, cidr, nodad},
 };
 
 /// The nodes of a cluster, and what connects them.
@@ -131,10 +131,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// Puts a strict firewall, and kube-proxy, on each node.
+    /// Puts a strict firewall, and kube-proxy, on each node. What the agent itself is connected with is not tracked: the firewall's timers are
+    /// shorter than a watch is silent.
     pub(super) fn fortify(&self) -> Result<Vec<Netfilter>> {
         let nodes = self.members.iter().map(|member| &member.node);
-        nodes.map(Netfilter::new).collect()
+        nodes
+            .map(|node| {
+                let firewall = Netfilter::new(node)?;
+                node.netns().nft(&untracked())?;
+                Ok(firewall)
+            })
+            .collect()
     }
 
     /// Adds a node on a link, and its agent.
@@ -226,4 +233,20 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+/// Rules of nftables by which connections with the API and with the agent are not tracked.
+fn untracked() -> String {
+    let ports = [AT, HEALTH].map(|at| at.rsplit(':').next().unwrap_or_default());
+    let ports = ports.join(", ");
+    let chain = |hook: &str, device: &str| {
+        format!(
+            "chain {hook} {{ type filter hook {hook} priority raw
+                {device} lo tcp dport {{ {ports} }} notrack
+                {device} lo tcp sport {{ {ports} }} notrack
+            }}"
+        )
+    };
+    let chains = [chain("output", "oifname"), chain("prerouting", "iifname")];
+    format!("table inet untracked {{ {} }}", chains.join("\n"))
 }
