@@ -8,7 +8,7 @@ use underpass_abi::{
 };
 
 use crate::{
-    flow::entry::{find, is_partner, prolong, remove_one},
+    flow::entry::{find, prolong, remove_one},
     kernel::{
         global::global,
         maps::{count, device, policy, tick},
@@ -16,8 +16,8 @@ use crate::{
         work_area::WorkArea,
     },
     model::{
-        direction::{half_of, outgoing},
-        state::{is_over, unlearn},
+        direction::{half_of, is_answer_to, outgoing},
+        state::{is_guest, is_over, unlearn},
         work::Work,
     },
 };
@@ -135,15 +135,16 @@ pub fn ends_on_bypass<I: Net>(work: &WorkArea<I>) -> bool {
 
 global!(
     /// A pod sends a SYN in the direction at [`Work::place`]: if the flow was a conversation, it is none of the pod's any more, and goes by the
-    /// stack until that lets something through. (Until it is one, the SYN may be sent again. Another flow may have the place for its
-    /// other direction.)
+    /// stack until that lets something through. (Until it is one, the SYN may be sent again. Where the place is another flow's, for its
+    /// other direction, the SYN is none of that.)
     pub fn begin_again<I: Net>(work: &mut WorkArea<I>) {
         const CONVERSATION: u32 = state::STICKY | state::ANSWERED;
         let Some(flow) = entry(work) else {
             return;
         };
-        let is_conversation = flow.state & CONVERSATION == CONVERSATION;
-        if is_conversation && half_of(flow, work.place.end).action != action::NONE {
+        let end = work.place.end;
+        let is_conversation = flow.state & CONVERSATION == CONVERSATION && !is_guest(flow, end);
+        if is_conversation && !matches!(half_of(flow, end).action, action::NONE | action::TAKEN) {
             // What has passed stays: connection tracking must not see the middle of the next one.
             for_each_entry(work, |entry| {
                 entry.state &= !(state::BYPASS | state::STICKY);
@@ -241,8 +242,9 @@ fn for_each_entry<I: Net>(work: &mut WorkArea<I>, change: impl Fn(&mut Flow<I::A
     for (end, half) in [(End::A, &flow.halves[0]), (End::B, &flow.halves[1])] {
         if half.rewrite & (rewrite::SRC | rewrite::DST) != 0 {
             partner_place.set(&outgoing::<I>(half, place.key.0.protocol));
+            // Another flow may have its tuple by now.
             if let Some(partner) = find::<I>(&partner_place.key)
-                && is_partner::<I>(flow, &place.key, end, partner, partner_place.end)
+                && is_answer_to::<I>(half_of(partner, partner_place.end.other()), &place.key, end)
             {
                 change(partner);
             }
