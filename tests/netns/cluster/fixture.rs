@@ -248,5 +248,5 @@ fn untracked() -> String {
         )
     };
     let chains = [chain("output", "oifname"), chain("prerouting", "iifname")];
-    format!("table inet untracked {{ {} }}", chains.join("\n"))
+    format!("table inet untracked {{\n{}\n}}\n", chains.join("\n"))
 }
