@@ -73,14 +73,9 @@ impl Health {
         *self.wanting.lock().unwrap_or_else(PoisonError::into_inner) = wanting;
     }
 
-    /// Remembers what is wrong with the network.
-    pub(crate) fn has_trouble(&self, trouble: Trouble) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
-    }
-
-    /// Nothing is.
-    pub(crate) fn has_no_trouble(&self) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Remembers what is wrong with the network, if anything is.
+    pub(crate) fn set_trouble(&self, trouble: Option<Trouble>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 
     /// Says whether there is the network that there should be; or what it waits for.
@@ -301,13 +296,13 @@ mod tests {
         let begin = "routes or the network are not complete yet\n";
         assert_eq!(said(&health), (503, begin.to_owned()));
         health.wants(vec!["no way".to_owned(), "too narrow".to_owned()]);
-        health.has_trouble(Trouble::Outdated("no room".to_owned()));
+        health.set_trouble(Some(Trouble::Outdated("no room".to_owned())));
         assert_eq!(
             said(&health),
             (503, format!("{begin}no way\ntoo narrow\nno room\n"))
         );
         // Who compares the routes says the same of ranges.
-        health.has_trouble(Trouble::Outdated("too narrow".to_owned()));
+        health.set_trouble(Some(Trouble::Outdated("too narrow".to_owned())));
         assert_eq!(said(&health), (503, format!("{begin}no way\ntoo narrow\n")));
     }
 
@@ -316,17 +311,17 @@ mod tests {
         let health = Health::default();
         health.installed.send_replace(Some(Vec::new()));
         assert_eq!(said(&health), (200, "ok\n".to_owned()));
-        health.has_trouble(Trouble::Unkept("no room".to_owned()));
+        health.set_trouble(Some(Trouble::Unkept("no room".to_owned())));
         let unkept = "ok, but the network can't be looked after: no room";
         assert_eq!(said(&health), (200, format!("{unkept}\n")));
         let missing = "2 of the other nodes' routes could not be made: the log says why";
         health.missing.store(2, Ordering::Relaxed);
         assert_eq!(said(&health), (200, format!("{unkept}; and {missing}\n")));
-        health.has_trouble(Trouble::Outdated("no room".to_owned()));
+        health.set_trouble(Some(Trouble::Outdated("no room".to_owned())));
         let (status, text) = said(&health);
         assert_eq!(status, 503);
         assert!(text.ends_with(": no room\n"), "{text}");
-        health.has_no_trouble();
+        health.set_trouble(None);
         assert_eq!(said(&health), (200, format!("ok, but {missing}\n")));
     }
 }

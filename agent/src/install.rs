@@ -109,15 +109,13 @@ pub(crate) async fn keep(
         let all = nodes.borrow_and_update().clone();
         let Some(known) = &all else { continue };
         // Who compares the routes says why there is none.
-        let network = match Network::new(options, known, &routed) {
-            Ok(Some(network)) => network,
-            other => {
-                give(&pass, &all);
-                if let Err(why) = other {
-                    health.has_trouble(Trouble::Outdated(why));
-                }
-                continue;
-            }
+        let network = Network::new(options, known, &routed).unwrap_or_else(|why| {
+            health.set_trouble(Some(Trouble::Outdated(why)));
+            None
+        });
+        let Some(network) = network else {
+            give(&pass, &all);
+            continue;
         };
         if installed.as_ref() == Some(&network) {
             give(&pass, &all);
@@ -128,19 +126,20 @@ pub(crate) async fn keep(
         match outcome {
             Ok(said) => last.tell("install", said),
             Err(error) => {
-                tracing::warn!("{error:#}");
                 let why = format!("{error:#}");
-                health.has_trouble(if is_tested {
-                    Trouble::Unkept(why)
+                tracing::warn!("{why}");
+                let trouble = if is_tested {
+                    Trouble::Unkept
                 } else {
-                    Trouble::Outdated(why)
-                });
+                    Trouble::Outdated
+                };
+                health.set_trouble(Some(trouble(why)));
                 continue;
             }
         }
         let ranges = network.ranges.clone();
         installed = Some(network);
-        health.has_no_trouble();
+        health.set_trouble(None);
         if !is_upgraded {
             match beside(verbs.upgrade(), &mut nodes, &pass).await {
                 Ok(said) => {

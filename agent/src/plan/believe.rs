@@ -47,26 +47,26 @@ pub(crate) fn believe<'a>(inputs: &Inputs<'a>) -> Result<Believed<'a>, String> {
                 taken.refuse(*range, peer)
             };
             let said = format!("Node {name} has podCIDR {range}");
-            match refused.or_else(|| rival(&owners, *range)) {
-                Some(why) if is_own => believed.errors.push(format!(
-                    "{said}, {why}: no route is made, and no network installed"
-                )),
-                Some(why) => believed
-                    .remarks
-                    .push(format!("{said}, {why}: no route is made")),
-                None => {
-                    owners.insert(*range, name);
-                    if is_own {
-                        let outside = taken
-                            .outside(*range)
-                            .map(|why| format!("{said}, {why}: other nodes make no route to it"));
-                        believed.remarks.extend(outside);
-                        believed.own.push(*range);
-                    } else {
-                        believed.others.push((*range, name, peer));
-                    }
+            if let Some(why) = refused.or_else(|| rival(&owners, *range)) {
+                let fault = format!("{said}, {why}: no route is made");
+                if is_own {
+                    let error = format!("{fault}, and no network installed");
+                    believed.errors.push(error);
+                } else {
+                    believed.remarks.push(fault);
                 }
+                continue;
             }
+            owners.insert(*range, name);
+            if !is_own {
+                believed.others.push((*range, name, peer));
+                continue;
+            }
+            if let Some(why) = taken.outside(*range) {
+                let remark = format!("{said}, {why}: other nodes make no route to it");
+                believed.remarks.push(remark);
+            }
+            believed.own.push(*range);
         }
     }
     Ok(believed)

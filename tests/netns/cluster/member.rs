@@ -294,6 +294,18 @@ impl Member {
         }
     }
 
+    /// Waits until it has a direct route to each of these ranges, by the address at the same place.
+    pub(super) fn learns(&self, ranges: &[String], via: &[String]) -> Result<()> {
+        eventually("direct routes", || {
+            let routes = self.routes()?;
+            for (range, via) in ranges.iter().zip(via) {
+                let route = format!("{range} via {via} dev {}", Node::UPLINK);
+                ensure!(routes.contains(&route), "{route}: {routes:?}");
+            }
+            Ok(())
+        })
+    }
+
     /// Removes the routes of a family that have the agent's number.
     pub(super) fn flush(&self, family: Family) -> Result<()> {
         let family = if family == V4 { "-4" } else { "-6" };

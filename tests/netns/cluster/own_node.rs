@@ -108,14 +108,7 @@ fn a_node_that_is_not_believed_keeps_its_routes(#[case] why: &str) -> Result<()>
     let log = member.log()?;
     ensure!(log.matches(why).count() == 1, "{log}");
     cluster.register(member);
-    eventually("routes to who joined meanwhile", || {
-        let routes = member.routes()?;
-        for (range, via) in ranges.iter().zip(&later) {
-            let route = format!("{range} via {via} dev {}", Node::UPLINK);
-            ensure!(routes.contains(&route), "{route}: {routes:?}");
-        }
-        Ok(())
-    })?;
+    member.learns(&ranges, &later)?;
     cluster.api.delete("later");
     cluster.settle()?;
     Cluster::all_reach_all(&pods)
