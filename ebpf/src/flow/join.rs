@@ -17,7 +17,7 @@ use crate::{
     },
     model::{
         direction::{half_of, is_answer_to, outgoing},
-        state::{is_guest, is_over, unlearn},
+        state::{is_finished, is_guest, unlearn},
         work::Work,
     },
 };
@@ -124,7 +124,7 @@ fn must_stay<A>(flow: &Flow<A>) -> bool {
 /// who forges, be they refused by both ends, and connection tracking lets one that seems to begin the connection again pass.
 #[inline(always)]
 pub fn is_closed_to_news<A>(flow: &Flow<A>) -> bool {
-    must_stay(flow) && !is_over(flow.state)
+    must_stay(flow) && !is_finished(flow.state)
 }
 
 /// [`is_closed_to_news`] of the flow at [`Work::place`].

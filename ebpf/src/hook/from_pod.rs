@@ -52,7 +52,7 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
         return Ok(Verdict::STACK);
     };
     let work = &mut work;
-    let client = check(work, ctx)?;
+    let client = check(work, ctx, seen)?;
     if work.head.kind == Kind::Error {
         let is_quoted = parse_quote(work, ctx);
         error_from_pod(work, ctx, is_quoted)?;
@@ -124,7 +124,7 @@ global!(
     /// Parses a packet that no bypass took into [`Work::head`](crate::model::work::Work::head), and
     /// drops what the pod may not send. Returns the host veth that its source address is of, which may
     /// be another one of the same container.
-    fn check<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<u32> {
+    fn check<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, seen: Seen) -> Step<u32> {
         let mut skb = Skb::new(ctx);
         let Some(pod) = device(skb.ifindex()) else {
             return Err(Verdict::STACK);
@@ -151,7 +151,7 @@ global!(
         }
         let owner = container::owner(skb.ifindex(), work.head.tuple.src.wide());
         anti_spoofing::check(&skb, &work.head, pod, owner)?;
-        if owner.is_some() && work.head.tcp_flags & tcp::SYN != 0 {
+        if seen != Seen::None && owner.is_some() && work.head.tcp_flags & tcp::SYN != 0 {
             begin_again(work);
         }
         // Without a bypass nobody asks whose it was. But what has an address that is not this interface's own may be of a flow of

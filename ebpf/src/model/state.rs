@@ -20,17 +20,17 @@ pub const fn is_asking(flow_state: u32) -> bool {
 }
 
 /// Whether a packet with these TCP flags begins a new connection on the tuple of one that has ended. Not what ends on the bypass, if all that
-/// tells of its end is an RST: both may be anybody's who forges. When a pod at its end begins another, it is [over](is_over).
+/// tells of its end is an RST: both may be anybody's who forges. When a pod at its end begins another, `begin_again` says so.
 #[inline(always)]
 pub const fn begins_anew(flow_state: u32, flags: u8) -> bool {
     begins(flags)
         && is_ending(flow_state)
-        && (flow_state & state::STICKY == 0 || is_over(flow_state))
+        && (flow_state & state::STICKY == 0 || is_finished(flow_state))
 }
 
-/// Whether both ends of a TCP connection have said themselves that it is over: what a pod sends nobody else does.
+/// Whether a TCP connection was ended by both ends. An RST that a pod itself has sent counts as that.
 #[inline(always)]
-pub const fn is_over(flow_state: u32) -> bool {
+pub const fn is_finished(flow_state: u32) -> bool {
     flow_state & state::FINISHED == state::FINISHED
 }
 
@@ -80,7 +80,7 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
 /// Whether a TCP connection was reset, or ended by both ends.
 #[inline(always)]
 pub const fn is_ending(flow_state: u32) -> bool {
-    flow_state & state::RST != 0 || flow_state & state::FINISHED == state::FINISHED
+    flow_state & state::RST != 0 || is_finished(flow_state)
 }
 
 /// What is forgotten of a flow on whose tuple a new one begins.
