@@ -1,10 +1,6 @@
 //! Packets that have the tuple of a flow and are not its own: from another pod, by another uplink, in nobody's window.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    thread,
-    time::Duration,
-};
+use std::{net::IpAddr, thread, time::Duration};
 
 use etherparse::PacketBuilder;
 use rstest::rstest;
@@ -17,7 +13,6 @@ use underpass_tests::{
     flow_table::{self, Then},
     frame::{self, Ends, HOPS},
     netfilter::LONGEST,
-    netns::Netns,
     patience,
     prelude::*,
     second::{Kind, Second},
@@ -25,6 +20,8 @@ use underpass_tests::{
     wire::Wire,
     world::World,
 };
+
+mod forged;
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
@@ -356,248 +353,6 @@ fn an_answer_by_another_uplink_is_filtered(
         "by the second uplink: {by_second:02x?}"
     );
     client.chat(remote, 3)?;
-    Ok(())
-}
-
-/// A connection whose packets somebody else on the node imitates.
-#[derive(Clone, Copy, Debug)]
-enum Imitated {
-    /// From the world to a port of the node.
-    HostPort,
-    /// From a pod to another.
-    Direct,
-}
-
-/// Others on the node who may forge have a say in a pod's connection as little: what is on the bypass beside a strict connection tracking
-/// stays there, as that would not know it again.
-#[rstest]
-fn an_opening_forged_by_others_stalls_no_connection(
-    #[values(V4, V6)] family: Family,
-    #[values(Imitated::HostPort, Imitated::Direct)] imitated: Imitated,
-) -> Result<()> {
-    const MUCH: u64 = 5_000_000;
-    needs_root!();
-    let lab = Lab::new()?;
-    let (others, link) = stranger(&lab)?;
-    let pod = lab.pod_with("a", &lab.conf().with_host_port(PORT, PORT))?;
-    let other = lab.pod("b")?;
-    let (to, from, src) = match imitated {
-        Imitated::HostPort => {
-            let served = SocketAddr::new(family.node(), PORT);
-            (served, lab.world.netns(), family.gateway())
-        }
-        Imitated::Direct => (pod.at(family, PORT), other.netns(), other.ip(family)),
-    };
-    let _server = tcp::Server::start(pod.netns(), family.port(PORT))?;
-    let mut client = tcp::Client::connect_from(from, SOURCE, to)?;
-    client.exchange(MUCH, MUCH)?;
-    let forged = Ends {
-        src_mac: others.mac("eth0")?,
-        dst_mac: lab.node.netns().mac("veth0")?,
-        src,
-        dst: pod.ip(family),
-    };
-    let arrived = Capture::start(pod.netns(), Pod::IFNAME)?;
-    let opening = forged.syn(SOURCE, PORT);
-    link.send(&opening)?;
-    // Ports and sequence number.
-    let transport = 14 + family.header_len()..14 + family.header_len() + 8;
-    let is_forged = |bytes: &[u8]| bytes.get(transport.clone()) == opening.get(transport.clone());
-    ensure!(
-        arrived.wait_for(PATIENCE, is_forged).is_some(),
-        "it did not arrive"
-    );
-    for _ in 0..3 {
-        let elapsed = client.exchange(MUCH, MUCH)?.elapsed;
-        ensure!(
-            elapsed < patience::here(SILENCE / 2),
-            "an exchange took {elapsed:?}"
-        );
-    }
-    Ok(())
-}
-
-/// Another container of the node, none of ours, whose forged packets nothing filters.
-fn stranger(lab: &Lab) -> Result<(Netns, RawLink)> {
-    let node = lab.node.netns();
-    let others = node.sibling("others")?;
-    node.cable("veth0", &others, "eth0", 1500)?;
-    for device in ["all", "veth0"] {
-        node.set_sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "0")?;
-    }
-    let link = RawLink::open(&others, "eth0")?;
-    Ok((others, link))
-}
-
-/// It came from the world straight to a masqueraded pod: the answers keep their source, whoever sends what in the client's name.
-#[rstest]
-fn a_forged_datagram_has_no_answer_masqueraded(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    lab.world.route_pods()?;
-    let (others, link) = stranger(&lab)?;
-    let pod = lab.pod("a")?;
-    let at = pod.at(family, PORT);
-    let _server = udp::Server::start(pod.netns(), at)?;
-    let mut client = udp::Client::open_at(lab.world.netns(), family, SOURCE)?;
-    client.chat(at, 10)?;
-    let arrived = Capture::start(pod.netns(), Pod::IFNAME)?;
-    let left = Capture::start(lab.world.netns(), World::LINK)?;
-    let forged = Ends {
-        src_mac: others.mac("eth0")?,
-        dst_mac: lab.node.netns().mac("veth0")?,
-        src: family.gateway(),
-        dst: pod.ip(family),
-    };
-    link.send(&forged.udp(SOURCE, PORT, b"forged"))?;
-    let has_come = arrived.wait_for(PATIENCE, |bytes| bytes.ends_with(b"forged"));
-    ensure!(has_come.is_some(), "it did not arrive");
-    thread::sleep(SILENCE / 4);
-    client.chat(at, 5)?;
-    let seen = left.frames();
-    let sources: Vec<IpAddr> = seen
-        .iter()
-        .filter_map(|bytes| frame::read(bytes))
-        .filter(|packet| packet.protocol == protocol::UDP && packet.dst == family.gateway())
-        .map(|packet| packet.src)
-        .collect();
-    ensure!(
-        !sources.is_empty() && sources.iter().all(|src| *src == pod.ip(family)),
-        "{sources:?}"
-    );
-    Ok(())
-}
-
-/// What others send in a pod's name is not at its expense.
-#[rstest]
-fn others_do_not_use_up_a_pods_quota(#[values(V4, V6)] family: Family) -> Result<()> {
-    const LIMIT: u16 = 8;
-    needs_root!();
-    let lab = Lab::new()?;
-    let (others, link) = stranger(&lab)?;
-    let pod = lab.pod_with("a", &lab.conf().with("maxHalfOpenFlows", LIMIT))?;
-    let remote = family.remote_at(PORT);
-    let _server = tcp::Server::start(lab.world.netns(), remote)?;
-    // Nobody has this address.
-    let silent = match family {
-        V4 => "203.0.113.77".parse()?,
-        V6 => "2001:db8:77::77".parse()?,
-    };
-    let forged = Ends {
-        src_mac: others.mac("eth0")?,
-        dst_mac: lab.node.netns().mac("veth0")?,
-        src: pod.ip(family),
-        dst: silent,
-    };
-    let meter = Meter::start(&lab.node)?;
-    for port in 0..4 * LIMIT {
-        link.send(&forged.syn(SOURCE + port, PORT))?;
-    }
-    // They are masqueraded as any, and not without end.
-    meter.expect(Counter::Masqueraded, u64::from(LIMIT))?;
-    tcp::visit(pod.netns(), remote)?;
-    Ok(())
-}
-
-/// What somebody sends in the name of a client that has a connection: its receiver refuses it.
-#[derive(Clone, Copy)]
-enum Forged {
-    /// A SYN with an option, or with an extension header.
-    OddOpening,
-    /// An RST in nobody's window, and a SYN right behind it.
-    ResetAndOpening,
-    /// A SYN by an uplink that filters no reverse paths, as the flow's own does.
-    OpeningElsewhere,
-}
-
-/// Puts four bytes of IPv4 options into a frame, or an IPv6 header of eight bytes of destination options, that say nothing.
-fn with_options(family: Family, frame: &[u8]) -> Vec<u8> {
-    let (mut head, rest) = (
-        frame[..14 + family.header_len()].to_vec(),
-        &frame[14 + family.header_len()..],
-    );
-    let ip = &mut head[14..];
-    let options: &[u8] = match family {
-        V4 => {
-            ip[0] += 1;
-            ip[3] += 4;
-            ip[10..12].fill(0);
-            let words = ip.chunks(2).chain([&[1, 1][..]; 2]);
-            let sum: u32 = words
-                .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
-                .sum();
-            let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap_or(0);
-            ip[10..12].copy_from_slice(&sum.to_be_bytes());
-            &[1; 4]
-        }
-        V6 => {
-            ip[5] += 8;
-            ip[6] = 60;
-            &[protocol::TCP, 0, 1, 4, 0, 0, 0, 0]
-        }
-    };
-    [&head, options, rest].concat()
-}
-
-/// Whoever can send in a client's name from the world, on its link for instance, needs no sequence number for these.
-#[rstest]
-fn what_the_world_forges_stalls_no_connection(
-    #[values(V4, V6)] family: Family,
-    #[values(Imitated::HostPort, Imitated::Direct)] imitated: Imitated,
-    #[values(Forged::OddOpening, Forged::ResetAndOpening, Forged::OpeningElsewhere)] forged: Forged,
-) -> Result<()> {
-    const MUCH: u64 = 5_000_000;
-    needs_root!();
-    let lab = Lab::new()?;
-    lab.world.route_pods()?;
-    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
-    for (device, filter) in [("all", "0"), (Node::UPLINK, "1"), (Second::LINK, "0")] {
-        let key = format!("net/ipv4/conf/{device}/rp_filter");
-        lab.node.netns().set_sysctl(&key, filter)?;
-    }
-    let pod = lab.pod_with("a", &lab.conf().with_host_port(PORT, PORT))?;
-    let to = match imitated {
-        Imitated::HostPort => SocketAddr::new(family.node(), PORT),
-        Imitated::Direct => pod.at(family, PORT),
-    };
-    let _server = tcp::Server::start(pod.netns(), family.port(PORT))?;
-    let mut client = tcp::Client::connect_from(lab.world.netns(), SOURCE, to)?;
-    client.exchange(MUCH, MUCH)?;
-    let ends = lab.ends_from_world(family.gateway(), to.ip())?;
-    let opening = ends.syn(SOURCE, PORT);
-    let arrived = Capture::start(pod.netns(), Pod::IFNAME)?;
-    let link = RawLink::open(lab.world.netns(), World::LINK)?;
-    match forged {
-        Forged::OddOpening => link.send(&with_options(family, &opening))?,
-        Forged::ResetAndOpening => {
-            link.send(&stray("RST", &ends, SOURCE, PORT)?)?;
-            link.send(&opening)?;
-        }
-        Forged::OpeningElsewhere => {
-            let elsewhere = Ends {
-                src_mac: lab.world.netns().mac(Second::LINK)?,
-                dst_mac: lab.node.netns().mac(Second::LINK)?,
-                ..ends
-            };
-            RawLink::open(lab.world.netns(), Second::LINK)?.send(&elsewhere.syn(SOURCE, PORT))?;
-        }
-    }
-    let is_opening = |bytes: &[u8]| {
-        let start = bytes.len().saturating_sub(20);
-        // Its sequence number and flags.
-        bytes.get(start + 4..start + 8) == Some(&[0, 0, 0, 1]) && bytes.get(start + 13) == Some(&2)
-    };
-    ensure!(
-        arrived.wait_for(PATIENCE, is_opening).is_some(),
-        "it did not arrive"
-    );
-    for _ in 0..3 {
-        let elapsed = client.exchange(MUCH, MUCH)?.elapsed;
-        ensure!(
-            elapsed < patience::here(SILENCE / 2),
-            "an exchange took {elapsed:?}"
-        );
-    }
     Ok(())
 }
 

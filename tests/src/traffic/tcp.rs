@@ -23,7 +23,7 @@ use super::{
     option::{self, Setting},
     patience,
 };
-use crate::netns::Netns;
+use crate::{netns::Netns, patience::here};
 
 const UPLOAD: u64 = 0x5eed_0001;
 const DOWNLOAD: u64 = 0x5eed_0002;
@@ -177,6 +177,16 @@ impl Client {
                 .with_context(|| format!("the server saw {seen:?}"))?,
             elapsed: start.elapsed(),
         })
+    }
+
+    /// As [`Self::exchange`], both ways and three times. Each has to be done before `limit` (here): a connection that goes on waits for no
+    /// timer of its own.
+    pub fn goes_on(&mut self, bytes: u64, limit: Duration) -> Result<()> {
+        for _ in 0..3 {
+            let elapsed = self.exchange(bytes, bytes)?.elapsed;
+            ensure!(elapsed < here(limit), "an exchange took {elapsed:?}");
+        }
+        Ok(())
     }
 
     fn converse(&mut self, upload: u64, download: u64) -> io::Result<String> {
