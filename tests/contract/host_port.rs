@@ -7,10 +7,13 @@ use std::net::{IpAddr, SocketAddr};
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
+    capture::Capture,
     counter::Registry,
+    frame::Ends,
     netns::Netns,
     prelude::*,
     runtime::{Call, Conf},
+    traffic::{PATIENCE, raw::RawLink},
 };
 
 use crate::{
@@ -209,6 +212,61 @@ fn the_node_and_the_container_itself_are_served(
     reaches(lab.world.netns(), node_at(family, HOST), family.gateway())?;
     ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
     server.chain.check(&server.netns, &server.result)?;
+    server.del()
+}
+
+/// Nothing but the way back tells whose address a packet from another plugin's container has.
+#[rstest]
+fn what_a_container_forges_keeps_no_client_from_a_port(
+    #[values(V4, V6)] family: Family,
+    #[values("bridge", "ptp")] kind: &str,
+    #[values("the server", "its neighbour")] who: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.firewall.tolerate_invalid();
+    let chain = |port: u16| {
+        Chain::new(
+            &lab.node,
+            &foreign(&lab, kind, family),
+            [chained(&lab.node, "underpass")],
+        )
+        .runtime("portMappings", mappings(port))
+    };
+    let server = Container::add(&lab.node, "server", chain(HOST), family)?;
+    let neighbour = Container::add(&lab.node, "neighbour", chain(HOST + 1), family)?;
+    let attacker = match who {
+        "the server" => &server,
+        _ => &neighbour,
+    };
+    let near_end = attacker.result["interfaces"][0]["name"]
+        .as_str()
+        .context("a device of the node")?;
+    let (client, at) = (
+        SocketAddr::new(family.gateway(), 42_000),
+        node_at(family, HOST),
+    );
+    let ends = Ends {
+        src_mac: attacker.netns.mac(IFNAME)?,
+        dst_mac: lab.node.netns().mac(near_end)?,
+        src: client.ip(),
+        dst: at.ip(),
+    };
+    let link = RawLink::open(&attacker.netns, IFNAME)?;
+    let arrived = Capture::start(lab.node.netns(), near_end)?;
+    for frame in [
+        ends.syn(client.port(), HOST),
+        ends.udp(client.port(), HOST, b"first"),
+        ends.udp(client.port(), HOST, b"last"),
+    ] {
+        link.send(&frame)?;
+    }
+    let last = arrived.wait_for(PATIENCE, |bytes| bytes.ends_with(b"last"));
+    ensure!(last.is_some(), "it did not arrive");
+    let world = lab.world.netns();
+    tcp::Client::connect_between(world, client, at)?.chat(3)?;
+    udp::Client::open_bound(world, client)?.chat(at, 3)?;
+    neighbour.del()?;
     server.del()
 }
 

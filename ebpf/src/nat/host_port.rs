@@ -71,7 +71,7 @@ global!(
         ctx: *mut __sk_buff,
         client: u32,
     ) -> Step<Served> {
-        let Work { head, request, .. } = &mut **work;
+        let head = &work.head;
         if head.kind != Kind::Flow || !may_open(head) {
             return Ok(Served::Unknown);
         }
@@ -86,6 +86,12 @@ global!(
         if endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
             return Ok(Served::Unknown);
         }
+        // Nobody has checked the source of a container whose addresses we do not know.
+        let is_anybodys = client != 0 && endpoint(head.tuple.src.wide()).is_none();
+        if is_anybodys && route::answers_leave(work, ctx, client) {
+            return Ok(Served::Unknown);
+        }
+        let Work { head, request, .. } = &mut **work;
         if container::is_same(target.ifindex, client) {
             return Ok(Served::Crowded);
         }
