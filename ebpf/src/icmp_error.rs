@@ -61,7 +61,11 @@ global!(
             rewrite(&mut skb, head, inner, quote, src, dst)?;
         }
         if half.action != action::PEER || !is_past_tracking || head.l3 != ETHERNET {
-            return Ok(Verdict::STACK);
+            return Ok(if half.rewrite & rewrite::DST != 0 && skb.is_at_bridge() {
+                skb.receive_again()
+            } else {
+                Verdict::STACK
+            });
         }
         skb.deliver(half)
     }

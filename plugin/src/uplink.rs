@@ -123,6 +123,9 @@ impl Surroundings<'_> {
         if link.kind.as_ref().is_some_and(tunnel::is_datagrams) {
             flags |= device::TUNNEL;
         }
+        if matches!(link.kind, Some(InfoKind::Bridge)) {
+            flags |= device::BRIDGE;
+        }
         if link.in_vrf {
             flags |= device::VRF;
         }

@@ -10,6 +10,8 @@ use crate::netns::Netns;
 /// Something that a kernel can be built without.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Facility {
+    /// The netfilter hooks of IP for what comes to a port of a bridge. They act once they are there.
+    BridgeNetfilter,
     /// VLAN devices (IEEE 802.1Q).
     Vlan,
     /// WireGuard devices.
@@ -28,7 +30,8 @@ pub enum Facility {
 
 impl Facility {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
+        Self::BridgeNetfilter,
         Self::Vlan,
         Self::WireGuard,
         Self::Vrf,
@@ -41,6 +44,7 @@ impl Facility {
     /// Its module, and the name of its option when the kernel is built.
     const fn names(self) -> (&'static str, &'static str) {
         match self {
+            Self::BridgeNetfilter => ("br_netfilter", "CONFIG_BRIDGE_NETFILTER"),
             Self::Vlan => ("8021q", "CONFIG_VLAN_8021Q"),
             Self::WireGuard => ("wireguard", "CONFIG_WIREGUARD"),
             Self::Vrf => ("vrf", "CONFIG_NET_VRF"),
@@ -54,6 +58,10 @@ impl Facility {
     /// The command that only a kernel with it carries out, in a namespace of its own.
     const fn use_of_it(self) -> [&'static str; 2] {
         match self {
+            Self::BridgeNetfilter => [
+                "iptables",
+                "-A FORWARD -m physdev --physdev-in veth -j ACCEPT",
+            ],
             Self::Vlan => ["ip", "link add one link veth type vlan id 1"],
             Self::WireGuard => ["ip", "link add one type wireguard"],
             Self::Vrf => ["ip", "link add one type vrf table 100"],

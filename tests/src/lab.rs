@@ -32,9 +32,14 @@ impl Lab {
 
     /// As [`Self::open`], and the uplink has this MTU, in bytes.
     pub fn open_with_mtu(mtu: u32) -> Result<Self> {
+        Self::open_over(Wire::Ethernet, mtu)
+    }
+
+    /// As [`Self::open_with_mtu`], and the uplink is such a device.
+    pub fn open_over(wire: Wire, mtu: u32) -> Result<Self> {
         let node = Arc::new(Node::new()?);
         Ok(Self {
-            world: World::beyond(&node, Wire::Ethernet, mtu)?,
+            world: World::beyond(&node, wire, mtu)?,
             firewall: Netfilter::none(&node),
             node,
         })

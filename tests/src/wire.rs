@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use rtnetlink::{LinkVlan, LinkVrf, LinkWireguard};
+use rtnetlink::{LinkBridge, LinkVlan, LinkVrf, LinkWireguard};
 
 use crate::{Family, kernel::Facility, netns::Netns};
 
@@ -12,6 +12,8 @@ use crate::{Family, kernel::Facility, netns::Netns};
 pub enum Wire {
     /// A veth.
     Ethernet,
+    /// A bridge of the node, of which a veth is a port.
+    Bridge,
     /// A VLAN device on a veth that has no address.
     Vlan,
     /// A WireGuard device; its packets travel by a veth.
@@ -34,13 +36,14 @@ const LISTENS: u16 = 51_820;
 const OUTSIDE: [&str; 2] = ["203.0.113.2", "203.0.113.1"];
 
 impl Wire {
-    /// The veth below a device.
+    /// The veth below a device, or at a bridge.
     pub const BELOW: &str = "below";
 
     /// True if this kernel lacks it; that is printed.
     pub fn is_missing(self) -> Result<bool> {
         match self {
             Self::Ethernet => Ok(false),
+            Self::Bridge => Facility::BridgeNetfilter.is_missing(),
             Self::Vlan => Facility::Vlan.is_missing(),
             Self::WireGuard => Facility::WireGuard.is_missing(),
             Self::Vrf => Facility::Vrf.is_missing(),
@@ -51,6 +54,15 @@ impl Wire {
     pub(crate) fn connect(self, ends: [&Netns; 2], names: [&str; 2], mtu: u32) -> Result<()> {
         match self {
             Self::Ethernet => cable(ends, names, mtu)?,
+            Self::Bridge => {
+                let ([node, _], [own, other]) = (ends, names);
+                cable(ends, [Self::BELOW, other], mtu)?;
+                // One that was given to it stays, whoever joins.
+                let mac = node.mac(Self::BELOW)?.to_vec();
+                node.rtnl(|rtnl| rtnl.add(LinkBridge::new(own).mtu(mtu).address(mac).build()))?;
+                let bridge = node.ifindex(own)?;
+                node.rtnl(|rtnl| rtnl.set(Self::BELOW, |link| link.controller(bridge)))?;
+            }
             Self::Vlan => {
                 cable(ends, [Self::BELOW; 2], mtu)?;
                 for (end, name) in ends.iter().zip(names) {

@@ -89,6 +89,9 @@ pub mod device {
     /// An uplink that puts packets into datagrams (VXLAN, Geneve), whose source port follows from
     /// `skb->hash`.
     pub const TUNNEL: u32 = 1 << 12;
+    /// An uplink that is a bridge: with `br_netfilter` connection tracking has seen a packet at the port of it that it came by, before
+    /// the programs here.
+    pub const BRIDGE: u32 = 1 << 13;
 }
 
 /// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).

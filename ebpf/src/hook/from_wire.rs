@@ -8,7 +8,11 @@ use underpass_abi::{
     endpoint::device as flags,
     flow::{action, protocol, rewrite, state},
 };
-use underpass_ebpf::l4::{Kind, tcp};
+use underpass_ebpf::{
+    ip::Head,
+    l4::{Kind, tcp},
+    packet::Covers,
+};
 
 use crate::{
     bypass::{self, Side},
@@ -67,6 +71,9 @@ global!(
         seen: Seen,
     ) -> Step<Served> {
         let mut skb = Skb::new(ctx);
+        if skb.is_bypassed() && skb.is_at_bridge() {
+            return Err(hand_on(work, ctx));
+        }
         let is_first = seen != Seen::Flow;
         if is_first && (!parse_packet(work, ctx, l3) || !skb.is_for_host()) {
             return Err(Verdict::STACK);
@@ -100,6 +107,9 @@ global!(
             reorder::lead(work, ctx, Way::IN)?;
             mapping::note(work);
             translate::as_known(work, &skb)?;
+            if is_received_again(&skb, &work.head) {
+                return Err(skb.receive_again());
+            }
         } else {
             if is_known && work.half.action == action::OTHERS {
                 note(work);
@@ -119,6 +129,31 @@ global!(
         Err(Verdict::STACK)
     }
 );
+
+/// Whether the packet, which was translated just now, must be received again for connection tracking to know it. Not if that has put it together of
+/// pieces: of IPv6 the kernel would not take it to pieces any more (`ip6_pkt_too_big` asks `skb->ignore_df`, 5.10 to 6.18).
+#[inline(always)]
+fn is_received_again<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
+    device(skb.ifindex()).is_some_and(|here| {
+        here.flags & flags::BRIDGE != 0
+            && (I::PSEUDO == Covers::Pseudo4
+                || skb.wire_length(head.l3, head.headers_length()) <= here.mtu)
+    })
+}
+
+/// Hands a packet to the stack that was translated before it came here: at a port of this bridge, or by this hook.
+#[inline(always)]
+fn hand_on<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Verdict {
+    let mut skb = Skb::new(ctx);
+    // A bridge takes what is for the address of a port of it as well.
+    skb.take_for_host();
+    skb.unmark();
+    if parse_packet(work, ctx, ETHERNET) {
+        fragment::remember(&work.head);
+        signed::sign(&mut skb, &work.head);
+    }
+    Verdict::STACK
+}
 
 /// Whether the packet in [`Work::head`](crate::model::work::Work::head), of a flow that was found, would open a connection to who has opened
 /// that flow, on the ports of it: it is not the flow's then, and what it finds there is the stack's affair. Unless both ask at the same time.

@@ -27,7 +27,7 @@ mod redirect;
 
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
-/// `skb->tc_index` of a packet that the bypass puts onto an uplink, or that the program at the port of a bridge has translated: the
+/// `skb->tc_index` of a packet that the bypass puts onto an uplink, or that the program at a bridge, or at a port of it, has translated: the
 /// next program must not look at it again.
 const BYPASSED: u32 = 0x7550;
 /// `skb->tc_index` of a packet that returns to a process of this host: `from_host` finishes it.

@@ -160,18 +160,19 @@ fn a_link_without_ethernet_is_marked() {
 }
 
 #[test]
-fn a_tunnel_is_marked() {
+fn tunnels_and_bridges_are_marked() {
     let kinds = [
         (None, 0),
         (Some(InfoKind::Vlan), 0),
         (Some(InfoKind::Vxlan), device::TUNNEL),
         (Some(InfoKind::Geneve), device::TUNNEL),
+        (Some(InfoKind::Bridge), device::BRIDGE),
     ];
     for (kind, flags) in kinds {
-        let mut tunnel = link(2, "out");
-        tunnel.kind = kind.clone();
+        let mut uplink = link(2, "out");
+        uplink.kind = kind.clone();
         let surroundings = Surroundings {
-            links: &[tunnel],
+            links: &[uplink],
             addresses: &[address(2, "10.244.1.0/32")],
             routes: &[],
             rp_filter: 0,

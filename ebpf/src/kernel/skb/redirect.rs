@@ -3,7 +3,7 @@
 use core::ptr;
 
 use aya_ebpf::{
-    bindings::bpf_redir_neigh,
+    bindings::{BPF_F_INGRESS, bpf_redir_neigh},
     helpers::generated::{bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer},
 };
 use underpass_abi::{
@@ -66,6 +66,22 @@ impl Skb {
     pub fn redirect_loopback(&mut self) -> Verdict {
         self.mark(RETURNING);
         by_route(LOOPBACK)
+    }
+
+    /// Received once more by the device of this hook. What connection tracking knows of it the kernel forgets on the way
+    /// (`skb_scrub_packet`, 5.10 to 6.18).
+    #[inline(always)]
+    pub fn receive_again(&mut self) -> Verdict {
+        self.mark_bypassed();
+        // SAFETY: no memory is passed.
+        sent(unsafe { bpf_redirect(self.ifindex(), BPF_F_INGRESS.into()) })
+    }
+
+    /// Whether the device of this hook is an uplink that is a bridge. There connection tracking has seen the packet at a port already, and the kernel does
+    /// not ask it again when somebody has translated it since (`ip_sabotage_in` in `br_netfilter_hooks.c`, 5.10 to 6.18).
+    #[inline(always)]
+    pub fn is_at_bridge(&self) -> bool {
+        device(self.ifindex()).is_some_and(|here| here.flags & flags::BRIDGE != 0)
     }
 
     /// Into the pod that a direction leads to, from the hook where the packet is.
