@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, RwLock};
 use std::thread;
 
 use anyhow::{Context as _, bail};
@@ -106,7 +106,10 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
     Ok(tests)
 }
 
-/// Runs tests, some at once, each as soon as there is a place for it; writes what becomes of them in the order in which they end.
+/// Parts of the names of tests that make several nodes. Beside others the verifier would take longer for their programs than they wait for it.
+const ALONE: [&str; 1] = ["::cluster::"];
+
+/// Runs tests, some at once, each as soon as there is a place for it, or alone; writes what becomes of them in the order in which they end.
 fn run_all(
     bench: &test::Bench<'_>,
     tests: &[test::Test],
@@ -115,13 +118,21 @@ fn run_all(
 ) -> anyhow::Result<()> {
     let waiting = Mutex::new(tests.iter());
     let results = Mutex::new(results);
+    let place = RwLock::new(());
     let work = || -> anyhow::Result<()> {
         loop {
             // Nothing that holds one of these locks panics.
             let Some(test) = waiting.lock().expect("a lock").next() else {
                 return Ok(());
             };
-            let record = test.run(bench)?;
+            let name = test.full_name();
+            let record = if ALONE.iter().any(|part| name.contains(part)) {
+                let _alone = place.write().expect("a lock");
+                test.run(bench)?
+            } else {
+                let _beside = place.read().expect("a lock");
+                test.run(bench)?
+            };
             results.lock().expect("a lock").write(&record)?;
         }
     };
