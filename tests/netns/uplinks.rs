@@ -119,6 +119,35 @@ fn pieces_come_by_a_bridge(#[values(V4, V6)] family: Family) -> Result<()> {
     scene.udp(family, &[LARGE, 1, LARGE, LARGE])
 }
 
+/// What the node's connection tracking knows of a packet at the port of a bridge is none of the pod's.
+#[rstest]
+fn a_firewall_in_the_pod_knows_its_own_connections(
+    #[values(V4, V6)] family: Family,
+    #[values(Wire::Ethernet, Wire::Bridge)] wire: Wire,
+) -> Result<()> {
+    needs_root!();
+    if wire.is_missing()? {
+        return Ok(());
+    }
+    let scene = set(family, Lab::over(wire, MTU)?)?;
+    scene.pod.netns().nft(
+        "table inet own {
+            chain input {
+                type filter hook input priority filter; policy drop;
+                iifname lo accept
+                icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept
+                ct state established,related accept
+                ct state new th dport 80 accept
+            }
+        }
+        ",
+    )?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.tcp(family, 500_000)?;
+    scene.udp(family, &[100; 20])?;
+    meter.expect(Counter::BypassPeer, 10)
+}
+
 /// A VLAN of a device that leads to the world itself: the packets of one are seen at the other as well.
 #[rstest]
 fn a_vlan_on_an_uplink_is_an_uplink_of_its_own(#[values(V4, V6)] family: Family) -> Result<()> {
