@@ -12,6 +12,7 @@ use underpass_tests::{
     rtnl::Route,
     runtime::Call,
     traffic::{PATIENCE, SILENCE, raw::RawLink},
+    wire::Wire,
 };
 
 const PORT: u16 = 443;
@@ -114,9 +115,13 @@ fn a_connection_of_the_host_keeps_its_port(#[values(V4, V6)] family: Family) -> 
 #[rstest]
 fn a_later_connection_of_the_host_gets_another_port(
     #[values(V4, V6)] family: Family,
+    #[values(Wire::Ethernet, Wire::Bridge)] wire: Wire,
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
+    if wire.is_missing()? {
+        return Ok(());
+    }
+    let lab = Lab::over(wire, 1500)?;
     let pod = lab.pod("a")?;
     let server = family.remote_at(PORT);
     let _server = tcp::Server::start(lab.world.netns(), server)?;

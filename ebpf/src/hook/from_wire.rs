@@ -46,7 +46,11 @@ use crate::{
 /// IPv4 and IPv6; the network header is at `L3`.
 #[inline(always)]
 pub fn ip<I: Net, const L3: u32>(ctx: *mut __sk_buff) -> Step<Verdict> {
-    let seen = if L3 == ETHERNET {
+    let is_translated = L3 == ETHERNET && is_translated(ctx);
+    let seen = if is_translated {
+        // The tuple that it has now may be another flow's for the world.
+        Seen::None
+    } else if L3 == ETHERNET {
         bypass::take::<I>(ctx, Side::Wire)?
     } else {
         Seen::Perhaps
@@ -56,6 +60,10 @@ pub fn ip<I: Net, const L3: u32>(ctx: *mut __sk_buff) -> Step<Verdict> {
         return Ok(Verdict::STACK);
     };
     let work = &mut work;
+    if is_translated {
+        hand_on(work, ctx);
+        return Ok(Verdict::STACK);
+    }
     hairpin::serve(work, ctx, 0, seen, |work, ctx, seen| {
         translate_back(work, ctx, L3, seen)
     })?;
@@ -71,9 +79,6 @@ global!(
         seen: Seen,
     ) -> Step<Served> {
         let mut skb = Skb::new(ctx);
-        if skb.is_bypassed() && skb.is_at_bridge() {
-            return Err(hand_on(work, ctx));
-        }
         let is_first = seen != Seen::Flow;
         if is_first && (!parse_packet(work, ctx, l3) || !skb.is_for_host()) {
             return Err(Verdict::STACK);
@@ -141,19 +146,26 @@ fn is_received_again<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
     })
 }
 
-/// Hands a packet to the stack that was translated before it came here: at a port of this bridge, or by this hook.
+/// Whether the packet was translated before it came here: at a port of this bridge, or by this hook.
 #[inline(always)]
-fn hand_on<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Verdict {
-    let mut skb = Skb::new(ctx);
-    // A bridge takes what is for the address of a port of it as well.
-    skb.take_for_host();
-    skb.unmark();
-    if parse_packet(work, ctx, ETHERNET) {
-        fragment::remember(&work.head);
-        signed::sign(&mut skb, &work.head);
-    }
-    Verdict::STACK
+fn is_translated(ctx: *mut __sk_buff) -> bool {
+    let skb = Skb::new(ctx);
+    skb.is_bypassed() && skb.is_at_bridge()
 }
+
+global!(
+    /// Signs a packet that was translated before it came here.
+    fn hand_on<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) {
+        let mut skb = Skb::new(ctx);
+        // A bridge takes what is for the address of a port of it as well.
+        skb.take_for_host();
+        skb.unmark();
+        if parse_packet(work, ctx, ETHERNET) {
+            fragment::remember(&work.head);
+            signed::sign(&mut skb, &work.head);
+        }
+    }
+);
 
 /// Whether the packet in [`Work::head`](crate::model::work::Work::head), of a flow that was found, would open a connection to who has opened
 /// that flow, on the ports of it: it is not the flow's then, and what it finds there is the stack's affair. Unless both ask at the same time.
