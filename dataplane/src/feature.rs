@@ -3,7 +3,7 @@
 use aya::{EbpfLoader, programs::SchedClassifier};
 use underpass_abi::node::feature;
 
-use crate::{Error, bpf::raise_memory_limit, object::inflate, test_run::Run};
+use crate::{Error, bpf::raise_memory_limit, kernel::version, object::inflate, test_run::Run};
 
 /// A facility of newer kernels that the programs use where it is there.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ pub struct Feature {
 }
 
 /// These features are looked for.
-pub const FEATURES: [Feature; 2] = [
+pub const FEATURES: [Feature; 3] = [
     Feature {
         bit: feature::FIB_SRC,
         name: "BPF_FIB_LOOKUP_SRC",
@@ -32,6 +32,12 @@ pub const FEATURES: [Feature; 2] = [
         purpose: "checksums of translated IPv6 packets stay right where the network card computed them",
         since: "6.16",
     },
+    Feature {
+        bit: feature::REDIRECT_LONG,
+        name: "long bpf_redirect",
+        purpose: "IPv4 datagrams that came in pieces to an uplink that is a bridge are shown to connection tracking",
+        since: "5.12",
+    },
 ];
 
 /// A program that answers with the bits of the features that the kernel has.
@@ -39,7 +45,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/underpass-probe
 const PROGRAM: &str = "probe";
 
 /// Asks for the bits of the features that this kernel has. The kernel is asked by a run of a small program, which takes less than a
-/// millisecond: its version does not tell, since flags of helpers are carried back to older kernels.
+/// millisecond: its version does not tell, since flags of helpers are carried back to older kernels. It does tell what no helper answers.
 pub fn present() -> Result<u32, Error> {
     raise_memory_limit();
     let mut object = EbpfLoader::new().load(&inflate(OBJECT))?;
@@ -47,5 +53,11 @@ pub fn present() -> Result<u32, Error> {
     let probe: &mut SchedClassifier = probe.try_into().map_err(Error::program(PROGRAM))?;
     probe.load().map_err(Error::program(PROGRAM))?;
     let answer = Run::on(&[0; feature::PROBE_LENGTH]).of(probe);
-    Ok(answer.map_err(Error::program(PROGRAM))?.return_value)
+    let answer = answer.map_err(Error::program(PROGRAM))?.return_value;
+    let redirects_long = if version() < (5, 12) {
+        0
+    } else {
+        feature::REDIRECT_LONG
+    };
+    Ok(answer | redirects_long)
 }

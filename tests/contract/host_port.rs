@@ -2,7 +2,10 @@
 
 mod words;
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::Command,
+};
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -14,6 +17,8 @@ use underpass_tests::{
     prelude::*,
     runtime::{Call, Conf},
     traffic::{PATIENCE, raw::RawLink},
+    wire::Wire,
+    world::World,
 };
 
 use crate::{
@@ -72,10 +77,17 @@ struct Container<'a> {
 
 impl<'a> Container<'a> {
     fn add(node: &'a Node, name: &str, chain: Chain<'a>, family: Family) -> Result<Self> {
+        let new = Self::add_unchecked(node, name, chain, family)?;
+        let checked = new.chain.check(&new.netns, &new.result);
+        checked.context("CHECK at once")?;
+        Ok(new)
+    }
+
+    /// For a bridge that has the container's interface's name, which Debian's CHECK takes for the same.
+    fn add_unchecked(node: &'a Node, name: &str, chain: Chain<'a>, family: Family) -> Result<Self> {
         let netns = node.netns().sibling(name)?;
         let result = chain.add(&netns)?;
         schema::validate("1.0.0", &result)?;
-        chain.check(&netns, &result).context("CHECK at once")?;
         let address = result["ips"][0]["address"].as_str().unwrap_or_default();
         let ip = address.split('/').next().unwrap_or_default().parse()?;
         let servers = (
@@ -267,6 +279,69 @@ fn what_a_container_forges_keeps_no_client_from_a_port(
     tcp::Client::connect_between(world, client, at)?.chat(3)?;
     udp::Client::open_bound(world, client)?.chat(at, 3)?;
     neighbour.del()?;
+    server.del()
+}
+
+/// Where the node's own address has a route of its own, out of the node, that says nothing of the container's.
+#[rstest]
+fn a_rule_about_the_nodes_address_keeps_no_neighbour_from_a_port(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::open()?;
+    let node = lab.node.netns();
+    let (own, gateway) = (family.node(), family.gateway());
+    for command in [
+        format!("rule add from {own} lookup 100"),
+        format!(
+            "route add default via {gateway} dev {} table 100",
+            Node::UPLINK
+        ),
+    ] {
+        let flag = if own.is_ipv4() { "-4" } else { "-6" };
+        node.expect(Command::new("ip").arg(flag).args(command.split(' ')), &[])?;
+    }
+    let first = foreign(&lab, "bridge", family);
+    let chain = |ports: Value| {
+        Chain::new(&lab.node, &first, [chained(&lab.node, "underpass")])
+            .runtime("portMappings", ports)
+    };
+    let server = Container::add(&lab.node, "server", chain(mappings(HOST)), family)?;
+    let neighbour = Container::add(&lab.node, "neighbour", chain(json!([])), family)?;
+    reaches(&neighbour.netns, node_at(family, HOST), neighbour.ip)?;
+    neighbour.del()?;
+    server.del()
+}
+
+/// An answer that the bridge carries past the host's stack.
+#[rstest]
+fn a_client_of_the_lan_is_answered(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::over(Wire::Bridge, 1500)?;
+    let (gateway, own, bits) = match family {
+        V4 => ("10.99.0.1".parse()?, "10.99.0.50".parse()?, 24),
+        V6 => ("fd00:99::1".parse()?, "fd00:99::50".parse()?, 64),
+    };
+    let (node, world) = (lab.node.netns(), lab.world.netns());
+    node.rtnl(|link| link.add_address(Node::UPLINK, gateway, bits))?;
+    world.rtnl(|link| link.add_address(World::LINK, own, bits))?;
+    // What "isGateway" would do besides.
+    for forwarding in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
+        node.set_sysctl(forwarding, "1")?;
+    }
+    let first = foreign(&lab, "bridge", family)
+        .with("bridge", Node::UPLINK)
+        .with("isGateway", false);
+    let chain = Chain::new(&lab.node, &first, [chained(&lab.node, "underpass")])
+        .runtime("portMappings", mappings(HOST));
+    let server = Container::add_unchecked(&lab.node, "server", chain, family)?;
+    for ip in [own, family.gateway()] {
+        let (own, at) = (SocketAddr::new(ip, 42_000), node_at(family, HOST));
+        tcp::Client::connect_between(world, own, at)
+            .with_context(|| format!("from {own}"))?
+            .chat(3)?;
+        udp::Client::open_bound(world, own)?.chat(at, 3)?;
+    }
     server.del()
 }
 

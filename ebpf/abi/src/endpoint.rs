@@ -92,6 +92,8 @@ pub mod device {
     /// An uplink that is a bridge: with `br_netfilter` connection tracking has seen a packet at the port of it that it came by, before
     /// the programs here.
     pub const BRIDGE: u32 = 1 << 13;
+    /// With [`FOREIGN`]: at a bridge that is an uplink.
+    pub const AT_UPLINK: u32 = 1 << 14;
 }
 
 /// Key of `OWNERS`: 16 bytes of a hash of (network, container id, interface name).

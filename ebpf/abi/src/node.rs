@@ -148,6 +148,9 @@ pub mod feature {
     pub const FIB_SRC: u32 = 1;
     /// `bpf_l4_csum_replace` knows [`flag::BPF_F_IPV6`](super::flag::BPF_F_IPV6).
     pub const CSUM_IPV6: u32 = 1 << 1;
+    /// `bpf_redirect` puts packets into a device whatever their length. Before 5.12 it drops those that are longer than its MTU
+    /// (`is_skb_forwardable` in `dev_forward_skb`), and says nothing.
+    pub const REDIRECT_LONG: u32 = 1 << 2;
     /// Length in bytes of the packet that the program which finds out is run on.
     pub const PROBE_LENGTH: usize = 64;
 }

@@ -142,6 +142,7 @@ global!(
             if back.rewrite & rewrite::EARLY == 0 {
                 return Learned::Perhaps;
             }
+            back.queue |= from.flags & flags::BRIDGE;
             leave_to_pod(back, to_ifindex, to);
             back.action = action::PEER;
             pass(back, uplink);
@@ -156,6 +157,7 @@ global!(
             if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, &work.head.tuple) {
                 return Learned::Perhaps;
             }
+            into.queue |= from.flags & flags::BRIDGE;
             leave_to_pod(into, to_ifindex, to);
             into.action = action::PEER;
             pass(into, uplink);
@@ -295,8 +297,7 @@ fn is_ethernet_uplink(ifindex: u32) -> bool {
 #[inline(always)]
 pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
     half.in_ifindex = ifindex;
-    // What a netkit sends was not received yet: it can't be put past a device, only be sent by it.
-    half.queue = device.flags & flags::NETKIT;
+    half.queue = device.flags & SENT;
     if device.flags & flags::CHECK_MAC != 0 {
         memory::copy(&mut half.in_mac, &device.peer_mac);
     } else {
@@ -331,8 +332,12 @@ pub fn is_reachable(queue: u32, pod: &Device) -> bool {
 /// [`Half::queue`] of packets to a pod from a device with these flags.
 #[inline(always)]
 pub(super) fn queue(from: u32, pod: &Device) -> u32 {
-    from & flags::NETKIT | pod.flags & flags::SHAPED
+    from & SENT | pod.flags & flags::SHAPED
 }
+
+/// Where packets come from that can't be put past the device of a pod, only be sent by it. What a netkit sends was not received yet. What a bridge receives
+/// brings along what the node's connection tracking knows of it, since a port of it, into the pod's (until c43272299488, 6.15; a device that sends forgets it).
+const SENT: u32 = flags::NETKIT | flags::BRIDGE;
 
 /// Has packets to a pod pass the queue of its host device, if that shapes them.
 #[inline(always)]

@@ -9,7 +9,7 @@ use underpass_abi::{
 };
 use underpass_ebpf::{
     l4::{Kind, tcp},
-    packet::Load as _,
+    packet::{Load as _, Packet as _},
 };
 
 use crate::{
@@ -29,6 +29,7 @@ use crate::{
         ETHERNET, container,
         global::global,
         maps::device,
+        memory::mac_words,
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
@@ -172,6 +173,7 @@ global!(
         ctx: *mut __sk_buff,
         is_known: bool,
     ) -> Step<Verdict> {
+        const BOTH: u8 = rewrite::SRC | rewrite::EARLY;
         let mut skb = Skb::new(ctx);
         if is_known && is_early(&skb, work.half.rewrite, work.state) {
             mapping::note(work);
@@ -182,6 +184,9 @@ global!(
         }
         // Of a datagram to the host, so that the later ones are not kept.
         fragment::remember(&work.head);
+        if is_known && work.half.rewrite & BOTH == rewrite::SRC {
+            lead_to_uplink(&mut skb);
+        }
         if work.is_signed {
             signed::sign(&mut skb, &work.head);
         }
@@ -194,7 +199,25 @@ global!(
 #[inline(always)]
 fn is_early(skb: &Skb, how: u8, flow_state: u32) -> bool {
     let is_to_port = how & TO_PORT == TO_PORT && !is_answer(how, flow_state);
-    is_to_port || how & rewrite::SRC != 0 && is_switched(skb)
+    let is_led = how & rewrite::EARLY == 0 && is_at_uplink(skb);
+    is_to_port || how & rewrite::SRC != 0 && !is_led && is_switched(skb)
+}
+
+/// Has the host's stack carry an answer of a container at a bridge that is an uplink, also to a neighbour there: it leaves by the uplink, which gives it
+/// the source that the client asked. Connection tracking has seen what the client sent behind its translation, and here it looks before the uplink does.
+#[inline(always)]
+fn lead_to_uplink(skb: &mut Skb) {
+    let Some(port) = device(skb.ifindex()) else {
+        return;
+    };
+    if port.flags & flags::AT_UPLINK != 0 && skb.store(0, &mac_words(&port.mac)).is_ok() {
+        skb.take_for_host();
+    }
+}
+
+#[inline(always)]
+fn is_at_uplink(skb: &Skb) -> bool {
+    device(skb.ifindex()).is_some_and(|port| port.flags & flags::AT_UPLINK != 0)
 }
 
 /// Whether a bridge carries the frame to a neighbour of the container, past the host's stack: nothing

@@ -7,6 +7,7 @@ use underpass_abi::{
     counter::Counter,
     endpoint::device as flags,
     flow::{action, protocol, rewrite, state},
+    node::feature,
 };
 use underpass_ebpf::{
     ip::Head,
@@ -28,13 +29,16 @@ use crate::{
     kernel::{
         ETHERNET,
         global::global,
-        maps::{device, endpoint},
+        maps::{constant, device, endpoint},
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
         work_area::WorkArea,
     },
-    model::state::{begins, is_asking},
+    model::{
+        state::{begins, is_asking},
+        work::Work,
+    },
     nat::{
         hairpin,
         host_port::{Served, open_host_port},
@@ -112,7 +116,7 @@ global!(
             reorder::lead(work, ctx, Way::IN)?;
             mapping::note(work);
             translate::as_known(work, &skb)?;
-            if is_received_again(&skb, &work.head) {
+            if is_received_again(&skb, work) {
                 return Err(skb.receive_again());
             }
         } else {
@@ -124,9 +128,7 @@ global!(
         }
         skb.unmark();
         if endpoint(work.head.tuple.dst.wide()).is_some() {
-            if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
-                skb.mark_arrival();
-            }
+            note_arrival(&mut skb);
             signed::sign(&mut skb, &work.head);
         } else if may_be_translated(work, is_known) {
             signed::number(work, &mut skb);
@@ -135,31 +137,47 @@ global!(
     }
 );
 
-/// Whether the packet, which was translated just now, must be received again for connection tracking to know it. Not if that has put it together of
-/// pieces: of IPv6 the kernel would not take it to pieces any more (`ip6_pkt_too_big` asks `skb->ignore_df`, 5.10 to 6.18).
+/// Whether the packet, which was translated just now, must be received again for connection tracking to know it, in [`Work::half`]'s direction. What that has put
+/// together of pieces is longer than what it leaves by has room for: of IPv6 the kernel would not take it to pieces any more (`ip6_pkt_too_big` asks
+/// `skb->ignore_df`, 5.10 to 6.18).
 #[inline(always)]
-fn is_received_again<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
-    device(skb.ifindex()).is_some_and(|here| {
-        here.flags & flags::BRIDGE != 0
-            && (I::PSEUDO == Covers::Pseudo4
-                || skb.wire_length(head.l3, head.headers_length()) <= here.mtu)
-    })
+fn is_received_again<I: Net>(skb: &Skb, work: &Work<I>) -> bool {
+    let Some(here) = device(skb.ifindex()).filter(|here| here.flags & flags::BRIDGE != 0) else {
+        return false;
+    };
+    // None where it is for the node.
+    let mtu = device(work.half.out_ifindex).map_or(here.mtu, |to| here.mtu.min(to.mtu));
+    let may_be_cut =
+        I::PSEUDO == Covers::Pseudo4 && constant!(features) & feature::REDIRECT_LONG != 0;
+    let head = &work.head;
+    may_be_cut || skb.wire_length(head.l3, head.headers_length()) <= mtu
+}
+
+/// Notes by which device the packet came, where the kernel will name another.
+#[inline(always)]
+fn note_arrival(skb: &mut Skb) {
+    if device(skb.ifindex()).is_some_and(|here| here.flags & flags::VRF != 0) {
+        skb.mark_arrival();
+    }
 }
 
 /// Whether the packet was translated before it came here: at a port of this bridge, or by this hook.
 #[inline(always)]
 fn is_translated(ctx: *mut __sk_buff) -> bool {
     let skb = Skb::new(ctx);
-    skb.is_bypassed() && skb.is_at_bridge()
+    skb.is_received_again() || skb.is_bypassed() && skb.is_at_bridge()
 }
 
 global!(
     /// Signs a packet that was translated before it came here.
     fn hand_on<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) {
         let mut skb = Skb::new(ctx);
-        // A bridge takes what is for the address of a port of it as well.
-        skb.take_for_host();
+        if skb.is_received_again() {
+            // A bridge takes what is for the address of a port of it as well.
+            skb.take_for_host();
+        }
         skb.unmark();
+        note_arrival(&mut skb);
         if parse_packet(work, ctx, ETHERNET) {
             fragment::remember(&work.head);
             signed::sign(&mut skb, &work.head);

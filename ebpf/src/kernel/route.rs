@@ -48,19 +48,14 @@ global!(
 );
 
 global!(
-    /// Whether answers to the packet in [`Work::head`], which came in by `in_ifindex`, leave by an uplink: who sent it is not on this node then.
-    pub fn answers_leave<I: Net>(
-        work: &mut WorkArea<I>,
-        ctx: *mut __sk_buff,
-        in_ifindex: u32,
-    ) -> bool {
+    /// Whether packets with the inner tuple of [`Work::request`], which its owner sends, leave by an uplink: whom they are for is not on this node then.
+    pub fn answers_leave<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
         const INSIDE: u32 = flags::POD | flags::LOOPBACK;
-        let tuple = &work.head.tuple;
-        let mut params = ask::<I>(&work.head, in_ifindex);
-        I::set_fib(&mut params, tuple.dst, tuple.src);
-        (params.sport, params.dport) = (tuple.dport, tuple.sport);
+        let Work { head, request, .. } = &mut **work;
+        let mut params = ask::<I>(head, request.owner);
+        I::set_fib(&mut params, request.inner.src, request.inner.dst);
+        (params.sport, params.dport) = (request.inner.sport, request.inner.dport);
         let result = look(ctx, &mut params, 0);
-        // Before 5.13 an unresolved neighbour left the incoming device in its place, which is no uplink.
         matches!(result, RET_SUCCESS | RET_NO_NEIGHBOUR)
             && device(params.ifindex).is_some_and(|out| out.flags & INSIDE == 0)
     }

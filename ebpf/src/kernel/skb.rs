@@ -27,7 +27,7 @@ mod redirect;
 
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
-/// `skb->tc_index` of a packet that the bypass puts onto an uplink, or that the program at a bridge, or at a port of it, has translated: the
+/// `skb->tc_index` of a packet that the bypass puts onto an uplink, or that the program at the port of a bridge has translated: the
 /// next program must not look at it again.
 const BYPASSED: u32 = 0x7550;
 /// `skb->tc_index` of a packet that returns to a process of this host: `from_host` finishes it.
@@ -36,6 +36,9 @@ const RETURNING: u32 = 0x7551;
 /// `skb->tc_index` of a first fragment that was sent through the same hook again, with those that
 /// waited for it right behind.
 const AGAIN: u32 = 0x7552;
+
+/// `skb->tc_index` of a packet that a bridge receives again: it was translated.
+const RECEIVED_AGAIN: u32 = 0x7553;
 
 /// Bit of `skb->tc_index` of a packet that was for none of the pods when it came, whose number the lower bits are.
 const NUMBERED: u32 = 0x2000;
@@ -135,6 +138,12 @@ impl Skb {
     #[inline(always)]
     pub fn is_bypassed(&self) -> bool {
         self.has_mark(BYPASSED)
+    }
+
+    /// Whether [`Self::receive_again`] sent this packet here.
+    #[inline(always)]
+    pub fn is_received_again(&self) -> bool {
+        self.has_mark(RECEIVED_AGAIN)
     }
 
     /// Whether a pod's program sent this packet back to the host.

@@ -71,7 +71,7 @@ global!(
         ctx: *mut __sk_buff,
         client: u32,
     ) -> Step<Served> {
-        let head = &work.head;
+        let Work { head, request, .. } = &mut **work;
         if head.kind != Kind::Flow || !may_open(head) {
             return Ok(Served::Unknown);
         }
@@ -86,9 +86,19 @@ global!(
         if endpoint(target.addr).is_none_or(|pod| pod.ifindex != target.ifindex) {
             return Ok(Served::Unknown);
         }
+        let asked = head.tuple.reversed();
+        request.outer = asked;
+        request.inner = Tuple::new(
+            asked.protocol,
+            I::narrow(target.addr),
+            target.port,
+            asked.dst,
+            asked.dport,
+        );
+        request.owner = target.ifindex;
         // Nobody has checked the source of a container whose addresses we do not know.
         let is_anybodys = client != 0 && endpoint(head.tuple.src.wide()).is_none();
-        if is_anybodys && route::answers_leave(work, ctx, client) {
+        if is_anybodys && route::answers_leave(work, ctx) {
             return Ok(Served::Unknown);
         }
         let Work { head, request, .. } = &mut **work;
@@ -103,16 +113,6 @@ global!(
         if client == 0 && endpoint(head.tuple.src.wide()).is_some() {
             return Ok(Served::Unknown);
         }
-        let asked = head.tuple.reversed();
-        request.outer = asked;
-        request.inner = Tuple::new(
-            asked.protocol,
-            I::narrow(target.addr),
-            target.port,
-            asked.dst,
-            asked.dport,
-        );
-        request.owner = target.ifindex;
         request.client = client;
         request.uplink = 0;
         request.opener = Opener::Other;

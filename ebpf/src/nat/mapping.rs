@@ -241,6 +241,8 @@ global!(
         restored.passed = survivor.passed;
         if survivor.action == action::WIRE {
             restored.uplink = survivor.out_ifindex;
+            restored.queue |=
+                device(restored.uplink).map_or(0, |uplink| uplink.flags & flags::BRIDGE);
         }
         let leads_to_wire = restored.rewrite == rewrite::SRC && survivor.action == action::PEER;
         if leads_to_wire && *known & state::BYPASS != 0 {

@@ -195,10 +195,13 @@ impl Step<Chained> for Entries {
             mac: chained.via.mac.0,
             ..Entry::default()
         };
-        let host = Entry {
+        let mut host = Entry {
             peer_mac: chained.container.mac.0,
             ..entry(&chained.host, chained.network)
         };
+        if bridge.is_none() && chained.via.index != chained.host.index {
+            host.flags |= device::AT_UPLINK;
+        }
         maps.set_device(chained.host.index, host)?;
         let local = node.addresses_on(chained.via.index)?;
         for addr in endpoints {

@@ -13,7 +13,7 @@ use underpass_abi::{
 };
 use underpass_ebpf::packet::Packet as _;
 
-use super::{RETURNING, Skb, size};
+use super::{RECEIVED_AGAIN, RETURNING, Skb, size};
 use crate::kernel::{
     maps::device,
     verdict::{Step, Verdict},
@@ -72,7 +72,7 @@ impl Skb {
     /// (`skb_scrub_packet`, 5.10 to 6.18).
     #[inline(always)]
     pub fn receive_again(&mut self) -> Verdict {
-        self.mark_bypassed();
+        self.mark(RECEIVED_AGAIN);
         // SAFETY: no memory is passed.
         sent(unsafe { bpf_redirect(self.ifindex(), BPF_F_INGRESS.into()) })
     }
@@ -89,7 +89,8 @@ impl Skb {
     pub fn deliver<A>(&mut self, half: &Half<A>) -> Step<Verdict> {
         self.store(0, &half.eth)
             .map_err(|_| Verdict::dropped(Counter::DropMalformed))?;
-        let is_sent = device(self.ifindex()).is_some_and(|here| here.flags & flags::NETKIT != 0);
+        const SENT: u32 = flags::NETKIT | flags::BRIDGE;
+        let is_sent = device(self.ifindex()).is_some_and(|here| here.flags & SENT != 0);
         Ok(if is_sent {
             self.redirect(half.out_ifindex)
         } else {
