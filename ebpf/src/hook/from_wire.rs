@@ -10,7 +10,6 @@ use underpass_abi::{
     node::feature,
 };
 use underpass_ebpf::{
-    ip::Head,
     l4::{Kind, tcp},
     packet::Covers,
 };

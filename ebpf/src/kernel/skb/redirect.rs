@@ -87,9 +87,9 @@ impl Skb {
     /// Into the pod that a direction leads to, from the hook where the packet is.
     #[inline(always)]
     pub fn deliver<A>(&mut self, half: &Half<A>) -> Step<Verdict> {
+        const SENT: u32 = flags::NETKIT | flags::BRIDGE;
         self.store(0, &half.eth)
             .map_err(|_| Verdict::dropped(Counter::DropMalformed))?;
-        const SENT: u32 = flags::NETKIT | flags::BRIDGE;
         let is_sent = device(self.ifindex()).is_some_and(|here| here.flags & SENT != 0);
         Ok(if is_sent {
             self.redirect(half.out_ifindex)
