@@ -332,16 +332,37 @@ fn a_client_of_the_lan_is_answered(#[values(V4, V6)] family: Family) -> Result<(
     let first = foreign(&lab, "bridge", family)
         .with("bridge", Node::UPLINK)
         .with("isGateway", false);
-    let chain = Chain::new(&lab.node, &first, [chained(&lab.node, "underpass")])
-        .runtime("portMappings", mappings(HOST));
-    let server = Container::add_unchecked(&lab.node, "server", chain, family)?;
-    for ip in [own, family.gateway()] {
-        let (own, at) = (SocketAddr::new(ip, 42_000), node_at(family, HOST));
-        tcp::Client::connect_between(world, own, at)
+    let readdress = |mac: &str| {
+        let link = ["link", "set", Node::UPLINK, "address", mac];
+        node.expect(Command::new("ip").args(link), &[])
+    };
+    readdress("06:00:00:00:00:01")?;
+    let chain = |port| {
+        Chain::new(&lab.node, &first, [chained(&lab.node, "underpass")])
+            .runtime("portMappings", mappings(port))
+    };
+    let server = Container::add_unchecked(&lab.node, "server", chain(HOST), family)?;
+    let neighbour = Container::add_unchecked(&lab.node, "neighbour", chain(HOST + 1), family)?;
+    let at = node_at(family, HOST);
+    let asks = |client: &Netns, ip: IpAddr, port: u16| -> Result<()> {
+        let own = SocketAddr::new(ip, port);
+        tcp::Client::connect_between(client, own, at)
             .with_context(|| format!("from {own}"))?
             .chat(3)?;
-        udp::Client::open_bound(world, own)?.chat(at, 3)?;
+        udp::Client::open_bound(client, own)?.chat(at, 3)?;
+        Ok(())
+    };
+    asks(&neighbour.netns, neighbour.ip, 42_000)?;
+    asks(world, own, 42_000)?;
+    asks(world, family.gateway(), 42_000)?;
+    // As when the port goes that it had its address from.
+    readdress("06:00:00:00:00:02")?;
+    for netns in [world, &server.netns] {
+        netns.expect(Command::new("ip").args(["neighbour", "flush", "all"]), &[])?;
     }
+    asks(world, own, 42_001)?;
+    asks(world, family.gateway(), 42_001)?;
+    neighbour.del()?;
     server.del()
 }
 

@@ -100,7 +100,10 @@ global!(
         let (Some(from), Some(to)) = (device(owner.unwrap_or(arrival)), device(to_ifindex)) else {
             return false;
         };
-        if !may_come(from, owner.is_some()) || !may_bypass(work) || !may_go(work, &skb, owner, to) {
+        if !may_come(from, owner.is_some())
+            || !may_bypass(work)
+            || !may_go(work, &skb, owner, from.flags, to)
+        {
             return false;
         }
         let old = work.partner;
@@ -188,9 +191,14 @@ fn may_bypass<I: Net>(work: &WorkArea<I>) -> bool {
 /// Whether the bypass reaches the device that the packet in [`Work::head`] leaves by, which had the tuple in [`Work::partner`]: a pod
 /// from anywhere, an uplink from the pod behind `owner`.
 #[inline(always)]
-fn may_go<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: Option<u32>, to: &Device) -> bool {
+fn may_go<I: Net>(
+    work: &mut WorkArea<I>,
+    skb: &Skb,
+    owner: Option<u32>,
+    from: u32,
+    to: &Device,
+) -> bool {
     if to.flags & flags::POD != 0 {
-        let from = owner.and_then(device).map_or(0, |from| from.flags);
         return to.flags & flags::BYPASS != 0
             && is_reachable(queue(from, to), to)
             && endpoint(work.head.tuple.dst.wide())

@@ -29,7 +29,6 @@ use crate::{
         ETHERNET, container,
         global::global,
         maps::device,
-        memory::mac_words,
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
@@ -173,7 +172,6 @@ global!(
         ctx: *mut __sk_buff,
         is_known: bool,
     ) -> Step<Verdict> {
-        const BOTH: u8 = rewrite::SRC | rewrite::EARLY;
         let mut skb = Skb::new(ctx);
         if is_known && is_early(&skb, work.half.rewrite, work.state) {
             mapping::note(work);
@@ -184,7 +182,7 @@ global!(
         }
         // Of a datagram to the host, so that the later ones are not kept.
         fragment::remember(&work.head);
-        if is_known && work.half.rewrite & BOTH == rewrite::SRC {
+        if is_known && work.half.rewrite & rewrite::SRC != 0 {
             lead_to_uplink(&mut skb);
         }
         if work.is_signed {
@@ -199,8 +197,7 @@ global!(
 #[inline(always)]
 fn is_early(skb: &Skb, how: u8, flow_state: u32) -> bool {
     let is_to_port = how & TO_PORT == TO_PORT && !is_answer(how, flow_state);
-    let is_led = how & rewrite::EARLY == 0 && is_at_uplink(skb);
-    is_to_port || how & rewrite::SRC != 0 && !is_led && is_switched(skb)
+    is_to_port || how & rewrite::SRC != 0 && !is_at_uplink(skb) && is_switched(skb)
 }
 
 /// Has the host's stack carry an answer of a container at a bridge that is an uplink, also to a neighbour there: it leaves by the uplink, which gives it
@@ -210,7 +207,8 @@ fn lead_to_uplink(skb: &mut Skb) {
     let Some(port) = device(skb.ifindex()) else {
         return;
     };
-    if port.flags & flags::AT_UPLINK != 0 && skb.store(0, &mac_words(&port.mac)).is_ok() {
+    // A bridge takes what is for any of its ports.
+    if port.flags & flags::AT_UPLINK != 0 && skb.store(0, &port.own_mac).is_ok() {
         skb.take_for_host();
     }
 }

@@ -164,7 +164,7 @@ fn note_arrival(skb: &mut Skb) {
 #[inline(always)]
 fn is_translated(ctx: *mut __sk_buff) -> bool {
     let skb = Skb::new(ctx);
-    skb.is_received_again() || skb.is_bypassed() && skb.is_at_bridge()
+    (skb.is_received_again() || skb.is_bypassed()) && skb.is_at_bridge()
 }
 
 global!(

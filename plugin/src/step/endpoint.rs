@@ -70,7 +70,7 @@ impl Step<Interface> for Entries {
                 flow_cost: quota::cost(half_open),
                 netns,
                 tunnel_port: plan.tunnel_port.map_or(0, |port| port.get().to_be()),
-                reserved: [0; 3],
+                own_mac: [0; 3],
             },
         )?;
         for ip in &plan.result.ips {
