@@ -193,8 +193,8 @@ pub struct Half<A> {
     /// See [`rewrite`].
     pub rewrite: u8,
     /// Not zero: packets to a pod must be sent by `out_ifindex`, whose queue shapes them, or because
-    /// they come from a place where nothing else is allowed ([`device`](crate::endpoint::device)
-    /// `SHAPED`, `NETKIT`). To an uplink: whether they need their fingerprint there (`TUNNEL`), and when the stack was shown
+    /// they come from a place where nothing else is allowed, or would do harm ([`device`](crate::endpoint::device)
+    /// `SHAPED`, `NETKIT`, `BRIDGE`). To an uplink: whether they need their fingerprint there (`TUNNEL`), and when the stack was shown
     /// one that [`Self::mtu`] has no room for ([`told`]).
     pub queue: u32,
     /// Tick at which the stack last let a packet of this direction through unchanged, and its way
