@@ -174,7 +174,8 @@ fn tunnels_and_bridges_are_marked() {
         let surroundings = Surroundings {
             links: &[uplink],
             addresses: &[address(2, "10.244.1.0/32")],
-            routes: &[],
+            // Without it a bridge is none.
+            routes: &[default_route(2, "0.0.0.0/0", None)],
             rp_filter: 0,
         };
         assert_eq!(
