@@ -115,7 +115,7 @@ global!(
             reorder::lead(work, ctx, Way::IN)?;
             mapping::note(work);
             translate::as_known(work, &skb)?;
-            if is_received_again(&skb, work) {
+            if must_be_received_again(&skb, work) {
                 return Err(skb.receive_again());
             }
         } else {
@@ -140,7 +140,7 @@ global!(
 /// together of pieces is longer than what it leaves by has room for: of IPv6 the kernel would not take it to pieces any more (`ip6_pkt_too_big` asks
 /// `skb->ignore_df`, 5.10 to 6.18).
 #[inline(always)]
-fn is_received_again<I: Net>(skb: &Skb, work: &Work<I>) -> bool {
+fn must_be_received_again<I: Net>(skb: &Skb, work: &Work<I>) -> bool {
     let Some(here) = device(skb.ifindex()).filter(|here| here.flags & flags::BRIDGE != 0) else {
         return false;
     };

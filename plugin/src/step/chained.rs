@@ -201,8 +201,8 @@ impl Step<Chained> for Entries {
         };
         if bridge.is_none() && chained.via.index != chained.host.index {
             host.flags |= device::AT_UPLINK;
-            let [a, b, c, d, e, f] = chained.host.mac.0;
-            host.own_mac = [[a, b], [c, d], [e, f]].map(u16::from_ne_bytes);
+            let mac = chained.host.mac.0;
+            host.own_mac = [0, 2, 4].map(|at| u16::from_ne_bytes([mac[at], mac[at + 1]]));
         }
         maps.set_device(chained.host.index, host)?;
         let local = node.addresses_on(chained.via.index)?;
