@@ -33,7 +33,7 @@ use crate::{
         memory,
         net::Net,
         route::{Asked, find_route},
-        skb::Skb,
+        skb::{SENT, Skb},
         work_area::WorkArea,
     },
     model::{
@@ -334,10 +334,6 @@ pub fn is_reachable(queue: u32, pod: &Device) -> bool {
 pub(super) fn queue(from: u32, pod: &Device) -> u32 {
     from & SENT | pod.flags & flags::SHAPED
 }
-
-/// Where packets come from that can't be put past the device of a pod, only be sent by it. What a netkit sends was not received yet. What a bridge receives
-/// brings along what the node's connection tracking knows of it, since a port of it, into the pod's (until c43272299488, 6.15; a device that sends forgets it).
-const SENT: u32 = flags::NETKIT | flags::BRIDGE;
 
 /// Has packets to a pod pass the queue of its host device, if that shapes them.
 #[inline(always)]

@@ -49,11 +49,15 @@ use crate::{
 /// IPv4 and IPv6; the network header is at `L3`.
 #[inline(always)]
 pub fn ip<I: Net, const L3: u32>(ctx: *mut __sk_buff) -> Step<Verdict> {
-    let is_translated = L3 == ETHERNET && is_translated(ctx);
-    let seen = if is_translated {
-        // The tuple that it has now may be another flow's for the world.
-        Seen::None
-    } else if L3 == ETHERNET {
+    if L3 == ETHERNET && is_translated(ctx) {
+        // Before the bypass: the tuple that it has now may be another flow's for the world.
+        // SAFETY: this is the only view, but for the one that it is lent for.
+        if let Some(mut work) = unsafe { WorkArea::<I>::open() } {
+            hand_on(&mut work, ctx);
+        }
+        return Ok(Verdict::STACK);
+    }
+    let seen = if L3 == ETHERNET {
         bypass::take::<I>(ctx, Side::Wire)?
     } else {
         Seen::Perhaps
@@ -63,10 +67,6 @@ pub fn ip<I: Net, const L3: u32>(ctx: *mut __sk_buff) -> Step<Verdict> {
         return Ok(Verdict::STACK);
     };
     let work = &mut work;
-    if is_translated {
-        hand_on(work, ctx);
-        return Ok(Verdict::STACK);
-    }
     hairpin::serve(work, ctx, 0, seen, |work, ctx, seen| {
         translate_back(work, ctx, L3, seen)
     })?;

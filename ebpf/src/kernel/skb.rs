@@ -25,6 +25,8 @@ use crate::kernel::{crc32c::crc32c_change, linear::Linear, maps::constant};
 mod frame;
 mod redirect;
 
+pub use redirect::SENT;
+
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
 /// `skb->tc_index` of a packet that the bypass puts onto an uplink, or that the program at the port of a bridge has translated: the

@@ -19,6 +19,10 @@ use crate::kernel::{
     verdict::{Step, Verdict},
 };
 
+/// Where packets come from that can't be put past the device of a pod, only be sent by it. What a netkit sends was not received yet. What a bridge receives
+/// brings along what the node's connection tracking knows of it, since a port of it, into the pod's (until c43272299488, 6.15; a device that sends forgets it).
+pub const SENT: u32 = flags::NETKIT | flags::BRIDGE;
+
 impl Skb {
     /// Into the pod behind a host veth or a netkit primary, past the stack. A wrong device would
     /// swallow the packet without a word (5.10), and so does any device where the packet is not being
@@ -87,7 +91,6 @@ impl Skb {
     /// Into the pod that a direction leads to, from the hook where the packet is.
     #[inline(always)]
     pub fn deliver<A>(&mut self, half: &Half<A>) -> Step<Verdict> {
-        const SENT: u32 = flags::NETKIT | flags::BRIDGE;
         self.store(0, &half.eth)
             .map_err(|_| Verdict::dropped(Counter::DropMalformed))?;
         let is_sent = device(self.ifindex()).is_some_and(|here| here.flags & SENT != 0);
