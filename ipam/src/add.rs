@@ -122,6 +122,11 @@ enum PoolFailure {
     },
     #[error(transparent)]
     Exhausted(Exhausted),
+    #[error(
+        "the {MANY} next free addresses of range set {}, up to {last}, are the node's own or lead to others",
+        shorten::part(pool)
+    )]
+    Unusable { pool: Pool, last: IpAddr },
 }
 
 fn spaced(ips: &[IpAddr]) -> String {
@@ -156,6 +161,12 @@ impl AllocationError {
                  correct IP of CNI_ARGS, args.cni.ips or runtimeConfig.ips, or the ranges"
                     .to_owned()
             }
+            Self::Pool {
+                source: PoolFailure::Unusable { last, .. },
+                ..
+            } => format!(
+                "see `ip route get {last}`: give the network another range, or take away the route that leads its addresses elsewhere"
+            ),
             Self::Pool { .. } | Self::Store(_) => String::new(),
         }
     }
@@ -175,7 +186,7 @@ impl From<AllocationError> for CniError {
                 ..
             } => Code::Other(CODE_TAKEN),
             AllocationError::Pool {
-                source: PoolFailure::Gateway(_),
+                source: PoolFailure::Gateway(_) | PoolFailure::Unusable { .. },
                 ..
             }
             | AllocationError::LeftOver(_) => Code::InvalidConfig,
@@ -274,9 +285,17 @@ fn allocate(
                 }));
             }
             let candidates = pool.candidates(locked.last_reserved(index));
-            take_next(locked, candidates, holder, is_usable)?.ok_or_else(|| {
-                failed(PoolFailure::Exhausted(Exhausted::of(locked.store(), pool)))
-            })?
+            match take_next(locked, candidates, holder, is_usable)? {
+                Next::Is(ip, range) => (ip, range),
+                Next::Unusable(last) => {
+                    let pool = pool.clone();
+                    return Err(failed(PoolFailure::Unusable { pool, last }));
+                }
+                Next::None => {
+                    let exhausted = Exhausted::of(locked.store(), pool);
+                    return Err(failed(PoolFailure::Exhausted(exhausted)));
+                }
+            }
         };
         taken.push(ip);
         locked.set_last_reserved(index, ip)?;
@@ -312,13 +331,25 @@ fn take_requested<'a>(
     })
 }
 
+/// Where addresses of a range are of no use by the hundred, all are: nobody looks at the rest, of which IPv6 has too many.
+const MANY: usize = 256;
+
+/// What the candidates came to.
+enum Next<'a> {
+    Is(IpAddr, &'a Range),
+    /// Many were free, and of no use; the last of them.
+    Unusable(IpAddr),
+    None,
+}
+
 /// The first of the candidates that is free and of use. Of one that is leased nobody asks whether it is.
 fn take_next<'a>(
     locked: &mut Locked,
     candidates: impl Iterator<Item = Candidate<'a>>,
     holder: Holder<'_>,
     is_usable: &dyn Fn(IpAddr) -> bool,
-) -> Result<Option<(IpAddr, &'a Range)>, StoreError> {
+) -> Result<Next<'a>, StoreError> {
+    let mut unusable = 0;
     let mut listed: Option<HashSet<IpAddr>> = None;
     for (attempt, Candidate { ip, range }) in candidates.enumerate() {
         if attempt == PROBES {
@@ -328,12 +359,16 @@ fn take_next<'a>(
             && locked.reserve_for(ip, holder)?
         {
             if is_usable(ip) {
-                return Ok(Some((ip, range)));
+                return Ok(Next::Is(ip, range));
             }
             locked.release(ip, holder.owner)?;
+            unusable += 1;
+            if unusable == MANY {
+                return Ok(Next::Unusable(ip));
+            }
         }
     }
-    Ok(None)
+    Ok(Next::None)
 }
 
 /// Frees what an ADD took that gave `result`, and nothing that the container held before.

@@ -41,7 +41,13 @@ pub fn status_without(
         .map_err(|error| Error::new(Code::NotAvailable, error.to_string()))?;
     if pools.iter().any(|pool| is_full(pool, &leased)) {
         let ended = &leased - &store.ended().into_iter().collect();
-        let leased = &ended - &dead(&store);
+        let mut leased = &ended - &dead(&store);
+        let full: Vec<&Pool> = pools.iter().filter(|pool| is_full(pool, &leased)).collect();
+        // An ADD reclaims what somebody left empty who was killed, or lost power.
+        leased.retain(|ip| {
+            let is_of_full = full.iter().any(|pool| pool.range_of(*ip).is_some());
+            !is_of_full || !store.is_empty(*ip)
+        });
         if let Some(pool) = pools.iter().find(|pool| is_full(pool, &leased)) {
             return Err(Error::not_available(
                 Exhausted::of(&store, pool).to_string(),

@@ -141,6 +141,12 @@ impl Store {
         }
     }
 
+    /// Tells whether the file of `ip` is empty, so that the next ADD takes it for nobody's.
+    #[must_use]
+    pub fn is_empty(&self, ip: IpAddr) -> bool {
+        fs::symlink_metadata(self.path(ip)).is_ok_and(|meta| is_reclaimed(&meta))
+    }
+
     fn path(&self, ip: IpAddr) -> PathBuf {
         self.dir.join(ip.to_string())
     }
@@ -160,6 +166,11 @@ impl Store {
     pub fn ended(&self) -> Vec<IpAddr> {
         index::ended(&self.data_dir, &self.network)
     }
+}
+
+/// Tells whether a lease is what somebody has left who was killed before he wrote it, or lost power.
+fn is_reclaimed(meta: &fs::Metadata) -> bool {
+    meta.is_file() && meta.len() == 0
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use super::Store;
 use super::error::{Attempt, StoreError, both};
 use super::file::{addresses, read_short, write_over};
 use super::index::Index;
+use super::{Store, is_reclaimed};
 use crate::home::Home;
 use crate::owner::Owner;
 
@@ -56,7 +56,7 @@ impl Locked {
         self.index.bring_up_to_date()?;
         let path = self.store.path(ip);
         match fs::symlink_metadata(&path) {
-            Ok(meta) if meta.is_file() && meta.len() == 0 => {
+            Ok(meta) if is_reclaimed(&meta) => {
                 fs::remove_file(&path).attempt("reclaim the empty lease", &path)?;
             }
             Ok(_) => return Ok(false),

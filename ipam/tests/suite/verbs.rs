@@ -240,6 +240,20 @@ fn a_pool_with_one_free_address_among_many_is_found_out() {
     );
 }
 
+/// Who was killed between two system calls has left a file without a word in it.
+#[test]
+fn status_counts_what_an_add_would_reclaim() {
+    let network = Network::with_subnets(&["10.0.0.0/29", "2001:db8::/126"]);
+    for host in 2..=6 {
+        network.write(&format!("10.0.0.{host}"), &format!("x{host}\r\neth0"));
+    }
+    assert_eq!(call(&network, "STATUS", C1).expect_err("full").0, 50);
+    network.write("10.0.0.4", "");
+    assert_eq!(call(&network, "STATUS", C1), Ok(Value::Null));
+    assert_eq!(add(&network, C1), Ok(texts(&["10.0.0.4", "2001:db8::2"])));
+    assert_eq!(call(&network, "STATUS", C1).expect_err("full").0, 50);
+}
+
 #[test]
 fn a_full_pool_names_the_folder_and_who_is_in_it() {
     let network = Network::with_subnets(&["10.0.0.0/29", "2001:db8::/64"]);
