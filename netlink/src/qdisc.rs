@@ -150,7 +150,7 @@ impl Netlink {
         let answer = self.change(
             &RouteNetlinkMessage::DelQueueDiscipline(root_of(device, handle)),
             Mode::Existing,
-            || format!("delete the root qdisc {handle}: of {}", device.name),
+            || format!("delete the root qdisc {handle:x}: of {}", device.name),
         );
         match answer {
             Ok(()) => Ok(true),

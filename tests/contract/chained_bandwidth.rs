@@ -108,9 +108,13 @@ fn host_end(lab: &Lab, netns: &Netns) -> Result<String> {
 fn expect_filter(netns: &Netns, device: &str, rate: u64) -> Result<()> {
     let root = root_qdisc(netns, device)?;
     let options = &root["options"];
+    let handle = root["handle"]
+        .as_str()
+        .and_then(|handle| handle.strip_suffix(':'));
+    let number = handle.and_then(|handle| u16::from_str_radix(handle, 16).ok());
     ensure!(
         root["kind"] == "tbf"
-            && root["handle"] == "2:"
+            && number.is_some_and(|number| (0x1000..0x8000).contains(&number))
             && options["rate"] == rate
             && options["burst"] == BURST,
         "{device} has {root}"
@@ -437,4 +441,37 @@ fn a_pair_that_seems_to_be_another_s() -> Result<()> {
     ])?;
     call("DEL", &attacker)?;
     expect_filter(host, victim.host_veth(), RATE)
+}
+
+/// The runtime calls late for a container that is gone, or for another network's that had the interface's name: whose
+/// namespace it names now has its own limits.
+#[rstest]
+fn a_late_del_leaves_anothers_limits(
+    #[values("another container", "another network")] whose: &str,
+    #[values("bridge", "ptp")] kind: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let netns = lab.node.netns().sibling("a")?;
+    let link = ours("bandwidth")?;
+    let chain = Chain::new(&lab.node, &first(&lab, kind, V4), [bandwidth(&lab.node)])
+        .ours(&link.path)
+        .runtime("bandwidth", both());
+    let result = chain.add(&netns)?;
+    let host = host_end(&lab, &netns)?;
+    let (container, network) = match whose {
+        "another container" => ("gone", "foreign"),
+        _ => (netns.name(), "another"),
+    };
+    let conf = json!({
+        "cniVersion": "1.0.0", "name": network, "type": "bandwidth", "bpfRoot": lab.node.bpf_root(), "prevResult": result,
+    });
+    let late = Call::new("DEL")
+        .attachment(container, &netns.path().display().to_string(), IFNAME)
+        .stdin(conf.to_string().as_bytes());
+    run(&lab.node, &link.path, &late)?.silence()?;
+    expect_filter(lab.node.netns(), &host, RATE)?;
+    expect_filter(&netns, IFNAME, RATE / 2)?;
+    chain.check(&netns, &result)?;
+    chain.del(&netns, &result)
 }

@@ -27,9 +27,15 @@ use crate::{
 };
 
 const NAME: &str = "chained bandwidth";
-/// The handle of our filters in a chain, `2:` in `tc`. That of the keys of an interface of ours, and of the
-/// reference plugin, is another.
-const HANDLE: u16 = 2;
+/// The handle of the filters of one attachment in a chain, `2a7f:` in `tc`: by it a DEL knows them from those of a container
+/// that was given the same namespace since, or of another network's interface of that name. That of the keys of an
+/// interface of ours, and of the reference plugin, is `1:`; those that the kernel chooses begin at `8000:`.
+fn handle(owner: &Owner) -> u16 {
+    const FIRST: u16 = 0x1000;
+    const LAST: u16 = 0x7fff;
+    let [high, low, ..] = *owner;
+    FIRST + u16::from_be_bytes([high, low]) % (LAST - FIRST + 1)
+}
 
 /// The ends of a container's pair.
 pub(crate) struct Ends<'a> {
@@ -39,6 +45,8 @@ pub(crate) struct Ends<'a> {
     pod: &'a Netlink,
     host: Link,
     container: Link,
+    /// That of our filters.
+    handle: u16,
     /// None where nothing is loaded, and for interfaces of others.
     maps: Option<Maps>,
 }
@@ -76,6 +84,7 @@ impl<'a> Ends<'a> {
             pod,
             host,
             container,
+            handle: handle(&owner),
             maps: None,
         }))
     }
@@ -111,9 +120,10 @@ impl<'a> Ends<'a> {
             if is_limited(&end, tbf)? {
                 continue;
             }
-            end.netlink.add_tbf(&end.device, HANDLE, tbf)?;
+            let handle = self.handle;
+            end.netlink.add_tbf(&end.device, handle, tbf)?;
             undo.push(NAME, move || {
-                end.netlink.delete_root(&end.device, HANDLE)?;
+                end.netlink.delete_root(&end.device, handle)?;
                 Ok(())
             });
         }
@@ -141,12 +151,21 @@ impl<'a> Ends<'a> {
 
     /// Takes off what an ADD has put there, by its handle, and then tells the programs.
     pub(crate) fn revert(&mut self, root: &Path) -> Result<(), Error> {
-        remove(self.pod, &self.container)?;
-        if remove(self.node, &self.host)? {
+        self.remove(self.pod, &self.container)?;
+        if self.remove(self.node, &self.host)? {
             self.open_maps(root)?;
             self.mark(0)?;
         }
         Ok(())
+    }
+
+    /// Takes our filter off an end, by its handle. Returns whether there was one.
+    fn remove(&self, netlink: &Netlink, link: &Link) -> Result<bool, Error> {
+        let root = netlink.root_qdisc(link.index)?;
+        if root.is_none_or(|root| root.handle != self.handle || root.tbf.is_none()) {
+            return Ok(false);
+        }
+        Ok(netlink.delete_root(&Device::from(link), self.handle)?)
     }
 
     /// The ends that limit something, and what they limit.
@@ -198,15 +217,6 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// Takes our filter off an end, by its handle. Returns whether there was one.
-fn remove(netlink: &Netlink, link: &Link) -> Result<bool, Error> {
-    let root = netlink.root_qdisc(link.index)?;
-    if root.is_none_or(|root| root.handle != HANDLE || root.tbf.is_none()) {
-        return Ok(false);
-    }
-    Ok(netlink.delete_root(&Device::from(link), HANDLE)?)
-}
-
 /// Tells whether the end has the very filter already, and refuses to be the second that limits it.
 fn is_limited(end: &End<'_>, wanted: Tbf) -> Result<bool, Error> {
     let Some(root) = end.netlink.root_qdisc(end.device.index)? else {
@@ -221,7 +231,7 @@ fn is_limited(end: &End<'_>, wanted: Tbf) -> Result<bool, Error> {
     };
     let direction = end.direction;
     Err(CniError::config(format!(
-        "invalid {direction}Rate {}: {direction} of the container {is}, by the root qdisc {} {}: of {}: give the limit \
+        "invalid {direction}Rate {}: {direction} of the container {is}, by the root qdisc {} {:x}: of {}: give the limit \
          to one plugin of the chain, by its keys or by the capability `bandwidth`",
         end.limit.rate, root.kind, root.handle, end.device.name
     ))
