@@ -55,10 +55,11 @@ pub struct Link {
     pub controller: Option<u32>,
     /// True if [`Self::controller`] is a VRF.
     pub in_vrf: bool,
-    /// Of a veth or netkit: the index of the peer, in the peer's namespace.
+    /// Of a veth or netkit the peer, of a device that is made on another (a VLAN, a macvlan) that one: its index, in its own
+    /// namespace.
     pub peer: Option<u32>,
-    /// Of a veth or netkit whose peer is in another namespace: the number by which this namespace knows
-    /// that one (`IFLA_LINK_NETNSID`).
+    /// Where [`Self::peer`] is in another namespace: the number by which this namespace knows that one
+    /// (`IFLA_LINK_NETNSID`).
     pub peer_netns: Option<i32>,
     /// Its own `net.ipv4.conf.<name>.rp_filter`.
     pub rp_filter: i32,

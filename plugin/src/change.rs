@@ -26,6 +26,8 @@ pub(crate) enum Change {
         device: String,
         programs: Vec<&'static str>,
     },
+    /// Programs sit on a device no more that has become a part of another uplink.
+    Detached(String),
     /// The programs go by other sysctls, or other policies of IPsec.
     Rules,
     /// Other addresses than before are those of Services.
@@ -106,6 +108,9 @@ impl fmt::Display for Change {
             } => write!(f, "{device}: {}", differences.join(", ")),
             Self::Attached { device, programs } => {
                 write!(f, "{device}: attached {}", programs.join(", "))
+            }
+            Self::Detached(device) => {
+                write!(f, "{device}: detached, it is a part of another uplink now")
             }
             Self::Rules => f.write_str(
                 "network stack: the programs go by its sysctls and IPsec policies as they are now",

@@ -235,6 +235,11 @@ pub enum Finding {
         "the map DEVICES has other addresses, MTU, MAC or reverse path filter than the uplink {0}: the next ADD or GC corrects it"
     )]
     OtherUplink(String),
+    /// The programs sit on a device whose packets pass those of an uplink as well.
+    #[error(
+        "the programs are attached to {0}, which has become a part of another uplink: packets are translated twice; the next ADD or GC corrects it"
+    )]
+    PartOfUplink(String),
     /// The programs keep containers out of other tunnels.
     #[error(
         "the map STATE has other tunnels than the node is an end of: the next ADD or GC corrects it"

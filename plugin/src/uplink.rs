@@ -37,9 +37,6 @@ pub struct Uplink {
     pub device: Device,
     /// True if a default route of the main table leads by it.
     pub default_route: bool,
-    /// True if its default route came from router advertisements, which stop when the host
-    /// forwards unless `accept_ra` is 2.
-    pub advertised: bool,
     /// XDP programs that it has, ours or others'.
     pub xdp: Vec<Attached>,
 }
@@ -57,33 +54,55 @@ pub struct Surroundings<'a> {
     pub rp_filter: i32,
 }
 
+/// Devices of which each is made on the next: the kernel lets nobody make more (`MAX_NEST_DEV`, include/linux/netdevice.h).
+const DEEPEST: usize = 8;
+
 impl Surroundings<'_> {
     /// Chooses the uplinks: those that `patterns` name, else those that carry a default route or a global
     /// address.
     #[must_use]
     pub fn uplinks(&self, patterns: Option<&[Glob]>) -> Vec<Uplink> {
-        self.links
-            .iter()
-            .filter(|link| {
-                if !is_not_ours(link) {
-                    return false;
-                }
-                match patterns {
+        let is_chosen = |link: &Link| {
+            is_not_ours(link)
+                && match patterns {
                     Some(patterns) => patterns.iter().any(|pattern| pattern.matches(&link.name)),
                     None => self.leads_to_the_world(link),
                 }
-            })
+        };
+        let chosen: Vec<&Link> = self.links.iter().filter(|link| is_chosen(link)).collect();
+        let indices: Vec<u32> = chosen.iter().map(|link| link.index).collect();
+        chosen
+            .into_iter()
+            .filter(|link| !self.is_part_of(link, &indices))
             .map(|link| Uplink {
                 index: link.index,
                 name: link.name.clone(),
                 device: self.device(link),
                 xdp: link.xdp.clone(),
                 default_route: self.default_routes(link).next().is_some(),
-                advertised: self
-                    .default_routes(link)
-                    .any(|route| route.advertised && route.route.dst.addr().is_ipv6()),
             })
             .collect()
+    }
+
+    /// Tells whether a device is a part of one of these, as the ports of a bridge and the members of a bond are. What comes and
+    /// goes by it does so by the whole as well, and what is translated at both becomes another's.
+    #[must_use]
+    pub fn is_part_of(&self, link: &Link, wholes: &[u32]) -> bool {
+        let mut at = link;
+        for _ in 0..DEEPEST {
+            // A VRF has no packets of its own.
+            let Some(controller) = at.controller.filter(|_| !at.in_vrf) else {
+                return false;
+            };
+            if wholes.contains(&controller) {
+                return true;
+            }
+            let Some(whole) = self.links.iter().find(|link| link.index == controller) else {
+                return false;
+            };
+            at = whole;
+        }
+        false
     }
 
     /// Lists the addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
@@ -123,7 +142,7 @@ impl Surroundings<'_> {
         if link.kind.as_ref().is_some_and(tunnel::is_datagrams) {
             flags |= device::TUNNEL;
         }
-        if matches!(link.kind, Some(InfoKind::Bridge)) {
+        if self.is_of_a_bridge(link) {
             flags |= device::BRIDGE;
         }
         if link.in_vrf {
@@ -142,6 +161,26 @@ impl Surroundings<'_> {
             masquerade6: self.masquerade(link, IpAddr::is_ipv6),
             ..Device::default()
         }
+    }
+
+    /// Tells whether what comes by this device came to a port of a bridge first: it is the bridge, or a device that takes
+    /// packets from one by their VLAN or their MAC address.
+    fn is_of_a_bridge(&self, link: &Link) -> bool {
+        let mut at = link;
+        for _ in 0..DEEPEST {
+            match at.kind {
+                Some(InfoKind::Bridge) => return true,
+                // What it is made on may be in the namespace that it came from.
+                Some(InfoKind::Vlan | InfoKind::MacVlan | InfoKind::IpVlan)
+                    if at.peer_netns.is_none() => {}
+                _ => return false,
+            }
+            let Some(lower) = self.links.iter().find(|link| Some(link.index) == at.peer) else {
+                return false;
+            };
+            at = lower;
+        }
+        false
     }
 
     /// Finds the address that the kernel would choose as the source of a packet by this link; zero if it

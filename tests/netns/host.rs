@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use rstest::rstest;
+use serde_json::{Value, json};
 use underpass_tests::prelude::*;
 
 const PORT: u16 = 8080;
@@ -48,4 +49,33 @@ fn a_pod_reaches_itself(#[values(V4, V6)] family: Family) -> Result<()> {
     let seen = tcp::visit(pod.netns(), pod.at(family, PORT))?;
     ensure!(seen == pod.ip(family), "it saw {seen}");
     ping::ping(pod.netns(), pod.ip(family))
+}
+
+/// The kernel takes the default routes away that a host heard of by router advertisements when it begins to forward, and hears no
+/// more, unless it is told to. What a network's uplinks are has nothing to do with that.
+#[rstest]
+#[case::by_default(json!(null))]
+#[case::others(json!(["wg0"]))]
+#[case::none(json!([]))]
+fn the_node_goes_on_to_hear_routers(#[case] uplinks: Value) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let node = lab.node.netns();
+    let accept = format!("net/ipv6/conf/{}/accept_ra", Node::UPLINK);
+    let forwarding = "net/ipv6/conf/all/forwarding";
+    ensure!(node.sysctl(forwarding)? == "0", "it forwards already");
+    node.set_sysctl(&accept, "1")?;
+    node.ip(&[format!(
+        "route replace ::/0 via {} dev {} proto ra",
+        V6.gateway(),
+        Node::UPLINK
+    )])?;
+    let conf = match uplinks {
+        Value::Null => lab.conf(),
+        uplinks => lab.conf().with("uplinks", uplinks),
+    };
+    let pod = lab.pod_with("a", &conf)?;
+    ensure!(node.sysctl(forwarding)? == "1", "it does not forward");
+    ensure!(node.sysctl(&accept)? == "2", "{}", node.sysctl(&accept)?);
+    pod.del()
 }

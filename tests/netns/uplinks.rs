@@ -5,6 +5,7 @@ use std::{net::SocketAddr, process::Command};
 
 use anyhow::bail;
 use rstest::rstest;
+use rtnetlink::LinkBridge;
 use underpass_dataplane::kernel::version;
 use underpass_tests::{
     capture::Capture,
@@ -17,7 +18,7 @@ use underpass_tests::{
     world::World,
 };
 
-use crate::scene::Scene;
+use crate::{net_dir, scene::Scene};
 
 /// What fits into a WireGuard device on Ethernet.
 const MTU: u32 = 1420;
@@ -84,7 +85,16 @@ fn probes_agree_with_what_the_kernel_lists() -> Result<()> {
 #[rstest]
 fn masquerade_and_host_ports_work(
     #[values(V4, V6)] family: Family,
-    #[values(Wire::Bridge, Wire::Vlan, Wire::WireGuard, Wire::Vrf)] wire: Wire,
+    #[values(
+        Wire::Bridge,
+        Wire::BridgeVlan,
+        Wire::Vlan,
+        Wire::MacVlan,
+        Wire::Bond,
+        Wire::WireGuard,
+        Wire::Vrf
+    )]
+    wire: Wire,
 ) -> Result<()> {
     needs_root!();
     if wire.is_missing()? {
@@ -95,15 +105,15 @@ fn masquerade_and_host_ports_work(
     scene.tcp(family, 500_000)?;
     // What a bridge has put together for connection tracking, see docs/limitations.md.
     let large = match (wire, family) {
-        (Wire::Bridge, V6) => 1000,
-        (Wire::Bridge, V4) if version() < (5, 12) => 1000,
+        (Wire::Bridge | Wire::BridgeVlan, V6) => 1000,
+        (Wire::Bridge | Wire::BridgeVlan, V4) if version() < (5, 12) => 1000,
         _ => LARGE,
     };
     scene.udp(family, &[1, 100, 1000, large, 100])?;
     ping::ping(scene.pod.netns(), family.remote())?;
     match wire {
         Wire::WireGuard => meter.expect_no_bypass(),
-        Wire::Ethernet | Wire::Bridge | Wire::Vlan | Wire::Vrf => {
+        _ => {
             meter.expect(Counter::BypassWire, 10)?;
             meter.expect(Counter::BypassPeer, 10)
         }
@@ -320,4 +330,69 @@ fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Re
         ensure!(!programs(device)?, "a program on {device}");
     }
     Ok(())
+}
+
+/// Programs on both would translate what the other has translated.
+#[rstest]
+fn an_uplink_that_becomes_the_port_of_a_bridge(
+    #[values(V4, V6)] family: Family,
+    #[values("a new MAC", "the MAC of the port")] mac: &str,
+) -> Result<()> {
+    needs_root!();
+    const BRIDGE: &str = "br0";
+    let lab = Lab::new()?;
+    net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
+    let scene = set(family, lab)?;
+    scene.tcp(family, 1000)?;
+    let node = scene.lab.node.netns();
+    let device = LinkBridge::new(BRIDGE).mtu(1500);
+    let device = match mac {
+        "a new MAC" => device.address(vec![2, 0, 0, 0, 0xbb, 1]),
+        _ => device.address(node.mac(Node::UPLINK)?.to_vec()),
+    };
+    node.rtnl(|rtnl| rtnl.add(device.build()))?;
+    let bridge = node.ifindex(BRIDGE)?;
+    node.rtnl(|rtnl| {
+        rtnl.set(Node::UPLINK, |link| link.controller(bridge))?;
+        rtnl.set_up(BRIDGE)?;
+        rtnl.delete_address(Node::UPLINK, family.node(), family.link_bits())?;
+        rtnl.add_address(BRIDGE, family.node(), family.link_bits())
+    })?;
+    node.ip(&[format!(
+        "route replace {} via {} dev {BRIDGE}",
+        family.everywhere(),
+        family.gateway()
+    )])?;
+    let said = scene
+        .lab
+        .node
+        .underpass(&["apply", "--net-dir", net_dir::NET_DIR])?;
+    for line in [
+        format!("{BRIDGE}: attached from_wire, to_wire"),
+        format!(
+            "{}: detached, it is a part of another uplink now",
+            Node::UPLINK
+        ),
+    ] {
+        ensure!(
+            said.lines().any(|said| said == line),
+            "{line:?} is missing in {said:?}"
+        );
+    }
+    // The world has to hear of the other MAC.
+    ping::ping(node, family.gateway())?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.tcp(family, 500_000)?;
+    scene.udp(family, &[1, 100, 1000, 100])?;
+    meter.expect(Counter::BypassWire, 10)?;
+    ensure!(
+        meter.read()?.get(Counter::HostTupleMoved) == 0,
+        "{:?}",
+        meter.read()?
+    );
+    scene
+        .pod
+        .call_with_result("CHECK")
+        .run(&scene.lab.node)?
+        .silence()
 }

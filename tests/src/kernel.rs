@@ -14,6 +14,10 @@ pub enum Facility {
     BridgeNetfilter,
     /// VLAN devices (IEEE 802.1Q).
     Vlan,
+    /// Devices with a MAC address of their own on another's wire.
+    MacVlan,
+    /// Devices that join others to one.
+    Bond,
     /// WireGuard devices.
     WireGuard,
     /// Devices for virtual routing and forwarding.
@@ -30,9 +34,11 @@ pub enum Facility {
 
 impl Facility {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::BridgeNetfilter,
         Self::Vlan,
+        Self::MacVlan,
+        Self::Bond,
         Self::WireGuard,
         Self::Vrf,
         Self::Netem,
@@ -46,6 +52,8 @@ impl Facility {
         match self {
             Self::BridgeNetfilter => ("br_netfilter", "CONFIG_BRIDGE_NETFILTER"),
             Self::Vlan => ("8021q", "CONFIG_VLAN_8021Q"),
+            Self::MacVlan => ("macvlan", "CONFIG_MACVLAN"),
+            Self::Bond => ("bonding", "CONFIG_BONDING"),
             Self::WireGuard => ("wireguard", "CONFIG_WIREGUARD"),
             Self::Vrf => ("vrf", "CONFIG_NET_VRF"),
             Self::Netem => ("sch_netem", "CONFIG_NET_SCH_NETEM"),
@@ -63,6 +71,8 @@ impl Facility {
                 "-A FORWARD -m physdev --physdev-in veth -j ACCEPT",
             ],
             Self::Vlan => ["ip", "link add one link veth type vlan id 1"],
+            Self::MacVlan => ["ip", "link add one link veth type macvlan"],
+            Self::Bond => ["ip", "link add one type bond"],
             Self::WireGuard => ["ip", "link add one type wireguard"],
             Self::Vrf => ["ip", "link add one type vrf table 100"],
             Self::Netem => ["tc", "qdisc add dev veth root netem delay 1ms"],

@@ -3,7 +3,10 @@
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use rtnetlink::{LinkBridge, LinkVlan, LinkVrf, LinkWireguard};
+use rtnetlink::{
+    LinkBond, LinkBridge, LinkMacVlan, LinkVlan, LinkVrf, LinkWireguard,
+    packet_route::link::{BondMode, MacVlanMode},
+};
 
 use crate::{Family, kernel::Facility, netns::Netns};
 
@@ -14,8 +17,14 @@ pub enum Wire {
     Ethernet,
     /// A bridge of the node, of which a veth is a port.
     Bridge,
+    /// A VLAN device on such a bridge, whose tagged packets netfilter is shown as well.
+    BridgeVlan,
     /// A VLAN device on a veth that has no address.
     Vlan,
+    /// A macvlan device on a veth that has no address.
+    MacVlan,
+    /// A bond of one veth.
+    Bond,
     /// A WireGuard device; its packets travel by a veth.
     WireGuard,
     /// A veth in a VRF of the node. Containers are outside of it, so the node has a default route into it, and a rule that lets
@@ -44,7 +53,12 @@ impl Wire {
         match self {
             Self::Ethernet => Ok(false),
             Self::Bridge => Facility::BridgeNetfilter.is_missing(),
+            Self::BridgeVlan => {
+                Ok(Facility::BridgeNetfilter.is_missing()? || Facility::Vlan.is_missing()?)
+            }
             Self::Vlan => Facility::Vlan.is_missing(),
+            Self::MacVlan => Facility::MacVlan.is_missing(),
+            Self::Bond => Facility::Bond.is_missing(),
             Self::WireGuard => Facility::WireGuard.is_missing(),
             Self::Vrf => Facility::Vrf.is_missing(),
         }
@@ -57,18 +71,41 @@ impl Wire {
             Self::Bridge => {
                 let ([node, _], [own, other]) = (ends, names);
                 cable(ends, [Self::BELOW, other], mtu)?;
-                // One that was given to it stays, whoever joins.
-                let mac = node.mac(Self::BELOW)?.to_vec();
-                node.rtnl(|rtnl| rtnl.add(LinkBridge::new(own).mtu(mtu).address(mac).build()))?;
-                let bridge = node.ifindex(own)?;
-                node.rtnl(|rtnl| rtnl.set(Self::BELOW, |link| link.controller(bridge)))?;
+                bridge(node, own, mtu)?;
+            }
+            Self::BridgeVlan => {
+                let ([node, world], [own, other]) = (ends, names);
+                cable(ends, [Self::BELOW; 2], mtu)?;
+                bridge(node, "tagged", mtu)?;
+                node.set_up("tagged")?;
+                node.set_sysctl("net/bridge/bridge-nf-filter-vlan-tagged", "1")?;
+                vlan(node, own, "tagged", mtu)?;
+                vlan(world, other, Self::BELOW, mtu)?;
             }
             Self::Vlan => {
                 cable(ends, [Self::BELOW; 2], mtu)?;
                 for (end, name) in ends.iter().zip(names) {
-                    let below = end.ifindex(Self::BELOW)?;
-                    end.rtnl(|rtnl| rtnl.add(LinkVlan::new(name, below, VLAN).mtu(mtu).build()))?;
+                    vlan(end, name, Self::BELOW, mtu)?;
                 }
+            }
+            Self::MacVlan => {
+                let ([node, _], [own, other]) = (ends, names);
+                cable(ends, [Self::BELOW, other], mtu)?;
+                let below = node.ifindex(Self::BELOW)?;
+                let device = LinkMacVlan::new(own, below, MacVlanMode::Bridge);
+                node.rtnl(|rtnl| rtnl.add(device.mtu(mtu).build()))?;
+            }
+            Self::Bond => {
+                let ([node, _], [own, other]) = (ends, names);
+                cable(ends, [Self::BELOW, other], mtu)?;
+                let device = LinkBond::new(own).mode(BondMode::ActiveBackup).miimon(100);
+                node.rtnl(|rtnl| rtnl.add(device.mtu(mtu).build()))?;
+                let bond = node.ifindex(own)?;
+                // It takes nobody that is up.
+                node.rtnl(|rtnl| {
+                    rtnl.set(Self::BELOW, |link| link.down())?;
+                    rtnl.set(Self::BELOW, |link| link.controller(bond))
+                })?;
             }
             Self::WireGuard => {
                 cable(ends, [Self::BELOW; 2], mtu + OVERHEAD)?;
@@ -97,6 +134,20 @@ impl Wire {
 fn cable(ends: [&Netns; 2], [here, there]: [&str; 2], mtu: u32) -> Result<()> {
     let [node, world] = ends;
     node.cable(here, world, there, mtu)
+}
+
+/// A bridge, of which [`Wire::BELOW`] is a port.
+fn bridge(node: &Netns, name: &str, mtu: u32) -> Result<()> {
+    // One that was given to it stays, whoever joins.
+    let mac = node.mac(Wire::BELOW)?.to_vec();
+    node.rtnl(|rtnl| rtnl.add(LinkBridge::new(name).mtu(mtu).address(mac).build()))?;
+    let bridge = node.ifindex(name)?;
+    node.rtnl(|rtnl| rtnl.set(Wire::BELOW, |link| link.controller(bridge)))
+}
+
+fn vlan(end: &Netns, name: &str, below: &str, mtu: u32) -> Result<()> {
+    let below = end.ifindex(below)?;
+    end.rtnl(|rtnl| rtnl.add(LinkVlan::new(name, below, VLAN).mtu(mtu).build()))
 }
 
 fn tunnel(ends: [&Netns; 2], names: [&str; 2], mtu: u32) -> Result<()> {

@@ -89,7 +89,7 @@ pub mod device {
     /// An uplink that puts packets into datagrams (VXLAN, Geneve), whose source port follows from
     /// `skb->hash`.
     pub const TUNNEL: u32 = 1 << 12;
-    /// An uplink that is a bridge: with `br_netfilter` connection tracking has seen a packet at the port of it that it came by, before
+    /// An uplink that is a bridge, or is made on one (a VLAN, a macvlan): with `br_netfilter` connection tracking has seen a packet at the port of it that it came by, before
     /// the programs here.
     pub const BRIDGE: u32 = 1 << 13;
     /// With [`FOREIGN`]: at a bridge that is an uplink.

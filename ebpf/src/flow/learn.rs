@@ -142,7 +142,7 @@ global!(
             if back.rewrite & rewrite::EARLY == 0 {
                 return Learned::Perhaps;
             }
-            back.queue |= from.flags & flags::BRIDGE;
+            back.queue = from.flags & SENT;
             leave_to_pod(back, to_ifindex, to);
             back.action = action::PEER;
             pass(back, uplink);
@@ -157,7 +157,7 @@ global!(
             if into.rewrite & rewrite::DST == 0 || !leaves_as::<I>(into, &work.head.tuple) {
                 return Learned::Perhaps;
             }
-            into.queue |= from.flags & flags::BRIDGE;
+            into.queue = from.flags & SENT;
             leave_to_pod(into, to_ifindex, to);
             into.action = action::PEER;
             pass(into, uplink);

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     error::Error,
     finding::{Finding, Findings},
+    glob::Glob,
     uplink::Uplink,
 };
 
@@ -111,6 +112,19 @@ impl Chained {
         &self.host
     }
 
+    /// Chooses the uplinks that host ports need: those that the config of the chained plugin names, else all. Those of an
+    /// interface of ours its own config has chosen, and nothing is added to them unasked.
+    pub(crate) fn uplinks<'a>(
+        &self,
+        maps: &Maps,
+        patterns: Option<&'a [Glob]>,
+    ) -> Result<Option<&'a [Glob]>, Error> {
+        Ok(match self.told_by(maps)? {
+            ToldBy::Interface => patterns.or(Some(&[])),
+            ToldBy::Chain => patterns,
+        })
+    }
+
     fn told_by(&self, maps: &Maps) -> Result<ToldBy, Error> {
         let entry = maps.device(self.host.index)?;
         Ok(match entry {
@@ -127,10 +141,12 @@ impl Chained {
     }
 
     /// The device by which the container is reached, where that is another one, and no uplink whose
-    /// programs do it all.
-    fn bridge(&self, uplinks: &[Uplink]) -> Option<&Link> {
-        let is_uplink = uplinks.iter().any(|uplink| uplink.index == self.via.index);
-        (self.via.index != self.host.index && !is_uplink).then_some(&self.via)
+    /// programs do it all, be it another network's.
+    fn bridge(&self, maps: &Maps, uplinks: &[Uplink]) -> Result<Option<&Link>, Error> {
+        let known = maps.device(self.via.index)?;
+        let is_uplink = known.is_some_and(|known| known.flags & device::POD == 0)
+            || uplinks.iter().any(|uplink| uplink.index == self.via.index);
+        Ok((self.via.index != self.host.index && !is_uplink).then_some(&self.via))
     }
 }
 
@@ -167,7 +183,7 @@ impl Step<Chained> for Entries {
             addresses: [Addr::default(); MAX_ADDRESSES],
         };
         let bridge = chained
-            .bridge(&uplinks.list)
+            .bridge(maps, &uplinks.list)?
             .filter(|_| told_by == ToldBy::Chain);
         let mut endpoints: Vec<IpAddr> = ports.iter().map(|port| port.addr).collect();
         endpoints.sort_unstable();
@@ -244,7 +260,7 @@ impl Step<Chained> for Entries {
         if chained.told_by(maps)? == ToldBy::Interface {
             return Ok(());
         }
-        let bridge = chained.bridge(&loaded.uplinks.list);
+        let bridge = chained.bridge(maps, &loaded.uplinks.list)?;
         for link in [Some(host), bridge].into_iter().flatten() {
             if maps.device(link.index)?.map(|entry| entry.mac) != Some(chained.via.mac.0) {
                 findings.push(Finding::UnknownGateway {

@@ -17,7 +17,6 @@ use crate::{
     error::Error,
     finding::{Finding, Findings},
     plan::MTU_MIN_V6,
-    uplink::Uplink,
 };
 
 /// Tells whether a device of this MTU, in bytes, has IPv6 at all, so that it can be told to make no
@@ -156,7 +155,7 @@ impl Step<Interface> for HostSettings {
             v6: plan.has_v6(),
         };
         let tree = Tree::of_this_thread();
-        forward(&tree, families, &attachment.uplinks.list)?;
+        forward(&tree, families, &attachment.uplinks.outward)?;
         if plan.conntrack == Conntrack::Liberal {
             liberal().apply(&tree)?;
         }
@@ -216,7 +215,7 @@ fn liberal() -> Setting {
 }
 
 /// Makes the node forward packets, for the families that the container has.
-fn forward(tree: &Tree, families: Families, uplinks: &[Uplink]) -> Result<(), Error> {
+fn forward(tree: &Tree, families: Families, outward: &[String]) -> Result<(), Error> {
     if families.v4 {
         forwarding_v4().apply(tree)?;
     }
@@ -224,9 +223,9 @@ fn forward(tree: &Tree, families: Families, uplinks: &[Uplink]) -> Result<(), Er
         let forwarding = forwarding_v6();
         if !forwarding.holds(tree)? {
             // A host that forwards ignores router advertisements, and would lose the default route
-            // that it got from one.
-            for uplink in uplinks.iter().filter(|uplink| uplink.advertised) {
-                let accept = if_present(format!("ipv6/conf/{}/accept_ra", uplink.name), "2");
+            // that it got from one, or has yet to get.
+            for name in outward {
+                let accept = if_present(format!("ipv6/conf/{name}/accept_ra"), "2");
                 if accept.value(tree)?.as_deref() == Some("1") {
                     accept.apply(tree)?;
                 }

@@ -5,11 +5,14 @@ use std::{
     net::IpAddr,
 };
 
-use underpass_abi::{endpoint::device, node::Tunnels};
+use underpass_abi::{
+    endpoint::{Device as Known, device},
+    node::Tunnels,
+};
 use underpass_dataplane::Maps;
 use underpass_netlink::{
     Netlink,
-    link::{By, Link},
+    link::{By, Device, Link},
     route::MAIN,
 };
 
@@ -30,6 +33,10 @@ pub(crate) struct Uplinks<'a> {
     pub(crate) service_addresses: Vec<IpAddr>,
     /// The tunnels that the node is an end of, uplinks or not.
     pub(crate) tunnels: Tunnels,
+    /// Devices that were uplinks, and have become [parts](Surroundings::is_part_of) of those since.
+    pub(crate) parts: Vec<Device>,
+    /// The names of the devices that lead out of the node, uplinks of this network or not.
+    pub(crate) outward: Vec<String>,
     /// The names that were asked for.
     pub(crate) patterns: Option<&'a [Glob]>,
 }
@@ -53,11 +60,17 @@ impl<'a> Uplinks<'a> {
     ) -> Result<Self, Error> {
         let all = node.indices()?;
         let known = maps.map(Maps::devices).transpose()?.unwrap_or_default();
-        let pods: HashSet<u32> = known
-            .into_iter()
-            .filter(|(_, entry)| entry.flags & device::POD != 0)
-            .map(|(index, _)| index)
-            .collect();
+        // A bridge by which containers of others are reached is of no network.
+        let is_way = |entry: &Known| entry.flags & device::FOREIGN != 0 && entry.network == 0;
+        let indices = |wanted: fn(&Known, bool) -> bool| -> HashSet<u32> {
+            let wanted = known
+                .iter()
+                .filter(|(_, entry)| wanted(entry, is_way(entry)));
+            wanted.map(|(index, _)| *index).collect()
+        };
+        let pods = indices(|entry, is_way| entry.flags & device::POD != 0 && !is_way);
+        let ways = indices(|_, is_way| is_way);
+        let uplinks = indices(|entry, _| entry.flags & device::POD == 0);
         let others: BTreeSet<u32> = all
             .iter()
             .copied()
@@ -84,9 +97,19 @@ impl<'a> Uplinks<'a> {
             routes: &routes,
             rp_filter: node.rp_filter()?,
         };
+        let mut list = surroundings.uplinks(patterns);
+        list.retain(|uplink| !ways.contains(&uplink.index));
+        let wholes: Vec<u32> = list.iter().map(|uplink| uplink.index).collect();
+        let parts = links.iter().filter(|link| {
+            let is_known = uplinks.contains(&link.index) && !wholes.contains(&link.index);
+            is_known && surroundings.is_part_of(link, &wholes)
+        });
+        let outward = surroundings.uplinks(None).into_iter();
         Ok(Self {
             indices: all,
-            list: surroundings.uplinks(patterns),
+            list,
+            parts: parts.map(Device::from).collect(),
+            outward: outward.map(|uplink| uplink.name).collect(),
             service_addresses: surroundings.service_addresses(),
             tunnels: tunnel::tunnels(&links),
             patterns,

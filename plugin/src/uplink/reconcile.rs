@@ -4,7 +4,7 @@
 use underpass_abi::endpoint::{self, Device as Known, device};
 use underpass_dataplane::{
     Changed, Maps, Pins,
-    attach::{load_and_attach, missing, places},
+    attach::{detach, load_and_attach, missing, places},
     layout,
     lock::Lock,
 };
@@ -49,6 +49,9 @@ pub(crate) fn verify(
     if maps.state()?.tunnels != uplinks.tunnels {
         findings.push(Finding::OtherTunnels);
     }
+    for device in &uplinks.parts {
+        findings.push(Finding::PartOfUplink(device.name.clone()));
+    }
     for uplink in &uplinks.list {
         if maps.device(uplink.index)? != Some(uplink.device) {
             findings.push(Finding::OtherUplink(uplink.name.clone()));
@@ -60,7 +63,7 @@ pub(crate) fn verify(
     Ok(())
 }
 
-/// Makes the programs know the uplinks and the tunnels as they are now, and sit on all uplinks. One that went away
+/// Makes the programs know the uplinks and the tunnels as they are now, and sit on all uplinks, and on no part of one. One that went away
 /// meanwhile is forgotten. The caller raises the epoch when this returns any change, after everything
 /// else that it changes.
 pub(crate) fn uplinks(
@@ -92,6 +95,13 @@ pub(crate) fn uplinks(
             }
             Err(error) => return Err(error),
         }
+    }
+    // At no time is there a way without programs.
+    for device in &uplinks.parts {
+        let kind = maps.device(device.index)?.map_or(0, |known| known.flags);
+        detach(netlink, maps.pins(), device, places(kind))?;
+        maps.remove_device(device.index)?;
+        changes.push(Change::Detached(device.name.clone()));
     }
     Ok(changes)
 }

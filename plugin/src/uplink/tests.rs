@@ -187,6 +187,51 @@ fn tunnels_and_bridges_are_marked() {
 }
 
 #[test]
+fn a_device_on_a_bridge_is_marked_as_the_bridge() {
+    let on = |index, kind, below, peer_netns| Link {
+        kind: Some(kind),
+        peer: Some(below),
+        peer_netns,
+        ..link(index, "out")
+    };
+    let flags = |links: &[Link]| {
+        let surroundings = Surroundings {
+            links,
+            addresses: &[address(9, "192.0.2.1/24")],
+            routes: &[],
+            rp_filter: 0,
+        };
+        surroundings.uplinks(None)[0].device.flags
+    };
+    let bridge = || Link {
+        kind: Some(InfoKind::Bridge),
+        ..link(2, "br0")
+    };
+    for kind in [InfoKind::Vlan, InfoKind::MacVlan, InfoKind::IpVlan] {
+        assert_eq!(
+            flags(&[bridge(), on(9, kind.clone(), 2, None)]),
+            device::BRIDGE
+        );
+        // In a VLAN of a VLAN, and listed in another order.
+        let nested = [
+            on(9, kind.clone(), 4, None),
+            on(4, InfoKind::Vlan, 2, None),
+            bridge(),
+        ];
+        assert_eq!(flags(&nested), device::BRIDGE);
+        // What has this number here is another device.
+        assert_eq!(flags(&[bridge(), on(9, kind.clone(), 2, Some(0))]), 0);
+        // A card below, nothing known, itself.
+        assert_eq!(flags(&[link(2, "eth0"), on(9, kind.clone(), 2, None)]), 0);
+        assert_eq!(flags(&[on(9, kind.clone(), 2, None)]), 0);
+        assert_eq!(flags(&[on(9, kind, 9, None)]), 0);
+    }
+    // The outer packets of a tunnel come by a bridge; the inner ones are new.
+    let gre = on(9, InfoKind::GreTun, 2, None);
+    assert_eq!(flags(&[bridge(), gre]), 0);
+}
+
+#[test]
 fn a_vpn_makes_packets_small_only_where_it_is_the_way_out() {
     let mut vpn = link(2, "tailscale0");
     vpn.ethernet = false;

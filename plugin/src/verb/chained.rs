@@ -62,7 +62,8 @@ pub(super) fn add(request: &Request, previous: CniResult, name: Name) -> Result<
     let (node, chained) = look(request, &identity, first)?;
     let mut maps = Maps::open_or_load(&conf.bpf_root)?;
     let owner = identity.chained_owner();
-    let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
+    let patterns = chained.uplinks(&maps, conf.uplinks.as_deref())?;
+    let uplinks = Uplinks::find(&node, &maps, patterns)?;
     reap_or_warn(&node, &mut maps, &uplinks.indices, &request.conf);
     require_detached(&maps, owner, &identity)?;
 
@@ -98,7 +99,8 @@ pub(super) fn check(request: &Request, name: Name) -> Result<(), Error> {
         return findings.into_result();
     };
     let (node, chained) = look(request, &identity, first)?;
-    let uplinks = Uplinks::find(&node, &maps, conf.uplinks.as_deref())?;
+    let patterns = chained.uplinks(&maps, conf.uplinks.as_deref())?;
+    let uplinks = Uplinks::find(&node, &maps, patterns)?;
     let inspection = Inspection {
         node: &node,
         owner: identity.chained_owner(),
