@@ -230,7 +230,7 @@ impl Netlink {
     pub fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
         let out = RouteAttribute::Oif(device.index);
         // No route at all is an answer as well.
-        let route = self.route_to(addr, Some(out))?;
+        let route = self.route_to(addr, RouteFlags::empty(), Some(out))?;
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
     }
 
@@ -238,14 +238,26 @@ impl Netlink {
     /// broadcast address, the anycast address of its routers): nobody else who has it hears what is sent there.
     pub fn keeps(&self, addr: IpAddr) -> Result<bool, Error> {
         let kinds = [RouteType::Local, RouteType::Broadcast, RouteType::Anycast];
-        let route = self.route_to(addr, None)?;
+        let route = self.route_to(addr, RouteFlags::empty(), None)?;
         Ok(route.is_some_and(|route| kinds.contains(&route.header.kind)))
+    }
+
+    /// Tells whether a packet for the address goes to somebody by now: this namespace [keeps](Self::keeps) it, or a route is for
+    /// this address alone. Needs Linux 4.14 (`RTM_F_FIB_MATCH`).
+    pub fn is_led(&self, addr: IpAddr) -> Result<bool, Error> {
+        let kept = [RouteType::Local, RouteType::Broadcast, RouteType::Anycast];
+        let route = self.route_to(addr, RouteFlags::FibMatch, None)?;
+        Ok(route.is_some_and(|RouteMessage { header, .. }| {
+            kept.contains(&header.kind)
+                || header.destination_prefix_length == IpNet::from(addr).prefix_len()
+        }))
     }
 
     /// Asks for the device by which the kernel sends a packet of its own to an address; `None` if it would
     /// not.
     pub fn device_towards(&self, addr: IpAddr) -> Result<Option<u32>, Error> {
-        let hops = self.route_to(addr, None)?.map(Installed::from_message);
+        let route = self.route_to(addr, RouteFlags::empty(), None)?;
+        let hops = route.map(Installed::from_message);
         Ok(hops.and_then(|hops| Some(hops.first()?.index)))
     }
 
@@ -253,9 +265,11 @@ impl Netlink {
     fn route_to(
         &self,
         addr: IpAddr,
+        flags: RouteFlags,
         how: Option<RouteAttribute>,
     ) -> Result<Option<RouteMessage>, Error> {
         let mut message = RouteMessage::default();
+        message.header.flags = flags;
         message.header.address_family = family(addr);
         message.header.destination_prefix_length = IpNet::from(addr).prefix_len();
         message.attributes = vec![RouteAttribute::Destination(addr.into())];

@@ -81,11 +81,26 @@ pub enum Error {
         /// The host's end of the other container's pair.
         device: String,
     },
+    /// The node has a route for it that is none of ours.
+    #[error(
+        "the node has a route to {address} already, by the device {device}, which is somebody else's: remove that route, or keep the address out of what the IPAM gives"
+    )]
+    RouteTaken {
+        /// The address that was leased.
+        address: IpAddr,
+        /// Where the route leads.
+        device: String,
+    },
     /// The lease went while the ADD was under way.
     #[error(
         "{0} was leased to the container, and is no more: a DEL of it came during this ADD, or somebody removed the lease; repeat the ADD if the container is to be attached"
     )]
     LeaseLost(IpAddr),
+    /// What the programs know of the container went while the ADD was under way.
+    #[error(
+        "the container was detached while it was being attached: a DEL of it came during this ADD; repeat the ADD if the container is to be attached"
+    )]
+    AttachmentLost,
     /// A veth vanished between two requests.
     #[error(
         "{0} vanished while it was being set up: another program deleted it; find out which one does, and repeat the call"
@@ -150,7 +165,10 @@ impl Error {
                 Code::Other(CODE_TAKEN)
             }
             // The other container may go; another lease is free.
-            Self::AddressTaken { .. } | Self::LeaseLost(_) => Code::TryAgainLater,
+            Self::AddressTaken { .. }
+            | Self::RouteTaken { .. }
+            | Self::LeaseLost(_)
+            | Self::AttachmentLost => Code::TryAgainLater,
             Self::Broken(_) => Code::Other(CODE_BROKEN),
             Self::Several(errors) => errors.first().map_or(Code::Internal, Self::code),
         }

@@ -82,3 +82,35 @@ fn a_del_during_an_add(#[values(V4, V6)] family: Family) -> Result<()> {
     Pod::add_to(&lab.node, netns, &conf)?.del()?;
     before.expect_same(&lab.node)
 }
+
+/// A DEL comes when the programs know the container, and another ADD of it: what the first one takes back is not the second's.
+#[rstest]
+fn an_add_after_a_del_during_an_add(
+    #[values("host port", "no host port")] ports: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = match ports {
+        "host port" => lab.conf().with_host_port(8080, 80),
+        _ => lab.conf(),
+    };
+    lab.pod_with("first", &conf)?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let call = |verb| Call::new(verb).attachment("a", &path, Pod::IFNAME);
+    let mut second = None;
+    let traced = call("ADD")
+        .conf(&conf)
+        .run_around(&lab.node, "RTM_NEWTFILTER", || {
+            call("DEL").conf(&conf).run(&lab.node)?.silence()?;
+            second = Some(call("ADD").conf(&conf).run(&lab.node)?.result()?);
+            Ok(())
+        })?;
+    traced.reply.error()?;
+    let second = second.context("the first ADD attached no filter")?;
+    let remembered = conf.clone().with("prevResult", second);
+    call("CHECK").conf(&remembered).run(&lab.node)?.silence()?;
+    call("DEL").conf(&conf).run(&lab.node)?.silence()?;
+    before.expect_same(&lab.node)
+}

@@ -418,3 +418,27 @@ fn the_first_packet_after_an_add_is_not_lost() -> Result<()> {
     }
     Ok(())
 }
+
+/// People label devices for what counts their packets.
+#[rstest]
+fn a_pair_with_somebodys_alias_goes(#[values("DEL", "GC")] verb: &str) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.pod("first")?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let pod = lab.pod("a")?;
+    let name = pod.host_veth().to_owned();
+    lab.node
+        .netns()
+        .ip(&[format!("link set {name} alias web-1")])?;
+    match verb {
+        "GC" => {
+            let conf = lab.conf().with("cni.dev/valid-attachments", json!([]));
+            Call::new("GC").conf(&conf).run(&lab.node)?.silence()?;
+            pod.abandon();
+        }
+        _ => pod.del()?,
+    }
+    ensure!(lab.node.netns().ifindex(&name).is_err(), "{name} is there");
+    before.expect_same(&lab.node)
+}

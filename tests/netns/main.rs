@@ -26,6 +26,7 @@ mod install;
 mod ipsec;
 mod kube_proxy;
 mod leases;
+mod led;
 mod leftovers;
 mod lifecycle;
 mod loading;

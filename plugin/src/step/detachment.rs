@@ -78,7 +78,11 @@ pub(crate) fn forget(
 
 /// Takes the lock, if the maps still know the attachment by this record: meanwhile another call may have
 /// removed it, and the container may have been attached anew, with the names of before.
-fn lock_known(maps: &Maps, owner: Owner, record: &Record) -> Result<Option<Lock>, Error> {
+pub(super) fn lock_known(
+    maps: &Maps,
+    owner: Owner,
+    record: &Record,
+) -> Result<Option<Lock>, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
     let is_known = maps.attachment(owner)?.as_ref() == Some(record);
     Ok(is_known.then_some(lock))

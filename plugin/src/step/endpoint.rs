@@ -11,7 +11,10 @@ use underpass_dataplane::{Maps, Pins, lock::Lock, object::half_open_limit};
 use underpass_ipam::Claim;
 use underpass_netlink::{Netlink, link::By};
 
-use super::{Attachment, Detachment, Inspection, Interface, Revert, Step, link, sibling};
+use super::{
+    Attachment, Detachment, Inspection, Interface, Revert, Step, detachment::lock_known, link,
+    sibling,
+};
 use crate::{
     error::Error,
     finding::{Finding, Findings},
@@ -52,7 +55,7 @@ impl Step<Interface> for Entries {
         let _lock = Lock::acquire(pins.root())?;
         require_free(maps, node, &record, netns)?;
         maps.add_attachment(owner, &record)?;
-        undo.push(NAME, move || undo_apply(node, &pins, owner));
+        undo.push(NAME, move || undo_apply(node, &pins, owner, &record));
         // A DEL that comes from here on finds the attachment.
         require_leased(claim.as_ref(), &record)?;
         maps.add_no_masquerade(record.network, &plan.no_masquerade)?;
@@ -192,14 +195,17 @@ fn require_leased(claim: Option<&Claim>, record: &Record) -> Result<(), Error> {
     Ok(())
 }
 
-fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {
+fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner, record: &Record) -> Result<(), Error> {
     let mut maps = Maps::open(pins)?;
-    if let Some(record) = maps.attachment(owner)? {
-        link::delete(node, owner, Some(record.ifindex))?;
-        let lock = Lock::acquire(pins.root())?;
-        remove(&lock, &mut maps, owner, &record)?;
+    // A DEL may have come meanwhile, and after it another ADD, whose pair has this one's name.
+    if maps.attachment(owner)?.as_ref() != Some(record) {
+        return Ok(());
     }
-    Ok(())
+    link::delete(node, owner, Some(record.ifindex))?;
+    match lock_known(&maps, owner, record)? {
+        Some(lock) => remove(&lock, &mut maps, owner, record),
+        None => Ok(()),
+    }
 }
 
 fn masquerade_address(plan: &Plan, family: fn(&IpAddr) -> bool) -> Addr {

@@ -72,7 +72,8 @@ pub(crate) struct Taken {
     pub(crate) claim: Option<Claim>,
 }
 
-/// Takes addresses, of those that are the node's own none unless it is asked for or another plugin gives it.
+/// Takes addresses, of those that are the node's own or that it has a route for none unless it is asked for or another plugin
+/// gives it.
 pub(crate) fn take<'a>(
     request: &'a Request,
     node: &Netlink,
@@ -84,8 +85,9 @@ pub(crate) fn take<'a>(
             // Without it the lease would be taken for another plugin's, which nobody but a DEL or GC frees.
             let home = Home::current().ok();
             // What can't be seen is refused by who sees it later, if at all; and a range of the loopback for what it is.
-            let is_usable =
-                |address: IpAddr| address.is_loopback() || !node.keeps(address).unwrap_or_default();
+            let is_usable = |address: IpAddr| {
+                address.is_loopback() || !node.is_led(address).unwrap_or_default()
+            };
             let allocation = underpass_ipam::add(request, home, is_usable)?;
             let claim = Some(allocation.lease.claim());
             undo.push(NAME, move || Ok(allocation.lease.release()?));

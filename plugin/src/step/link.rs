@@ -1,6 +1,8 @@
 //! The pair of devices: a veth, or a netkit.
 
 use std::{
+    cell::Cell,
+    rc::Rc,
     thread,
     time::{Duration, Instant},
 };
@@ -62,10 +64,23 @@ pub(crate) fn make<'a>(
         created => created?,
     }
     let owner = plan.identity.owner();
-    undo.push(NAME, move || delete(node, owner, None));
+    // Once a DEL has taken it away, the name may be that of another ADD's.
+    let index = Rc::new(Cell::new(None));
+    let made = Rc::clone(&index);
+    undo.push(NAME, move || match made.get() {
+        Some(index) => match node.link(By::Index(index))? {
+            Some(link) if is_of(&link, owner, Some(index)) => {
+                node.delete_link(index)?;
+                Ok(())
+            }
+            _ => Ok(()),
+        },
+        None => delete(node, owner, None),
+    });
     let host = node
         .link(By::Name(&plan.host.name))?
         .ok_or_else(|| Error::Vanished(plan.host.name.clone()))?;
+    index.set(Some(host.index));
     let peer = host
         .peer
         .ok_or_else(|| Error::Vanished(plan.container.name.clone()))?;
@@ -103,7 +118,7 @@ fn end(end: &plan::End) -> End<'_> {
 pub(crate) fn taken(node: &Netlink, identity: &Identity) -> Result<Error, Error> {
     let host = identity.host_name();
     Ok(match node.link(By::Name(&host))? {
-        Some(link) if is_of(&link, identity.owner()) => Error::attached(identity),
+        Some(link) if is_of(&link, identity.owner(), None) => Error::attached(identity),
         Some(_) => Error::HostNameTaken(host),
         None => Error::NameTaken(identity.ifname.clone()),
     })
@@ -248,8 +263,8 @@ impl Revert for PairOfDevices {
     }
 }
 
-/// Deletes the pair of an attachment, found by its name and, where maps know it, its index. No pair
-/// is fine.
+/// Deletes the pair of an attachment, found by its name and, where maps know it, its index: somebody may have given it another
+/// name. No pair is fine.
 pub(super) fn delete(node: &Netlink, owner: Owner, index: Option<u32>) -> Result<(), Error> {
     for link in of(node, owner, index)? {
         node.delete_link(link.index)?;
@@ -263,7 +278,7 @@ fn of(node: &Netlink, owner: Owner, index: Option<u32>) -> Result<Vec<Link>, Err
     let by_index = index.map(By::Index);
     let mut links: Vec<Link> = Vec::new();
     for by in [Some(By::Name(&name)), by_index].into_iter().flatten() {
-        let link = node.link(by)?.filter(|link| is_of(link, owner));
+        let link = node.link(by)?.filter(|link| is_of(link, owner, index));
         let is_new = |link: &Link| links.iter().all(|other| other.index != link.index);
         if let Some(link) = link.filter(is_new) {
             links.push(link);
@@ -272,14 +287,17 @@ fn of(node: &Netlink, owner: Owner, index: Option<u32>) -> Result<Vec<Link>, Err
     Ok(links)
 }
 
-/// A device without an alias can only be ours by name: an ADD that was killed before it could set
-/// the alias.
-fn is_of(link: &Link, owner: Owner) -> bool {
+/// Tells whose a device is by its alias. One that has none can only be ours by name: an ADD that was killed before it could
+/// set the alias. So is one to which somebody gave another alias, if the maps know it by its index as well.
+fn is_of(link: &Link, owner: Owner, index: Option<u32>) -> bool {
     if !link.is_paired() {
         return false;
     }
-    if link.alias.is_none() {
-        return link.name == identity::host_name(owner);
+    match Alias::of(link) {
+        Some(alias) => alias.owner == owner,
+        None => {
+            link.name == identity::host_name(owner)
+                && (link.alias.is_none() || index == Some(link.index))
+        }
     }
-    Alias::of(link).is_some_and(|alias| alias.owner == owner)
 }

@@ -15,7 +15,7 @@ use underpass_dataplane::{
 use underpass_netlink::Netlink;
 
 use self::precedence::{Pinned, claim, release};
-use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo};
+use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo, detachment::lock_known};
 use crate::{
     change::Change,
     conf::port::Binding,
@@ -103,6 +103,10 @@ fn serve<'a>(
     }
     let pins = maps.pins().clone();
     let lock = Lock::acquire(pins.root())?;
+    // What nobody knows of nobody gives up: neither its own undoing nor a GC.
+    let record = maps.attachment(owner)?;
+    let record = record.filter(|record| record.ifindex == host);
+    let record = record.ok_or(Error::AttachmentLost)?;
     set_service_addresses(&pins, services)?;
     reconcile::loopback(&lock, node, maps)?;
     let mut table = Pinned {
@@ -110,7 +114,7 @@ fn serve<'a>(
         maps,
         node,
     };
-    undo.push(NAME, move || undo_apply(node, &pins, owner));
+    undo.push(NAME, move || undo_apply(node, &pins, owner, &record));
     // Raised below, while the lock is held: no two ADDs see the same.
     let serial = u64::from(maps.state()?.epoch);
     for binding in ports {
@@ -198,11 +202,10 @@ pub(super) fn give_up(
     Ok(maps.raise_epoch()?)
 }
 
-fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner) -> Result<(), Error> {
+fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner, record: &Record) -> Result<(), Error> {
     let maps = Maps::open(pins)?;
-    let lock = Lock::acquire(pins.root())?;
-    match maps.attachment(owner)? {
-        Some(record) => give_up(&lock, node, &maps, owner, &record),
+    match lock_known(&maps, owner, record)? {
+        Some(lock) => give_up(&lock, node, &maps, owner, record),
         None => Ok(()),
     }
 }

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use underpass_abi::endpoint::device;
 use underpass_netlink::{
-    Mode,
+    Mode, Netlink,
     addr::Scope,
+    link::{By, Device},
     route::{Installed, MAIN, Route, SCOPE_LINK},
 };
 
@@ -15,6 +16,7 @@ use crate::{
     conf::MacCheck,
     error::Error,
     finding::{Finding, Findings},
+    identity::Alias,
 };
 
 mod remembered;
@@ -80,6 +82,27 @@ impl Step<Interface> for ContainerRoutes {
     }
 }
 
+/// Adds the route to an address of the container. Another interface of the same container may have it, whose route it takes
+/// over, as [`Entries`](super::endpoint::Entries) has seen; anybody else's stays.
+fn lead(node: &Netlink, host: &Device, route: &Route, address: IpAddr) -> Result<(), Error> {
+    match node.add_route(host, route, Mode::Create) {
+        Err(error) if error.is_present() => {}
+        answer => return Ok(answer?),
+    }
+    let by = node.device_towards(address)?;
+    let device = by.map(|by| node.link(By::Index(by))).transpose()?.flatten();
+    if device
+        .as_ref()
+        .is_some_and(|device| Alias::of(device).is_some())
+    {
+        return Ok(node.add_route(host, route, Mode::Replace)?);
+    }
+    Err(Error::RouteTaken {
+        address,
+        device: device.map_or_else(|| "none".to_owned(), |device| device.name),
+    })
+}
+
 /// Gives the host its side, its end up: the gateways' addresses, and each address of the container as a
 /// neighbour and a route. All go with the pair.
 ///
@@ -115,7 +138,7 @@ impl Step<Interface> for HostRoutes {
                 scope: SCOPE_LINK,
                 ..Route::new(addr.into())
             };
-            node.add_route(host, &route, Mode::Replace)?;
+            lead(node, host, &route, addr)?;
         }
         Ok(())
     }

@@ -1,0 +1,123 @@
+//! Addresses of the network's range for which the node has a route of somebody else: those stay his.
+
+use std::process::Command;
+
+use rstest::rstest;
+use serde_json::json;
+use underpass_tests::{leak::Traces, prelude::*, runtime::Call};
+
+/// Where another plugin has its container.
+const OTHER: &str = "other";
+
+/// The first address that the network gives, and the second.
+fn first(family: Family) -> [&'static str; 2] {
+    match family {
+        V4 => ["10.22.0.2", "10.22.0.3"],
+        V6 => ["fd00:22::2", "fd00:22::3"],
+    }
+}
+
+fn ip(lab: &Lab, family: Family, arguments: &str) -> Result<String> {
+    let flag = match family {
+        V4 => "-4",
+        V6 => "-6",
+    };
+    let mut command = Command::new("ip");
+    command.arg(flag).args(arguments.split(' '));
+    lab.node.netns().expect(&mut command, &[])
+}
+
+fn lab(family: Family) -> Result<Lab> {
+    let lab = Lab::new()?;
+    let netns = lab.node.netns();
+    netns.rtnl(|rtnl| rtnl.add_veth(OTHER, 1500, "its", None))?;
+    netns.set_up(OTHER)?;
+    netns.set_up("its")?;
+    let [taken, _] = first(family);
+    ip(&lab, family, &format!("route add {taken} dev {OTHER}"))?;
+    Ok(lab)
+}
+
+/// As the reference plugin `ptp` leaves it.
+#[rstest]
+fn a_container_of_another_plugin_keeps_its_route(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab(family)?;
+    let [taken, next] = first(family);
+    let theirs = || ip(&lab, family, &format!("route show {taken}"));
+    let before = theirs()?;
+    ensure!(before.contains(OTHER), "{before}");
+    let subnet = match family {
+        V4 => "10.22.0.0/24",
+        V6 => "fd00:22::/64",
+    };
+    let conf = lab
+        .conf()
+        .with_ipam("ranges", json!([[{ "subnet": subnet }]]));
+    let pod = lab.pod_with("a", &conf)?;
+    ensure!(pod.ip(family).to_string() == next, "{}", pod.result());
+    ensure!(theirs()? == before, "{}", theirs()?);
+    pod.del()?;
+    ensure!(theirs()? == before, "{}", theirs()?);
+    Ok(())
+}
+
+#[rstest]
+fn who_asks_for_it_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab(family)?;
+    // What is loaded stays.
+    lab.pod("first")?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let [taken, _] = first(family);
+    let address = match family {
+        V4 => format!("{taken}/24"),
+        V6 => format!("{taken}/64"),
+    };
+    // The plugin `static` of Debian speaks no newer one.
+    let conf = lab.conf().with("cniVersion", "1.0.0").with(
+        "ipam",
+        json!({ "type": "static", "addresses": [{ "address": address }] }),
+    );
+    let route = ip(&lab, family, &format!("route show {taken}"))?;
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let call = |verb| {
+        let call = Call::new(verb).attachment("a", &path, Pod::IFNAME);
+        call.conf(&conf)
+    };
+    let error = call("ADD").run(&lab.node)?.error()?;
+    ensure!(error.code == 11, "{error}");
+    for part in [taken, OTHER] {
+        ensure!(error.msg.contains(part), "{part} is missing: {error}");
+    }
+    call("DEL").run(&lab.node)?.silence()?;
+    ensure!(ip(&lab, family, &format!("route show {taken}"))? == route);
+    netns.unlink()?;
+    before.expect_same(&lab.node)
+}
+
+/// The node has them all: nobody looks for one that it has not, through so many.
+#[rstest]
+fn a_range_of_the_node_itself_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.pod("first")?.del()?;
+    let subnet = match family {
+        V4 => "10.22.0.0/16",
+        V6 => "fd00:22::/64",
+    };
+    ip(&lab, family, &format!("route add local {subnet} dev lo"))?;
+    let before = Traces::of(&lab.node)?;
+    let conf = lab
+        .conf()
+        .with_ipam("ranges", json!([[{ "subnet": subnet }]]));
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let call = Call::new("ADD").attachment("a", &path, Pod::IFNAME);
+    let error = call.conf(&conf).run(&lab.node)?.error()?;
+    ensure!(error.code == 7, "{error}");
+    ensure!(error.msg.contains("the node's own"), "{error}");
+    netns.unlink()?;
+    before.expect_same(&lab.node)
+}
