@@ -105,19 +105,17 @@ fn masquerade_and_host_ports_work(
     scene.tcp(family, 500_000)?;
     // What a bridge has put together for connection tracking, see docs/limitations.md.
     let large = match (wire, family) {
-        (Wire::Bridge | Wire::BridgeVlan, V6) => 1000,
-        (Wire::Bridge | Wire::BridgeVlan, V4) if version() < (5, 12) => 1000,
+        (Wire::Bridge, V6) | (Wire::BridgeVlan, _) => 1000,
+        (Wire::Bridge, V4) if version() < (5, 12) => 1000,
         _ => LARGE,
     };
     scene.udp(family, &[1, 100, 1000, large, 100])?;
     ping::ping(scene.pod.netns(), family.remote())?;
-    match wire {
-        Wire::WireGuard => meter.expect_no_bypass(),
-        _ => {
-            meter.expect(Counter::BypassWire, 10)?;
-            meter.expect(Counter::BypassPeer, 10)
-        }
+    if wire == Wire::WireGuard {
+        return meter.expect_no_bypass();
     }
+    meter.expect(Counter::BypassWire, 10)?;
+    meter.expect(Counter::BypassPeer, 10)
 }
 
 /// Nobody tracks connections there, or puts datagrams together.
@@ -338,8 +336,8 @@ fn an_uplink_that_becomes_the_port_of_a_bridge(
     #[values(V4, V6)] family: Family,
     #[values("a new MAC", "the MAC of the port")] mac: &str,
 ) -> Result<()> {
-    needs_root!();
     const BRIDGE: &str = "br0";
+    needs_root!();
     let lab = Lab::new()?;
     net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
     let scene = set(family, lab)?;

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 use rtnetlink::{
-    LinkBond, LinkBridge, LinkMacVlan, LinkVlan, LinkVrf, LinkWireguard,
+    LinkBond, LinkBridge, LinkMacVlan, LinkMessageBuilder, LinkVlan, LinkVrf, LinkWireguard,
     packet_route::link::{BondMode, MacVlanMode},
 };
 
@@ -103,7 +103,7 @@ impl Wire {
                 let bond = node.ifindex(own)?;
                 // It takes nobody that is up.
                 node.rtnl(|rtnl| {
-                    rtnl.set(Self::BELOW, |link| link.down())?;
+                    rtnl.set(Self::BELOW, LinkMessageBuilder::down)?;
                     rtnl.set(Self::BELOW, |link| link.controller(bond))
                 })?;
             }
