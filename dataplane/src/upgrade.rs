@@ -56,27 +56,21 @@ pub struct Report {
 /// Has this build take over what is pinned below `root`, for the calling thread's network namespace. Changes nothing if it fails.
 pub fn run(root: &Path) -> Result<Outcome, Error> {
     let pins = Pins::at(root);
+    if let Some(outcome) = look(&pins)? {
+        return Ok(outcome);
+    }
     let _alone = Use::alone(root, || {})?;
     let _lock = Lock::acquire(root)?;
     end(&pins)?;
-    if pins.pinned()? != Loaded::Here {
-        return match pins.layouts()?.into_iter().find(Layout::is_other) {
-            None => Ok(Outcome::NotLoaded),
-            Some(other) => Err(refused(
-                &pins,
-                format!(
-                    "it is of layout {}, whose maps it does not know",
-                    other.number()
-                ),
-            )),
-        };
-    }
-    let _shared = pins.lock()?;
-    let fates = fates(&pins)?;
-    let before = constants(&pins)?;
-    if before.build == build() && fates.iter().all(|(_, fate)| *fate == Fate::Shared) {
-        return Ok(Outcome::Same);
-    }
+    // Where there is nothing no folder is made for the lock.
+    let _shared = match pins.pinned()? {
+        Loaded::Here => Some(pins.lock()?),
+        _ => None,
+    };
+    let (fates, before) = match need(&pins)? {
+        Need::Nothing(outcome) => return Ok(outcome),
+        Need::Exchange(fates, before) => (fates, before),
+    };
     object::require_loadable(0)?;
     let programs = programs(&pins)?;
     let features = feature::present()?;
@@ -116,6 +110,53 @@ pub fn run(root: &Path) -> Result<Outcome, Error> {
         copied: with(|fate| matches!(fate, Fate::Copied(_))),
         dropped: with(|fate| *fate == Fate::Dropped),
     }))
+}
+
+/// Looks while calls go on: none has to wait for an upgrade that has nothing to do, or is refused. Says nothing where only who is alone
+/// can tell.
+fn look(pins: &Pins) -> Result<Option<Outcome>, Error> {
+    let _calls = Use::shared(pins.root())?;
+    if pins.next().exists() {
+        return Ok(None);
+    }
+    match need(pins) {
+        Ok(Need::Nothing(Outcome::Same)) => Ok(Some(Outcome::Same)),
+        Err(refused @ Error::NotUpgradable { .. }) => Err(refused),
+        // A call may be about to load another build.
+        Ok(_) | Err(_) => Ok(None),
+    }
+}
+
+/// What there is to do.
+enum Need {
+    /// Nothing.
+    Nothing(Outcome),
+    /// To exchange the programs: what becomes of each map, and what the programs of before were loaded with.
+    Exchange(Vec<(&'static Pinned, Fate)>, Node),
+}
+
+/// Says what there is to do, or that this build can't take over.
+fn need(pins: &Pins) -> Result<Need, Error> {
+    if pins.pinned()? != Loaded::Here {
+        return match pins.layouts()?.into_iter().find(Layout::is_other) {
+            None => Ok(Need::Nothing(Outcome::NotLoaded)),
+            Some(other) => Err(refused(
+                pins,
+                format!(
+                    "it is of layout {}, whose maps it does not know",
+                    other.number()
+                ),
+            )),
+        };
+    }
+    let fates = fates(pins)?;
+    let before = constants(pins)?;
+    let is_same = before.build == build() && fates.iter().all(|(_, fate)| *fate == Fate::Shared);
+    Ok(if is_same {
+        Need::Nothing(Outcome::Same)
+    } else {
+        Need::Exchange(fates, before)
+    })
 }
 
 /// Ends an upgrade that was killed, if one was. Who holds maps open does not come here.

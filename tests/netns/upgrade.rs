@@ -197,6 +197,38 @@ fn there_may_be_nothing_to_do() -> Result<()> {
     Ok(())
 }
 
+/// A call that hangs keeps no others from theirs because somebody looks whether there is an upgrade.
+#[rstest]
+#[case::nothing_to_do(None)]
+#[case::refused(Some("FLOWS6-2-1000"))]
+fn calls_wait_for_no_upgrade_that_is_none(#[case] other: Option<&str>) -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let _pod = lab.pod("a")?;
+    let netns = lab.node.netns().sibling("slow")?;
+    let path = netns.path().display().to_string();
+    let call = |verb| {
+        let call = Call::new(verb).attachment("slow", &path, Pod::IFNAME);
+        call.conf(&lab.conf())
+    };
+    let traced = call("ADD").run_around(&lab.node, "RTM_NEWTFILTER", || {
+        let renamed = other.map(|other| rename(&lab.node, map::FLOWS6, other));
+        let renamed = renamed.transpose()?;
+        if let Some(renamed) = renamed {
+            let said = lab.node.underpass_error(&["upgrade"])?;
+            ensure!(said.contains("its map is FLOWS6-2-1000"), "{said}");
+            let pin = map_pin(&lab.node, map::FLOWS6);
+            lab.node.netns().run(|| fs::rename(&renamed, &pin))?;
+        } else {
+            let said = lab.node.underpass(&["upgrade"])?;
+            ensure!(said.contains("this build is loaded at"), "{said}");
+        }
+        Ok(())
+    })?;
+    traced.reply.result()?;
+    call("DEL").run(&lab.node)?.silence()
+}
+
 /// An ADD of another build that needs a program which is not loaded says what to do; and so it is.
 #[test]
 fn an_add_that_is_refused_says_upgrade() -> Result<()> {

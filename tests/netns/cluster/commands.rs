@@ -1,0 +1,83 @@
+//! The commands that an agent runs, when they can't do all.
+
+use std::{fs, process::Command};
+
+use underpass_tests::prelude::*;
+
+use super::{
+    fixture::Cluster,
+    member::{Member, NET},
+};
+
+/// How often the interposed command has run.
+fn runs(member: &Member, verb: &str) -> Result<usize> {
+    let path = format!("/run/{verb}-runs");
+    let text = member.read(&path)?.unwrap_or_default();
+    Ok(text.iter().filter(|byte| **byte == b'\n').count())
+}
+
+/// An upgrade waits for calls that are there, and lets none begin meanwhile. One that fails is tried again, but not all the time.
+#[test]
+fn an_upgrade_that_fails_is_tried_later_and_later() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    cluster.members[0].interpose(
+        "[ \"$1\" != upgrade ] || { echo >> /run/upgrade-runs; [ $(wc -l < /run/upgrade-runs) = 3 ] || { echo \"it hangs\" >&2; exit 1; }; }\n\
+         [ \"$1\" != install ] || echo >> /run/install-runs",
+    )?;
+    cluster.members[0].start_agent_with(&["--resync", "1"])?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    eventually("the third try", || {
+        ensure!(runs(member, "upgrade")? == 3);
+        Ok(())
+    })?;
+    // After one second and after two more: as many installs are between.
+    let installs = runs(member, "install")?;
+    ensure!(installs >= 4, "{installs} installs for three upgrades");
+    let log = member.log()?;
+    ensure!(log.matches("it hangs").count() == 1, "{log}");
+    // The third one has done it.
+    eventually("more installs", || {
+        ensure!(runs(member, "install")? >= installs + 6);
+        Ok(())
+    })?;
+    ensure!(
+        runs(member, "upgrade")? == 3,
+        "an upgrade that is done is done again"
+    );
+    Ok(())
+}
+
+/// Somebody's conflist that can't be read is their trouble. What is wrong is said once, and what was done beside it is said.
+#[test]
+fn a_foreign_conflist_that_can_not_be_read_is_said_once() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    let path = format!("{NET}/20-odd.conflist");
+    member
+        .node
+        .netns()
+        .run(|| fs::write(&path, "{\"type\": \"underpass\""))?;
+    let failed = member.metric("command_failures_total")?;
+    eventually("apply fails", || {
+        let now = member.metric("command_failures_total")?;
+        ensure!(now >= failed + 4, "{now} after {failed}");
+        Ok(())
+    })?;
+    let log = member.log()?;
+    // By `apply` alone: `gc` waits longer.
+    ensure!(log.matches("20-odd.conflist").count() == 1, "{log}");
+    let mut command = Command::new("tc");
+    command.args(["qdisc", "del", "dev", Node::UPLINK, "clsact"]);
+    member.node.netns().expect(&mut command, &[])?;
+    eventually("it says what it has changed", || {
+        let log = member.log()?;
+        let attached = format!("apply: {}: attached", Node::UPLINK);
+        ensure!(log.contains(&attached), "{log}");
+        Ok(())
+    })
+}

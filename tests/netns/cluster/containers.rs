@@ -1,0 +1,56 @@
+//! An agent in a container: what it has of its host is what was mounted when the container began.
+
+use std::{fs, path::Path};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use rstest::rstest;
+use underpass_tests::prelude::*;
+
+use super::{
+    fixture::Cluster,
+    member::{BIN, NET},
+};
+
+/// Somebody resets the node, and does not know of the agent: it would write to a folder that has no name any more, and say that all is well.
+#[rstest]
+fn an_agent_whose_folder_was_removed_ends_so_that_the_next_one_has_it(
+    #[values(NET, BIN, "/var/lib/cni", "/run/underpass")] folder: &str,
+) -> Result<()> {
+    const HOST: &str = "/run/host";
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    let netns = cluster.members[0].node.netns().clone();
+    let mount_host = || -> Result<()> {
+        fs::create_dir_all(HOST)?;
+        fs::create_dir_all(folder)?;
+        // Nothing can be mounted on what is removed.
+        let _ = umount2(folder, MntFlags::MNT_DETACH);
+        let none: Option<&str> = None;
+        mount(Some(HOST), folder, none, MsFlags::MS_BIND, none)?;
+        Ok(())
+    };
+    netns.run(mount_host)?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    netns.run(|| {
+        fs::remove_dir_all(HOST)?;
+        ensure!(Path::new(folder).exists(), "the mount is gone as well");
+        Ok(())
+    })?;
+    member.await_end()?;
+    let log = member.log()?;
+    ensure!(
+        log.contains(&format!("the folder {folder} is not the host's any more")),
+        "{log}"
+    );
+
+    netns.run(mount_host)?;
+    cluster.members[0].start_agent()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    let pod = member.pod("later")?;
+    ping::ping(pod.netns(), member.gateway(V4))?;
+    ping::ping(pod.netns(), member.gateway(V6))?;
+    pod.del()
+}
