@@ -52,9 +52,9 @@ pub(crate) struct Neighbour {
 /// The VXLAN device of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tunnel {
-    /// Our address on the outside.
-    pub(crate) local: IpAddr,
-    /// Its MAC, which follows from `local`.
+    /// Where other nodes send to: our address on the outside, which may be translated on the way.
+    pub(crate) outside: IpAddr,
+    /// Its MAC, which follows from `outside`.
     pub(crate) mac: Mac,
     /// Its MTU in bytes.
     pub(crate) mtu: u32,
@@ -163,8 +163,8 @@ fn plan(inputs: &Inputs<'_>) -> Result<Desired, String> {
     if inputs.routing == Routing::Cloud {
         return Ok(desired);
     }
-    if let Some(local) = myself.addresses.first() {
-        match device(*local, &believed.own, inputs.links) {
+    if let Some(outside) = myself.addresses.first() {
+        match device(*outside, &believed.own, inputs.links) {
             Ok(tunnel) => desired.tunnel = Some(tunnel),
             Err(remark) => desired.remarks.push(remark),
         }
@@ -218,21 +218,21 @@ fn largest_to_all(links: &[OnLink], overhead: u32) -> u32 {
     roomy.min().or_else(|| shared.min()).unwrap_or(1500)
 }
 
-/// The VXLAN device of this node, or why there can be none. Its outside is `local`, our first address.
-fn device(local: IpAddr, own: &[IpNet], links: &[OnLink]) -> Result<Tunnel, String> {
+/// The VXLAN device of this node, or why there can be none. Its outside is our first address.
+fn device(outside: IpAddr, own: &[IpNet], links: &[OnLink]) -> Result<Tunnel, String> {
     let mtu = links
         .iter()
-        .find(|link| link.own == local)
-        .map_or_else(|| largest_to_all(links, overhead(local)), |link| link.mtu);
-    match mtu.checked_sub(overhead(local)) {
+        .find(|link| link.own == outside)
+        .map_or_else(|| largest_to_all(links, overhead(outside)), |link| link.mtu);
+    match mtu.checked_sub(overhead(outside)) {
         Some(inside) if inside >= SMALLEST_MTU => Ok(Tunnel {
-            local,
-            mac: mac(local),
+            outside,
+            mac: mac(outside),
             mtu: inside,
             addresses: own.iter().map(|range| first(*range)).collect(),
         }),
         _ => Err(format!(
-            "the link of {local} has an MTU of {mtu}, which is too small: there is no VXLAN"
+            "the link of {outside} has an MTU of {mtu}, which is too small: there is no VXLAN"
         )),
     }
 }
@@ -242,20 +242,20 @@ fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) {
     let Some(device) = &desired.tunnel else {
         return;
     };
-    let Some(remote) = peer.address(device.local) else {
+    let Some(remote) = peer.address(device.outside) else {
         desired.remarks.push(format!(
             "Node {name} has no InternalIP of the family of ours, {}: no route to {range} is made",
-            device.local
+            device.outside
         ));
         return;
     };
     if let Some(outside) = peer.addresses.first()
-        && outside.is_ipv4() != device.local.is_ipv4()
+        && outside.is_ipv4() != device.outside.is_ipv4()
     {
         desired.remarks.push(format!(
             "Node {name} has its VXLAN device at {outside}, its first InternalIP, and we have ours at {}, of the other family: \
              no route to {range} is made; give both the same order of addresses",
-            device.local
+            device.outside
         ));
         return;
     }

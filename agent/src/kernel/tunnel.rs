@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 
@@ -36,13 +36,14 @@ impl Kernel {
         notes: &mut Notes,
     ) -> anyhow::Result<u32> {
         let made;
+        let local = local(tunnel.outside, seen);
         let device = match existing(seen) {
-            Some(device) if self.is_same(device, tunnel) => device,
+            Some(device) if self.is_same(device, tunnel, local) => device,
             other => {
                 if let Some(device) = other {
                     self.delete(device.index).await?;
                 }
-                made = self.create(tunnel, notes).await?;
+                made = self.create(tunnel, local, notes).await?;
                 &made
             }
         };
@@ -99,26 +100,36 @@ impl Kernel {
     }
 
     /// What can't be changed on a device that is there.
-    fn is_same(&self, device: &Link, tunnel: &Tunnel) -> bool {
-        let local = match tunnel.local {
-            IpAddr::V4(address) => InfoVxlan::Local(address),
-            IpAddr::V6(address) => InfoVxlan::Local6(address),
-        };
+    fn is_same(&self, device: &Link, tunnel: &Tunnel, local: IpAddr) -> bool {
         let wanted = [
             InfoVxlan::Id(self.tunnel.id),
             InfoVxlan::Port(self.tunnel.port),
             InfoVxlan::Learning(false),
-            local,
         ];
-        device.mac == tunnel.mac && wanted.iter().all(|wanted| device.vxlan.contains(wanted))
+        // The kernel does not say any address. That it is any of the right family follows from the MAC.
+        let mut bound = device.vxlan.iter();
+        let bound = bound.find_map(|info| match info {
+            InfoVxlan::Local(address) => Some(IpAddr::from(*address)),
+            InfoVxlan::Local6(address) => Some(IpAddr::from(*address)),
+            _ => None,
+        });
+        let local = Some(local).filter(|local| !local.is_unspecified());
+        device.mac == tunnel.mac
+            && bound == local
+            && wanted.iter().all(|wanted| device.vxlan.contains(wanted))
     }
 
-    async fn create(&self, tunnel: &Tunnel, notes: &mut Notes) -> anyhow::Result<Link> {
+    async fn create(
+        &self,
+        tunnel: &Tunnel,
+        local: IpAddr,
+        notes: &mut Notes,
+    ) -> anyhow::Result<Link> {
         let device = LinkMessageBuilder::<LinkVxlan>::new(DEVICE)
             .id(self.tunnel.id)
             .port(self.tunnel.port)
             .learning(false);
-        let device = match tunnel.local {
+        let device = match local {
             IpAddr::V4(address) => device.local(address),
             IpAddr::V6(address) => device.local6(address),
         };
@@ -132,10 +143,10 @@ impl Kernel {
             format!(
                 "cannot make {DEVICE} (VXLAN {}, UDP port {}, outside {}): another VXLAN device may have the same \
                  identifier and port",
-                self.tunnel.id, self.tunnel.port, tunnel.local
+                self.tunnel.id, self.tunnel.port, tunnel.outside
             )
         })?;
-        let change = format!("device {DEVICE}, outside {}", tunnel.local);
+        let change = format!("device {DEVICE}, outside {}", tunnel.outside);
         notes.changes.push(change);
         let request = self.handle.link().get().match_name(DEVICE);
         let mut made = pin!(request.execute());
@@ -310,6 +321,20 @@ impl<S, R, A> Level<S, R, A> {
         for thing in missing {
             notes.note(self.concern, (self.add)(&thing).await, (self.say)(&thing));
         }
+    }
+}
+
+/// The address that the device sends from: none in particular, where the one that others know is not this node's own, but translated to
+/// one of its. From an address that is not local the kernel sends nothing.
+fn local(outside: IpAddr, seen: &Seen) -> IpAddr {
+    let is_ours = seen
+        .addresses
+        .iter()
+        .any(|address| address.own.addr() == outside);
+    match outside {
+        _ if is_ours => outside,
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

@@ -97,7 +97,7 @@ fn a_node_beyond_a_router_gets_both_families_through_one_tunnel() {
     let nodes = nodes(&[("a", myself()), ("b", peer)]);
     let desired = planned(&nodes, Routing::Auto).expect("a plan");
     let device = desired.tunnel.expect("a device");
-    assert_eq!((device.local, device.mtu), (address("192.0.2.1"), 1450));
+    assert_eq!((device.outside, device.mtu), (address("192.0.2.1"), 1450));
     assert_eq!(
         device.addresses,
         BTreeSet::from([net("10.1.0.0/32"), net("fd00:1::/128")])

@@ -4,7 +4,11 @@ use std::{fs, net::IpAddr, time::Duration};
 
 use nix::mount::{MsFlags, mount};
 use rstest::rstest;
-use underpass_tests::{prelude::*, traffic::serve, tun::Tunnel};
+use underpass_tests::{
+    prelude::*,
+    traffic::{offload, serve},
+    tun::Tunnel,
+};
 
 use super::{
     fixture::Cluster,
@@ -346,6 +350,61 @@ fn where_all_is_tunnelled_pods_have_the_tunnels_mtu(
         let conflist = cluster.members[0].conflist()?.context("a conflist")?;
         let ours = &conflist["plugins"][0];
         ensure!(ours["mtu"] == 1300 && ours["bypass"] == "off", "{ours}");
+        Ok(())
+    })
+}
+
+/// A cloud's node is known by an address that is translated on the way to it, so that the kernel has it nowhere.
+#[rstest]
+fn a_node_whose_address_is_translated_is_reached(#[values(V4, V6)] family: Family) -> Result<()> {
+    const PUBLIC: [&str; 2] = ["203.0.113.3", "2001:db8:ffff::3"];
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0, 1])?;
+    cluster.put_outside(family);
+    let [_, _, member] = &cluster.members[..] else {
+        anyhow::bail!("three members");
+    };
+    for (kind, family, public) in [("ip", V4, PUBLIC[0]), ("ip6", V6, PUBLIC[1])] {
+        let own = member.address(family);
+        cluster.fabric.nft(&format!(
+            "table {kind} translation {{
+                chain to {{ type nat hook prerouting priority -100; {kind} daddr {public} dnat to {own}; }}
+                chain from {{ type nat hook postrouting priority 100; {kind} saddr {own} snat to {public}; }}
+            }}"
+        ))?;
+    }
+    let mut public = PUBLIC.map(str::to_owned);
+    public.sort_by_key(|address| address.contains(':') != (family == V6));
+    cluster.api.set(&member.name, &public, &member.ranges());
+    for member in &cluster.members {
+        // What is translated on another machine is whole: within one, the kernel's NAT takes the outer checksum for the unfinished inner one.
+        offload::take_off(member.node.netns(), Node::UPLINK)?;
+    }
+    cluster.start_agents()?;
+    cluster.settle()?;
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)?;
+    let member = &cluster.members[2];
+    member.compares()?;
+    let log = member.log()?;
+    let made = log.matches("device underpass-vxlan, outside").count();
+    ensure!(made == 1, "made {made} times: {log}");
+
+    // The address becomes its own, and the device is bound to it.
+    let line = format!("address add {} dev lo", PUBLIC[usize::from(family == V6)]);
+    member.node.netns().ip(&[line])?;
+    eventually("a device that sends from there", || {
+        let device = member
+            .node
+            .netns()
+            .ip_json(&["-d", "link", "show", "dev", TUNNEL])?;
+        let data = &device[0]["linkinfo"]["info_data"];
+        let bound = if family == V4 {
+            &data["local"]
+        } else {
+            &data["local6"]
+        };
+        ensure!(bound == PUBLIC[usize::from(family == V6)], "{data}");
         Ok(())
     })
 }
