@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context as _;
 use http_body_util::Full;
@@ -39,8 +39,12 @@ pub(crate) enum Trouble {
 pub(crate) struct Health {
     /// The ranges of the network that was installed when routes were complete; nothing before that.
     pub(crate) installed: watch::Sender<Option<Vec<IpNet>>>,
+    /// The ranges that the API says are this node's; none, where it says none or has no Node of ours.
+    assigned: Mutex<Vec<IpNet>>,
     /// What is wrong with the network.
     trouble: Mutex<Option<Trouble>>,
+    /// Why nothing is heard of the Nodes, since they could last be read.
+    deaf: Mutex<Option<String>>,
     /// What the last comparison could not do.
     wanting: Mutex<Vec<String>>,
     /// Lists and watches of the Nodes that failed.
@@ -68,33 +72,54 @@ pub(crate) struct Health {
 }
 
 impl Health {
+    /// Remembers which ranges the API says are this node's.
+    pub(crate) fn assigned(&self, ranges: &[IpNet]) {
+        ranges.clone_into(&mut hold(&self.assigned));
+    }
+
+    /// Remembers why the Nodes can't be read, if they can't.
+    pub(crate) fn set_deaf(&self, why: Option<String>) {
+        *hold(&self.deaf) = why;
+    }
+
     /// Remembers what a comparison could not do.
     pub(crate) fn wants(&self, wanting: Vec<String>) {
-        *self.wanting.lock().unwrap_or_else(PoisonError::into_inner) = wanting;
+        *hold(&self.wanting) = wanting;
     }
 
     /// Remembers what is wrong with the network, if anything is.
     pub(crate) fn set_trouble(&self, trouble: Option<Trouble>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        *hold(&self.trouble) = trouble;
     }
 
     /// Says whether there is the network that there should be; or what it waits for.
     fn ready(&self) -> (StatusCode, String) {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.installed.borrow().is_none() {
+        let trouble = hold(&self.trouble).clone();
+        let Some(installed) = self.installed.borrow().clone() else {
             return (
                 StatusCode::SERVICE_UNAVAILABLE,
                 self.incomplete(trouble.as_ref()),
             );
-        }
-        let mut text = match &*trouble {
+        };
+        let outdated = |why: &str| {
+            let text = format!("the network is not the one of the Node's ranges: {why}\n");
+            (StatusCode::SERVICE_UNAVAILABLE, text)
+        };
+        let assigned = hold(&self.assigned).clone();
+        let mut text = match &trouble {
+            Some(Trouble::Outdated(why)) => return outdated(why),
+            // Also before anybody has tried to install them, or where nobody can: the Node may lack something else.
+            _ if !assigned.is_empty() && assigned != installed => {
+                let (now, before) = (listed(&assigned), listed(&installed));
+                let wanting = hold(&self.wanting).join("; ");
+                let why = if wanting.is_empty() { "" } else { ": " };
+                return outdated(&format!(
+                    "it has {now} now, and {before} is installed{why}{wanting}"
+                ));
+            }
             None => "ok".to_owned(),
             Some(Trouble::Unkept(why)) => {
                 format!("ok, but the network can't be looked after: {why}")
-            }
-            Some(Trouble::Outdated(why)) => {
-                let text = format!("the network is not the one of the Node's ranges: {why}\n");
-                return (StatusCode::SERVICE_UNAVAILABLE, text);
             }
         };
         let missing = self.missing.load(Ordering::Relaxed);
@@ -111,11 +136,12 @@ impl Health {
 
     /// Says what the network waits for.
     fn incomplete(&self, trouble: Option<&Trouble>) -> String {
-        let wanting = self.wanting.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanting = hold(&self.wanting);
+        let deaf = hold(&self.deaf);
         let why = trouble.map(|(Trouble::Outdated(why) | Trouble::Unkept(why))| why);
         let why = why.filter(|why| !wanting.contains(why));
         let mut text = "routes or the network are not complete yet\n".to_owned();
-        for line in wanting.iter().chain(why) {
+        for line in wanting.iter().chain(why).chain(&*deaf) {
             text.push_str(line);
             text.push('\n');
         }
@@ -213,6 +239,16 @@ impl Health {
     }
 }
 
+/// Locks what nobody holds for long.
+fn hold<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn listed(ranges: &[IpNet]) -> String {
+    let ranges: Vec<_> = ranges.iter().map(ToString::to_string).collect();
+    ranges.join(" and ")
+}
+
 /// Serves until the process ends.
 pub(crate) async fn serve(
     listen: SocketAddr,
@@ -256,8 +292,8 @@ async fn answer(
         (&Method::GET, "/readyz") => health.ready(),
         (&Method::GET, "/metrics") => {
             format = OPEN_METRICS;
-            let programs = verbs.metrics().await.unwrap_or_else(|error| {
-                tracing::warn!("{error:#}");
+            let programs = verbs.metrics().await.unwrap_or_else(|failed| {
+                tracing::warn!("{}", failed.why);
                 String::new()
             });
             let programs = programs.strip_suffix(END).unwrap_or(&programs);
@@ -304,6 +340,11 @@ mod tests {
         // Who compares the routes says the same of ranges.
         health.set_trouble(Some(Trouble::Outdated("too narrow".to_owned())));
         assert_eq!(said(&health), (503, format!("{begin}no way\ntoo narrow\n")));
+        health.set_deaf(Some("nobody answers".to_owned()));
+        let (_, text) = said(&health);
+        assert_eq!(text, format!("{begin}no way\ntoo narrow\nnobody answers\n"));
+        health.set_deaf(None);
+        assert_eq!(said(&health), (503, format!("{begin}no way\ntoo narrow\n")));
     }
 
     #[test]
@@ -323,5 +364,25 @@ mod tests {
         assert!(text.ends_with(": no room\n"), "{text}");
         health.set_trouble(None);
         assert_eq!(said(&health), (200, format!("ok, but {missing}\n")));
+    }
+
+    #[test]
+    fn a_network_of_other_ranges_than_the_nodes_is_none() {
+        let range = |text: &str| text.parse::<IpNet>().expect("a range");
+        let health = Health::default();
+        let before = vec![range("10.1.0.0/24"), range("fd00:1::/64")];
+        health.installed.send_replace(Some(before.clone()));
+        // A Node that is gone, or has none yet, is that of before.
+        for assigned in [&[][..], &before] {
+            health.assigned(assigned);
+            assert_eq!(said(&health), (200, "ok\n".to_owned()));
+        }
+        health.assigned(&[range("10.2.0.0/24")]);
+        let begin = "the network is not the one of the Node's ranges: it has 10.2.0.0/24 now, and 10.1.0.0/24 and fd00:1::/64 is installed";
+        assert_eq!(said(&health), (503, format!("{begin}\n")));
+        health.wants(vec!["no InternalIP".to_owned()]);
+        assert_eq!(said(&health), (503, format!("{begin}: no InternalIP\n")));
+        health.set_trouble(Some(Trouble::Unkept("no room".to_owned())));
+        assert_eq!(said(&health), (503, format!("{begin}: no InternalIP\n")));
     }
 }

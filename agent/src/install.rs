@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::health::{Health, Trouble};
 use crate::nodes::Nodes;
 use crate::options::Options;
 use crate::peer::Peer;
 use crate::plan::{self, Inputs, OnLink};
-use crate::verbs::Verbs;
+use crate::verbs::{Failed, Verbs};
 use crate::{SETTLE, Said, every};
 
 /// How long routes wait for the network to know what is new.
@@ -94,7 +94,7 @@ pub(crate) async fn keep(
     let mut again = every(options.resync);
     let mut installed: Option<Network> = None;
     let mut last = Said::default();
-    let mut is_upgraded = false;
+    let mut upgrade = Upgrade::new(options.resync);
     loop {
         tokio::select! {
             changed = nodes.changed() => if changed.is_err() { return },
@@ -123,34 +123,57 @@ pub(crate) async fn keep(
         let tested = installed.as_ref().map(|installed| &installed.ranges);
         let is_tested = tested == Some(&network.ranges);
         let outcome = install(verbs, &network, is_tested, &all, &mut nodes, &pass).await;
-        match outcome {
-            Ok(said) => last.tell("install", said),
-            Err(error) => {
-                let why = format!("{error:#}");
-                tracing::warn!("{why}");
-                let trouble = if is_tested {
-                    Trouble::Unkept
-                } else {
-                    Trouble::Outdated
-                };
-                health.set_trouble(Some(trouble(why)));
-                continue;
-            }
+        let failure = outcome.as_ref().err().map(|failed| failed.why.clone());
+        last.tell("install", outcome);
+        if let Some(why) = failure {
+            let trouble = if is_tested {
+                Trouble::Unkept
+            } else {
+                Trouble::Outdated
+            };
+            health.set_trouble(Some(trouble(why)));
+            continue;
         }
         let ranges = network.ranges.clone();
         installed = Some(network);
         health.set_trouble(None);
-        if !is_upgraded {
-            match beside(verbs.upgrade(), &mut nodes, &pass).await {
-                Ok(said) => {
-                    Said::default().tell("upgrade", said);
-                    is_upgraded = true;
-                }
-                // The programs that are there go on, and it is tried again.
-                Err(error) => tracing::warn!("{error:#}"),
-            }
+        if upgrade.is_due() {
+            upgrade.note(beside(verbs.upgrade(), &mut nodes, &pass).await);
         }
         health.installed.send_replace(Some(ranges));
+    }
+}
+
+/// How long to wait at most before an upgrade is tried again.
+const LONGEST_WAIT: Duration = Duration::from_hours(1);
+
+/// The upgrade of the programs to those of this version. Until it is done those that are there go on, and it is tried again: later and
+/// later, as it may wait half a minute for a call that hangs, and keeps all later ones waiting meanwhile.
+struct Upgrade {
+    /// When it is due; nothing, once it is done.
+    next: Option<Instant>,
+    /// How long to wait after a failure.
+    wait: Duration,
+    last: Said,
+}
+
+impl Upgrade {
+    fn new(wait: Duration) -> Self {
+        Self {
+            next: Some(Instant::now()),
+            wait,
+            last: Said::default(),
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        self.next.is_some_and(|next| next <= Instant::now())
+    }
+
+    fn note(&mut self, outcome: Result<String, Failed>) {
+        self.next = outcome.is_err().then(|| Instant::now() + self.wait);
+        self.wait = LONGEST_WAIT.min(self.wait * 2);
+        self.last.tell("upgrade", outcome);
     }
 }
 
@@ -162,7 +185,7 @@ async fn install(
     all: &Nodes,
     nodes: &mut watch::Receiver<Nodes>,
     pass: &watch::Sender<Nodes>,
-) -> anyhow::Result<String> {
+) -> Result<String, Failed> {
     let mut install = pin!(verbs.install(network, is_tested));
     if let Ok(outcome) = timeout(HEAD_START, &mut install).await {
         give(pass, all);
@@ -174,10 +197,10 @@ async fn install(
 
 /// Waits for a command, while routes go by the Nodes as they come.
 async fn beside(
-    command: impl Future<Output = anyhow::Result<String>>,
+    command: impl Future<Output = Result<String, Failed>>,
     nodes: &mut watch::Receiver<Nodes>,
     pass: &watch::Sender<Nodes>,
-) -> anyhow::Result<String> {
+) -> Result<String, Failed> {
     let mut command = pin!(command);
     let mut is_news = false;
     let outcome = loop {

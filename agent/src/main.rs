@@ -10,8 +10,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use kube::config::KubeConfigOptions;
-use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,10 +20,12 @@ use crate::kernel::Kernel;
 use crate::kernel::events::{self, Events};
 use crate::nodes::Listeners;
 use crate::options::Options;
-use crate::verbs::Verbs;
+use crate::verbs::{Failed, Verbs};
 
 mod announce;
 mod causes;
+mod credentials;
+mod folders;
 mod health;
 mod install;
 mod kernel;
@@ -39,10 +39,6 @@ mod verbs;
 
 /// How long to wait for more of the same before comparing: a device that is made is five events.
 const SETTLE: Duration = Duration::from_millis(200);
-
-/// How long the API server may be silent in the middle of an answer. A watch that has nothing to say ends before
-/// that, after a minute.
-const SILENCE: Duration = Duration::from_secs(90);
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
@@ -70,14 +66,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     if options.uninstall {
         return uninstall::run(&options, &verbs).await;
     }
-    let mut api = find_api().await.context(
-        "cannot find the API server: neither KUBECONFIG nor a service account says where it is",
-    )?;
-    // Longer than a watch is silent: what is silent for longer is dead.
-    api.read_timeout = Some(SILENCE);
-    // Whoever asks waits longer after each refusal. A server that asks for an hour's patience would be asked after an hour.
-    api.default_retry = false;
-    let client = Client::try_from(api).context("cannot talk to the API server")?;
+    let client = credentials::client().await?;
     let mut sockets = JoinSet::new();
     let events = events::listen(&mut sockets)?;
     let kernel = Kernel::open(options.tunnel(), Arc::clone(&events.device), &mut sockets)?;
@@ -101,6 +90,10 @@ async fn run(options: Options) -> anyhow::Result<()> {
         () = announce::keep(&options, client, own, &health) => Ok(()),
         () = keep_uplinks(&options, &verbs, &events) => Ok(()),
         () = keep_collected(&options, &verbs) => Ok(()),
+        lost = folders::await_loss(&options) => Err(anyhow::anyhow!(
+            "the folder {} is not the host's any more: somebody has removed it there; whoever starts this container anew mounts the one of now",
+            lost.display()
+        )),
         // Who starts us anew has new ones.
         _ = sockets.join_next() => Err(anyhow::anyhow!("a socket of the kernel's has ended")),
         _ = interrupt.recv() => Ok(()),
@@ -111,14 +104,6 @@ async fn run(options: Options) -> anyhow::Result<()> {
     outcome?;
     tracing::info!("stopped; routes and network stay");
     Ok(())
-}
-
-/// Finds the API server. A file in somebody's home, whose rights are that person's, is not looked for.
-async fn find_api() -> anyhow::Result<Config> {
-    if std::env::var_os("KUBECONFIG").is_some_and(|files| !files.is_empty()) {
-        return Ok(Config::from_kubeconfig(&KubeConfigOptions::default()).await?);
-    }
-    Ok(Config::incluster()?)
 }
 
 /// Has uplinks and tunnels looked at when devices or addresses change, and now and then: what could not be done is
@@ -132,10 +117,7 @@ async fn keep_uplinks(options: &Options, verbs: &Verbs, events: &Events) {
             () = events.devices.notified() => sleep(SETTLE).await,
             _ = resync.tick() => {}
         }
-        match verbs.apply().await {
-            Ok(said) => last.tell("apply", said),
-            Err(error) => tracing::warn!("{error:#}"),
-        }
+        last.tell("apply", verbs.apply().await);
     }
 }
 
@@ -145,10 +127,7 @@ async fn keep_collected(options: &Options, verbs: &Verbs) {
     let mut again = every(options.collect);
     loop {
         again.tick().await;
-        match verbs.collect().await {
-            Ok(said) => last.tell("gc", said),
-            Err(error) => tracing::warn!("{error:#}"),
-        }
+        last.tell("gc", verbs.collect().await);
     }
 }
 
@@ -160,16 +139,26 @@ fn every(period: Duration) -> tokio::time::Interval {
 
 /// What a command said last.
 #[derive(Debug, Default)]
-struct Said(String);
+struct Said {
+    text: String,
+    complaint: String,
+}
 
 impl Said {
-    /// Logs what a command says, a line each, without what it said the last time: that all is as it was is not worth a
-    /// line each minute.
-    fn tell(&mut self, verb: &str, said: String) {
-        let is_news = |line: &&str| self.0.lines().all(|old| old != *line);
-        said.lines()
+    /// Logs what a command says, a line each, and why it failed if it did, without what it said the last time: neither that all is as it
+    /// was is worth a line each minute, nor that something is still wrong.
+    fn tell(&mut self, verb: &str, outcome: Result<String, Failed>) {
+        let (text, complaint) = match outcome {
+            Ok(text) => (text, String::new()),
+            Err(Failed { said, why }) => (said, why),
+        };
+        let is_news = |line: &&str| self.text.lines().all(|old| old != *line);
+        text.lines()
             .filter(is_news)
             .for_each(|line| tracing::info!("{verb}: {line}"));
-        self.0 = said;
+        if complaint != self.complaint && !complaint.is_empty() {
+            tracing::warn!("{complaint}");
+        }
+        *self = Self { text, complaint };
     }
 }

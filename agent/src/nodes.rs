@@ -73,23 +73,26 @@ async fn read(
             Ok(Some(Event::InitDone)) => {
                 backoff.reset();
                 known = std::mem::take(&mut listed);
-                known.publish(&tell);
+                health.set_deaf(None);
+                known.publish(&tell, health);
             }
             Ok(Some(Event::Apply(node))) => {
                 backoff.reset();
                 known.note(&node, name);
-                known.publish(&tell);
+                known.publish(&tell, health);
             }
             Ok(Some(Event::Delete(node))) => {
                 backoff.reset();
                 known.forget(&node.name_any(), name);
-                known.publish(&tell);
+                known.publish(&tell, health);
             }
             // The stream asks again when it is polled: later and later. That a list has begun is no success.
             Err(error) => {
                 health.watch_failures.fetch_add(1, Ordering::Relaxed);
                 let why = causes(&error);
-                tracing::warn!("cannot follow the Nodes, what is known of them stays: {why}");
+                let said = format!("cannot follow the Nodes, what is known of them stays: {why}");
+                tracing::warn!("{said}");
+                health.set_deaf(Some(said));
                 sleep(backoff.next().unwrap_or_default()).await;
             }
         }
@@ -127,7 +130,8 @@ impl Known {
     }
 
     /// A Node changes often, and seldom what matters here.
-    fn publish(&self, tell: &Listeners) {
+    fn publish(&self, tell: &Listeners, health: &Health) {
+        health.assigned(self.own.as_ref().map_or(&[], |own| &own.pod_cidrs));
         tell.nodes.send_if_modified(|last| {
             if last.as_deref() == Some(&self.nodes) {
                 return false;

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use crate::kernel::Kernel;
 use crate::options::Options;
 use crate::plan::Desired;
-use crate::verbs::Verbs;
+use crate::verbs::{Failed, Verbs};
 
 /// Removes network and plugin, then routes and device. Changes nothing while containers are attached, or another agent
 /// runs on this node.
@@ -21,8 +21,15 @@ pub(crate) async fn run(options: &Options, verbs: &Verbs) -> anyhow::Result<()> 
             options.listen
         )
     })?;
-    for line in verbs.uninstall().await?.lines() {
+    let outcome = verbs.uninstall().await;
+    let said = match &outcome {
+        Ok(said) | Err(Failed { said, .. }) => said,
+    };
+    for line in said.lines() {
         tracing::info!("uninstall: {line}");
+    }
+    if let Err(failed) = outcome {
+        bail!("{}", failed.why);
     }
     let mut sockets = JoinSet::new();
     let kernel = Kernel::open(options.tunnel(), Arc::default(), &mut sockets)?;

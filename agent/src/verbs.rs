@@ -17,6 +17,25 @@ use crate::options::{Options, Routing};
 /// How long a command may take. The first `install` after boot has the kernel verify all programs, and a self-test.
 const LIMIT: Duration = Duration::from_mins(2);
 
+/// A command that failed.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// What it had said of its work: it goes on past what it can't do.
+    pub(crate) said: String,
+    /// Which command it was, and what went wrong.
+    pub(crate) why: String,
+}
+
+impl Failed {
+    /// A command of which nothing was heard.
+    fn silently(why: String) -> Self {
+        Self {
+            said: String::new(),
+            why,
+        }
+    }
+}
+
 /// Runs the commands of one executable.
 #[derive(Clone, Debug)]
 pub(crate) struct Verbs {
@@ -61,14 +80,15 @@ impl Verbs {
     }
 
     /// Runs a command to its end, though whoever waits for it may go away.
-    async fn change(&self, command: Command) -> anyhow::Result<String> {
+    async fn change(&self, command: Command) -> Result<String, Failed> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         let failed = Arc::clone(&self.failed);
         let running = tokio::spawn(async move {
             let _turn = turn;
             run(command, &failed).await
         });
-        running.await.context("the command's task has ended")?
+        let ended = |error| Failed::silently(format!("the command's task has ended: {error}"));
+        running.await.map_err(ended)?
     }
 
     /// Installs plugin and network, the network last. Changes nothing that is as it should be. With `is_tested` the
@@ -77,7 +97,7 @@ impl Verbs {
         &self,
         network: &Network,
         is_tested: bool,
-    ) -> anyhow::Result<String> {
+    ) -> Result<String, Failed> {
         let mut command = self.command("install");
         command.arg("--bin-dir").arg(&self.options.bin_dir);
         command.arg("--net-dir").arg(&self.options.net_dir);
@@ -105,7 +125,7 @@ impl Verbs {
     }
 
     /// Removes network and plugin.
-    pub(crate) async fn uninstall(&self) -> anyhow::Result<String> {
+    pub(crate) async fn uninstall(&self) -> Result<String, Failed> {
         let mut command = self.command("uninstall");
         command.arg("--bin-dir").arg(&self.options.bin_dir);
         command.arg("--net-dir").arg(&self.options.net_dir);
@@ -113,19 +133,19 @@ impl Verbs {
     }
 
     /// Has our programs take over from those of another build, which go on until then.
-    pub(crate) async fn upgrade(&self) -> anyhow::Result<String> {
+    pub(crate) async fn upgrade(&self) -> Result<String, Failed> {
         self.change(self.command("upgrade")).await
     }
 
     /// Puts right what others did to the uplinks.
-    pub(crate) async fn apply(&self) -> anyhow::Result<String> {
+    pub(crate) async fn apply(&self) -> Result<String, Failed> {
         let mut command = self.command("apply");
         command.arg("--net-dir").arg(&self.options.net_dir);
         self.change(command).await
     }
 
     /// Frees what lost DELs have left.
-    pub(crate) async fn collect(&self) -> anyhow::Result<String> {
+    pub(crate) async fn collect(&self) -> Result<String, Failed> {
         let mut command = self.command("gc");
         command.arg("--orphans");
         command.arg("--net-dir").arg(&self.options.net_dir);
@@ -133,7 +153,7 @@ impl Verbs {
     }
 
     /// Reads what the programs counted, in the format of `OpenMetrics`.
-    pub(crate) async fn metrics(&self) -> anyhow::Result<String> {
+    pub(crate) async fn metrics(&self) -> Result<String, Failed> {
         let _look = self.look.lock().await;
         let mut command = self.command("metrics");
         command.arg("--net-dir").arg(&self.options.net_dir);
@@ -153,7 +173,7 @@ impl Verbs {
     }
 }
 
-async fn run(command: Command, failed: &AtomicU64) -> anyhow::Result<String> {
+async fn run(command: Command, failed: &AtomicU64) -> Result<String, Failed> {
     let outcome = try_run(command).await;
     if outcome.is_err() {
         failed.fetch_add(1, Ordering::Relaxed);
@@ -161,19 +181,21 @@ async fn run(command: Command, failed: &AtomicU64) -> anyhow::Result<String> {
     outcome
 }
 
-async fn try_run(mut command: Command) -> anyhow::Result<String> {
-    let said = format!("{:?}", command.as_std());
+async fn try_run(mut command: Command) -> Result<String, Failed> {
+    let name = format!("{:?}", command.as_std());
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(LIMIT, command.output())
-        .await
-        .with_context(|| format!("{said} did not end within {} s", LIMIT.as_secs()))?
-        .with_context(|| format!("cannot run {said}"))?;
-    if !output.status.success() {
-        bail!(
-            "{said}: {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+    let output = timeout(LIMIT, command.output()).await.map_err(|_| {
+        Failed::silently(format!("{name} did not end within {} s", LIMIT.as_secs()))
+    })?;
+    let output = output.map_err(|error| Failed::silently(format!("cannot run {name}: {error}")))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(said);
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let why = format!(
+        "{name}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Err(Failed { said, why })
 }

@@ -10,6 +10,8 @@ mod agent;
 mod announce;
 mod api;
 mod api_away;
+mod commands;
+mod containers;
 mod firewall;
 mod fixture;
 mod forging;

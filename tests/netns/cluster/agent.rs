@@ -70,6 +70,11 @@ impl Agent {
         Ok(kill(self.id, signal)?)
     }
 
+    /// Whether it has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Kills it by SIGKILL, alone or with all that it runs.
     pub(super) fn kill(&self, with_commands: bool) -> Result<()> {
         // Nobody starts another one meanwhile.
@@ -82,8 +87,10 @@ impl Agent {
 
     pub(super) fn end(&mut self, signal: Signal) {
         if let Some(thread) = self.thread.take() {
-            // The thread waits for it, so the number is still its own.
-            let _ = kill(self.id, signal);
+            // While the thread waits for it the number is its own.
+            if !thread.is_finished() {
+                let _ = kill(self.id, signal);
+            }
             let _ = thread.join();
         }
     }

@@ -22,6 +22,9 @@ mod patch;
 /// Where each node finds it, on its own loopback device.
 pub(super) const AT: &str = "127.0.0.1:6443";
 
+/// Who has this token may do all that there is to do.
+pub(super) const TOKEN: &str = "first";
+
 /// How long a watch sleeps before it looks whether it is to end.
 const TURN: Duration = Duration::from_millis(200);
 
@@ -64,6 +67,8 @@ struct State {
     refusals: VecDeque<u16>,
     /// All patches are answered with 403.
     is_forbidden: bool,
+    /// The only token that is good, if not the first one.
+    token: Option<String>,
     /// The taint that somebody adds to a Node before the next patch of it is looked at.
     rival: Option<Value>,
 }
@@ -203,6 +208,12 @@ impl Api {
         self.forget();
     }
 
+    /// Answers 401 to whoever has another token than this one.
+    pub(super) fn require_token(&self, token: &str) {
+        self.lock().token = Some(token.to_owned());
+        self.cut();
+    }
+
     /// The requests that were made, each once.
     pub(super) fn requests(&self) -> Vec<String> {
         let mut requests = self.lock().requests.clone();
@@ -243,6 +254,16 @@ impl Api {
                     return Ok(stream.shutdown(Shutdown::Both)?);
                 }
                 state.connections.push(stream.try_clone()?);
+            }
+            let is_known = {
+                let state = self.lock();
+                let good = state.token.as_deref().unwrap_or(TOKEN);
+                request.authorization == format!("Bearer {good}")
+            };
+            if !is_known {
+                self.lock().requests.push("refused".to_owned());
+                answer(stream, "401 Unauthorized", &status(401, "Unauthorized"))?;
+                continue;
             }
             let is_watch = matches!(parameter(query, "watch"), Some("true" | "1"));
             let since =
@@ -401,6 +422,7 @@ struct Request {
     path: String,
     query: String,
     content_type: String,
+    authorization: String,
     body: Vec<u8>,
 }
 
@@ -419,6 +441,7 @@ impl Request {
             path: path.to_owned(),
             query: query.to_owned(),
             content_type: String::new(),
+            authorization: String::new(),
             body: Vec::new(),
         };
         let mut length = 0;
@@ -430,6 +453,7 @@ impl Request {
             };
             match name.to_ascii_lowercase().as_str() {
                 "content-length" => length = value.parse()?,
+                "authorization" => value.clone_into(&mut request.authorization),
                 "content-type" => value.clone_into(&mut request.content_type),
                 _ => {}
             }

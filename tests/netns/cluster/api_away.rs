@@ -40,6 +40,12 @@ fn the_log_says_why_the_api_is_not_reached() -> Result<()> {
         );
         Ok(())
     })?;
+    // Whoever looks at the agent and not at its log sees it, too.
+    let said = member.get("/readyz")?;
+    ensure!(
+        said.starts_with("HTTP/1.1 503") && said.contains("Connection refused"),
+        "{said}"
+    );
     // It asks later and later: after less than a second, and twice as long each time.
     sleep(Duration::from_secs(20));
     let log = member.log()?;
@@ -65,6 +71,33 @@ fn an_api_that_falls_silent_is_asked_anew() -> Result<()> {
     cluster.api.set("later", &addresses, &ranges);
     // A watch is over after a minute, and missed five seconds later.
     sleep(Duration::from_secs(20));
+    member.learns(&ranges, &addresses)?;
+    // It went on from where it was.
+    let now = cluster.api.lists();
+    ensure!(now == lists, "{lists} lists became {now}");
+    Ok(())
+}
+
+/// Tokens and certificates end, and somebody writes new ones into the same files.
+#[test]
+fn new_credentials_are_read_when_the_old_ones_are_refused() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    let lists = cluster.api.lists();
+    cluster.api.require_token("second");
+    eventually("the agent is refused", || {
+        ensure!(cluster.api.count("refused") >= 2);
+        Ok(())
+    })?;
+    // What is known stays.
+    member.is_ready()?;
+    member.write_credentials("second")?;
+    let addresses = [V4, V6].map(|family| outside(family, 0, 97).to_string());
+    let ranges = ["10.244.97.0/24", "fd00:244:97::/64"].map(str::to_owned);
+    cluster.api.set("later", &addresses, &ranges);
     member.learns(&ranges, &addresses)?;
     // It went on from where it was.
     let now = cluster.api.lists();

@@ -13,7 +13,7 @@ use super::{
 fn runs(member: &Member, verb: &str) -> Result<usize> {
     let path = format!("/run/{verb}-runs");
     let text = member.read(&path)?.unwrap_or_default();
-    Ok(text.iter().filter(|byte| **byte == b'\n').count())
+    Ok(String::from_utf8(text)?.lines().count())
 }
 
 /// An upgrade waits for calls that are there, and lets none begin meanwhile. One that fails is tried again, but not all the time.

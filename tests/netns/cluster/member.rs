@@ -18,8 +18,11 @@ use underpass_tests::{node::plugin, prelude::*, runtime::Conf};
 
 use super::{
     agent::Agent,
-    api::{AT, Door},
+    api::{AT, Door, TOKEN},
 };
+
+/// The agent's kubeconfig.
+const CREDENTIALS: &str = "/run/kubeconfig";
 
 /// The folder of networks, in each node's own `/run`.
 pub(super) const NET: &str = "/run/opt/net.d";
@@ -75,18 +78,24 @@ impl Member {
         Ok(())
     }
 
-    /// The agent's command with these options.
-    pub(super) fn command(&self, options: &[&str]) -> Result<Command> {
-        let kubeconfig = PathBuf::from("/run/kubeconfig");
+    /// Says where the API is, and by which token the agent may use it.
+    pub(super) fn write_credentials(&self, token: &str) -> Result<()> {
         let text = format!(
             "apiVersion: v1\nkind: Config\nclusters:\n- name: c\n  cluster:\n    server: http://{AT}\n\
-             contexts:\n- name: c\n  context:\n    cluster: c\n    user: u\ncurrent-context: c\nusers:\n- name: u\n  user: {{}}\n"
+             contexts:\n- name: c\n  context:\n    cluster: c\n    user: u\ncurrent-context: c\n\
+             users:\n- name: u\n  user:\n    token: {token}\n"
         );
-        self.node.netns().run(|| fs::write(&kubeconfig, text))?;
+        self.node.netns().run(|| fs::write(CREDENTIALS, text))?;
+        Ok(())
+    }
+
+    /// The agent's command with these options.
+    pub(super) fn command(&self, options: &[&str]) -> Result<Command> {
+        self.write_credentials(TOKEN)?;
         let mut command = Command::new(plugin().with_file_name("underpass-agent"));
         command
             .env_clear()
-            .env("KUBECONFIG", kubeconfig)
+            .env("KUBECONFIG", CREDENTIALS)
             .args(["--node", &self.name, "--bin-dir", BIN, "--net-dir", NET])
             .args(["--listen", HEALTH])
             .args(options);
@@ -99,6 +108,14 @@ impl Member {
     /// The agent, which runs.
     pub(super) fn running(&self) -> Result<&Agent> {
         self.agent.as_ref().context("no agent runs")
+    }
+
+    /// Waits until the agent has ended by itself.
+    pub(super) fn await_end(&self) -> Result<()> {
+        eventually(&format!("the agent of {} ends", self.name), || {
+            ensure!(self.running()?.has_ended(), "{}", self.log()?);
+            Ok(())
+        })
     }
 
     /// Ends the agent by a signal.

@@ -158,3 +158,37 @@ fn a_network_whose_ranges_are_refused_is_none(#[case] bad: &str) -> Result<()> {
     ensure!(member.metric("remarks")? == 0);
     Ok(())
 }
+
+/// A Node that was deleted and registered again has its ranges before a cloud's controller gives it an address: nothing is made of it yet, and
+/// new pods have addresses that another node may be given.
+#[test]
+fn a_network_whose_node_has_other_ranges_already_is_none() -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0])?;
+    let member = &cluster.members[0];
+    is_well(member)?;
+    cluster.api.delete(&member.name);
+    member.compares()?;
+    is_well(member)?;
+    cluster
+        .api
+        .set(&member.name, &[], &OTHER.map(str::to_owned));
+    let before = member.range(V4);
+    says(
+        member,
+        503,
+        &[
+            "not the one of the Node's ranges",
+            OTHER[0],
+            &before,
+            "no InternalIP",
+        ],
+    )?;
+    cluster
+        .api
+        .set(&member.name, &member.addresses(), &OTHER.map(str::to_owned));
+    is_well(member)?;
+    let conflist = member.conflist()?.context("a conflist")?.to_string();
+    ensure!(conflist.contains(OTHER[0]), "{conflist}");
+    Ok(())
+}
