@@ -52,6 +52,8 @@ pub struct Surroundings<'a> {
     pub routes: &'a [Installed],
     /// `net.ipv4.conf.all.rp_filter`.
     pub rp_filter: i32,
+    /// The numbers of those that are uplinks already, of whichever network.
+    pub known: &'a [u32],
 }
 
 /// Devices of which each is made on the next: the kernel lets nobody make more (`MAX_NEST_DEV`, include/linux/netdevice.h).
@@ -70,10 +72,12 @@ impl Surroundings<'_> {
                 }
         };
         let chosen: Vec<&Link> = self.links.iter().filter(|link| is_chosen(link)).collect();
-        let indices: Vec<u32> = chosen.iter().map(|link| link.index).collect();
+        // A network that names the part gets what goes by it at the whole, which another one has chosen.
+        let indices = chosen.iter().map(|link| link.index);
+        let wholes: Vec<u32> = indices.chain(self.known.iter().copied()).collect();
         chosen
             .into_iter()
-            .filter(|link| !self.is_part_of(link, &indices))
+            .filter(|link| !self.is_part_of(link, &wholes))
             .map(|link| Uplink {
                 index: link.index,
                 name: link.name.clone(),
@@ -115,6 +119,31 @@ impl Surroundings<'_> {
             .flat_map(|link| self.addresses_of(link))
             .map(|address| address.net.addr())
             .collect()
+    }
+
+    /// Names the devices by which routers may be heard: those with a default route, and all whose other end is no guest, container or peer of a
+    /// tunnel. None of these may become the node's router.
+    #[must_use]
+    pub fn hear_routers(&self) -> Vec<String> {
+        let is_inward = |link: &Link| {
+            let kind = link.kind.as_ref();
+            link.is_paired()
+                || kind.is_some_and(|kind| {
+                    matches!(
+                        kind,
+                        InfoKind::Bridge
+                            | InfoKind::Dummy
+                            | InfoKind::Tun
+                            | InfoKind::Vxlan
+                            | InfoKind::Geneve
+                            | InfoKind::Wireguard
+                    )
+                })
+        };
+        let hear = self.links.iter().filter(|link| {
+            is_not_ours(link) && (!is_inward(link) || self.default_routes(link).next().is_some())
+        });
+        hear.map(|link| link.name.clone()).collect()
     }
 
     fn leads_to_the_world(&self, link: &Link) -> bool {

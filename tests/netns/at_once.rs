@@ -6,6 +6,11 @@ use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{leak::Traces, prelude::*, runtime::Call};
 
+/// What attaches the first program.
+const FIRST_FILTER: (&str, usize) = ("RTM_NEWTFILTER", 0);
+/// What sets the host's end up, after the container's end, and how many changes like it come before.
+const HOST_END_UP: (&str, usize) = ("RTM_SETLINK", 2);
+
 /// One wins; the other says that it is attached already, and takes nothing away from the winner.
 #[rstest]
 fn two_adds(#[values("host-local", "none")] ipam: &str) -> Result<()> {
@@ -83,10 +88,51 @@ fn a_del_during_an_add(#[values(V4, V6)] family: Family) -> Result<()> {
     before.expect_same(&lab.node)
 }
 
+/// A DEL comes when the ADD has all but its last routes, and another ADD of it, which gets the only address of before: what the first one takes
+/// back is not the second's, neither the lease nor the host's end, which has the same name.
+#[rstest]
+fn an_add_after_a_del_that_gets_the_same_address(
+    #[values(V4, V6)] family: Family,
+    #[values(FIRST_FILTER, HOST_END_UP)] change: (&str, usize),
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let range = match family {
+        V4 => {
+            json!({ "subnet": "10.22.0.0/24", "rangeStart": "10.22.0.7", "rangeEnd": "10.22.0.7" })
+        }
+        V6 => {
+            json!({ "subnet": "fd00:22::/64", "rangeStart": "fd00:22::7", "rangeEnd": "fd00:22::7" })
+        }
+    };
+    let conf = lab.conf().with_ipam("ranges", json!([[range]]));
+    lab.pod_with("first", &conf)?.del()?;
+    let traces = Traces::of(&lab.node)?;
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let call = |verb| Call::new(verb).attachment("a", &path, Pod::IFNAME);
+    let mut second = None;
+    let traced = call("ADD")
+        .conf(&conf)
+        .run_around_one(&lab.node, change.0, change.1, || {
+            call("DEL").conf(&conf).run(&lab.node)?.silence()?;
+            second = Some(call("ADD").conf(&conf).run(&lab.node)?.result()?);
+            Ok(())
+        })?;
+    traced.reply.error()?;
+    let second = second.context("the first ADD did not come so far")?;
+    let remembered = conf.clone().with("prevResult", second);
+    call("CHECK").conf(&remembered).run(&lab.node)?.silence()?;
+    ping::ping(&netns, family.remote())?;
+    call("DEL").conf(&conf).run(&lab.node)?.silence()?;
+    traces.expect_same(&lab.node)
+}
+
 /// A DEL comes when the programs know the container, and another ADD of it: what the first one takes back is not the second's.
 #[rstest]
 fn an_add_after_a_del_during_an_add(
     #[values("host port", "no host port")] ports: &str,
+    #[values(FIRST_FILTER, HOST_END_UP)] change: (&str, usize),
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
@@ -102,13 +148,13 @@ fn an_add_after_a_del_during_an_add(
     let mut second = None;
     let traced = call("ADD")
         .conf(&conf)
-        .run_around(&lab.node, "RTM_NEWTFILTER", || {
+        .run_around_one(&lab.node, change.0, change.1, || {
             call("DEL").conf(&conf).run(&lab.node)?.silence()?;
             second = Some(call("ADD").conf(&conf).run(&lab.node)?.result()?);
             Ok(())
         })?;
     traced.reply.error()?;
-    let second = second.context("the first ADD attached no filter")?;
+    let second = second.context("the first ADD did not come so far")?;
     let remembered = conf.clone().with("prevResult", second);
     call("CHECK").conf(&remembered).run(&lab.node)?.silence()?;
     call("DEL").conf(&conf).run(&lab.node)?.silence()?;

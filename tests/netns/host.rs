@@ -74,8 +74,24 @@ fn the_node_goes_on_to_hear_routers(#[case] uplinks: Value) -> Result<()> {
         Value::Null => lab.conf(),
         uplinks => lab.conf().with("uplinks", uplinks),
     };
+    // A link whose router has not been heard yet, and a way to somebody's container, who is no router.
+    node.ip(&[
+        "link add later type macvlan".replace("type", &format!("link {} type", Node::UPLINK)),
+        "link add theirs type veth peer name inside".to_owned(),
+        "link set later up".to_owned(),
+        "link set theirs up".to_owned(),
+        "address add 2001:db8:77::1/64 dev theirs nodad".to_owned(),
+    ])?;
+    let of = |name: &str| format!("net/ipv6/conf/{name}/accept_ra");
+    for name in ["later", "theirs"] {
+        node.set_sysctl(&of(name), "1")?;
+    }
     let pod = lab.pod_with("a", &conf)?;
     ensure!(node.sysctl(forwarding)? == "1", "it does not forward");
     ensure!(node.sysctl(&accept)? == "2", "{}", node.sysctl(&accept)?);
+    for (name, expected) in [("later", "2"), ("theirs", "1")] {
+        let value = node.sysctl(&of(name))?;
+        ensure!(value == expected, "{name}: {value}");
+    }
     pod.del()
 }

@@ -97,6 +97,45 @@ fn who_asks_for_it_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {
     before.expect_same(&lab.node)
 }
 
+/// Of two routes to one address the kernel takes the one with the smaller metric, and refuses none.
+#[rstest]
+#[case::ours_would_go_first(" metric 5000")]
+#[case::ours_would_go_last_by_ipv6(" metric 100")]
+fn a_route_of_another_metric_is_one(
+    #[values(V4, V6)] family: Family,
+    #[case] metric: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let netns = lab.node.netns();
+    netns.rtnl(|rtnl| rtnl.add_veth(OTHER, 1500, "its", None))?;
+    netns.set_up(OTHER)?;
+    netns.set_up("its")?;
+    lab.pod("first")?.del()?;
+    let [taken, _] = first(family);
+    ip(
+        &lab,
+        family,
+        &format!("route add {taken} dev {OTHER}{metric}"),
+    )?;
+    let before = Traces::of(&lab.node)?;
+    let address = match family {
+        V4 => format!("{taken}/24"),
+        V6 => format!("{taken}/64"),
+    };
+    let conf = lab.conf().with("cniVersion", "1.0.0").with(
+        "ipam",
+        json!({ "type": "static", "addresses": [{ "address": address }] }),
+    );
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let call = Call::new("ADD").attachment("a", &path, Pod::IFNAME);
+    let error = call.conf(&conf).run(&lab.node)?.error()?;
+    ensure!(error.code == 11 && error.msg.contains(OTHER), "{error}");
+    netns.unlink()?;
+    before.expect_same(&lab.node)
+}
+
 /// The node has them all: nobody looks for one that it has not, through so many.
 #[rstest]
 fn a_range_of_the_node_itself_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {

@@ -6,11 +6,13 @@ use std::{net::SocketAddr, process::Command};
 use anyhow::bail;
 use rstest::rstest;
 use rtnetlink::LinkBridge;
+use serde_json::json;
 use underpass_dataplane::kernel::version;
 use underpass_tests::{
     capture::Capture,
     frame,
     kernel::Facility,
+    netns::Netns,
     prelude::*,
     second::{Kind, Second},
     traffic::serve,
@@ -28,6 +30,7 @@ const PIECES: usize = 3;
 /// Where a client and a server of their own are.
 const SOURCE: u16 = 45_678;
 const INSIDE: u16 = 80;
+const REMOTE: u16 = 443;
 /// Until chance puts pieces in disorder.
 const TRIES: usize = 50;
 
@@ -330,37 +333,88 @@ fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Re
     Ok(())
 }
 
+/// What the uplink becomes a port of.
+const BRIDGE: &str = "br0";
+
+/// Makes the uplink the port of a bridge with that MAC, which gets its addresses and routes.
+fn put_at_bridge(node: &Netns, mac: Vec<u8>, families: &[Family]) -> Result<()> {
+    node.rtnl(|rtnl| rtnl.add(LinkBridge::new(BRIDGE).mtu(1500).address(mac).build()))?;
+    let bridge = node.ifindex(BRIDGE)?;
+    node.rtnl(|rtnl| {
+        rtnl.set(Node::UPLINK, |link| link.controller(bridge))?;
+        rtnl.set_up(BRIDGE)
+    })?;
+    for family in families {
+        node.rtnl(|rtnl| {
+            rtnl.delete_address(Node::UPLINK, family.node(), family.link_bits())?;
+            rtnl.add_address(BRIDGE, family.node(), family.link_bits())
+        })?;
+        node.ip(&[format!(
+            "route replace {} via {} dev {BRIDGE}",
+            family.everywhere(),
+            family.gateway()
+        )])?;
+    }
+    Ok(())
+}
+
+/// One network names what has become the port of a bridge, the other one what leads out now: neither takes from the other what it has
+/// put there.
+#[test]
+fn two_networks_agree_on_what_is_a_part() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let ranges = json!([[{ "subnet": "10.77.0.0/24" }], [{ "subnet": "fd00:77::/64" }]]);
+    let other = lab.conf().with("name", "other").with_ipam("ranges", ranges);
+    let named = lab.conf().with("uplinks", json!([Node::UPLINK]));
+    let pods = [
+        Pod::add(&lab.node, "named", &named)?,
+        Pod::add(&lab.node, "other", &other)?,
+    ];
+    let node = lab.node.netns();
+    put_at_bridge(node, vec![2, 0, 0, 0, 0xbb, 1], &Family::BOTH)?;
+    // Whoever comes last.
+    Pod::add(&lab.node, "later-other", &other)?;
+    Pod::add(&lab.node, "later-named", &named)?;
+    for pod in &pods {
+        pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    }
+    net_dir::put(&lab.node, "10-other.conflist", &other)?;
+    net_dir::put(&lab.node, "20-named.conflist", &named)?;
+    let said = lab
+        .node
+        .underpass(&["apply", "--net-dir", net_dir::NET_DIR])?;
+    ensure!(said == "nothing to change\n", "{said}");
+    for (family, pod) in Family::BOTH
+        .iter()
+        .flat_map(|family| pods.iter().map(move |pod| (*family, pod)))
+    {
+        ping::ping(node, family.gateway())?;
+        let remote = family.remote_at(REMOTE);
+        let _server = serve(lab.world.netns(), remote)?;
+        let seen = tcp::visit(pod.netns(), remote)?;
+        ensure!(seen == family.node(), "{} is {seen}", pod.name());
+    }
+    Ok(())
+}
+
 /// Programs on both would translate what the other has translated.
 #[rstest]
 fn an_uplink_that_becomes_the_port_of_a_bridge(
     #[values(V4, V6)] family: Family,
     #[values("a new MAC", "the MAC of the port")] mac: &str,
 ) -> Result<()> {
-    const BRIDGE: &str = "br0";
     needs_root!();
     let lab = Lab::new()?;
     net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
     let scene = set(family, lab)?;
     scene.tcp(family, 1000)?;
     let node = scene.lab.node.netns();
-    let device = LinkBridge::new(BRIDGE).mtu(1500);
-    let device = match mac {
-        "a new MAC" => device.address(vec![2, 0, 0, 0, 0xbb, 1]),
-        _ => device.address(node.mac(Node::UPLINK)?.to_vec()),
+    let mac = match mac {
+        "a new MAC" => vec![2, 0, 0, 0, 0xbb, 1],
+        _ => node.mac(Node::UPLINK)?.to_vec(),
     };
-    node.rtnl(|rtnl| rtnl.add(device.build()))?;
-    let bridge = node.ifindex(BRIDGE)?;
-    node.rtnl(|rtnl| {
-        rtnl.set(Node::UPLINK, |link| link.controller(bridge))?;
-        rtnl.set_up(BRIDGE)?;
-        rtnl.delete_address(Node::UPLINK, family.node(), family.link_bits())?;
-        rtnl.add_address(BRIDGE, family.node(), family.link_bits())
-    })?;
-    node.ip(&[format!(
-        "route replace {} via {} dev {BRIDGE}",
-        family.everywhere(),
-        family.gateway()
-    )])?;
+    put_at_bridge(node, mac, &[family])?;
     let said = scene
         .lab
         .node

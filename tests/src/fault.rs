@@ -109,8 +109,20 @@ impl Call {
         before: &str,
         meanwhile: impl FnOnce() -> Result<()> + Send,
     ) -> Result<Traced> {
+        self.run_around_one(node, before, 0, meanwhile)
+    }
+
+    /// The same before a later change of that kind, when so many have been made.
+    pub fn run_around_one(
+        &self,
+        node: &Node,
+        before: &str,
+        after: usize,
+        meanwhile: impl FnOnce() -> Result<()> + Send,
+    ) -> Result<Traced> {
         let pause = Pause {
             before,
+            after,
             meanwhile: Box::new(meanwhile),
         };
         let (command, input) = (&mut self.command(), self.input());

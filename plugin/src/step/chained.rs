@@ -10,7 +10,7 @@ use underpass_abi::{
     },
 };
 use underpass_cni::Error as CniError;
-use underpass_dataplane::{Maps, attach, lock::Lock};
+use underpass_dataplane::{Maps, attach, layout, lock::Lock};
 use underpass_netlink::{
     Netlink,
     addr::Address,
@@ -19,7 +19,7 @@ use underpass_netlink::{
 
 use super::{
     Attachment, Detachment, Inspection, Mode, Revert, Step,
-    detachment::detach_chained,
+    detachment::forget,
     endpoint::{addresses, verify_address, verify_owner},
     program,
 };
@@ -196,10 +196,18 @@ impl Step<Chained> for Entries {
                 record.address_count += 1;
             }
         }
+        if told_by == ToldBy::Chain {
+            for link in [Some(&chained.host), bridge].into_iter().flatten() {
+                let places = [(link.index, attach::places(device::POD | device::FOREIGN))];
+                let missing = attach::missing(node, &pins, &places)?;
+                layout::require_free(node, &pins, &Device::from(link), &missing)?;
+            }
+        }
         maps.add_attachment(owner, &record)?;
         let root = pins.clone();
+        // A DEL may have come meanwhile, and after it another ADD.
         undo.push(NAME, move || {
-            detach_chained(node, &mut Maps::open(&root)?, owner)
+            forget(node, &mut Maps::open(&root)?, owner, &record)
         });
         if told_by == ToldBy::Interface {
             return Ok(());

@@ -24,6 +24,16 @@ pub(crate) struct Known<'a> {
 }
 
 impl Detachment<'_> {
+    /// Tells whether the maps know the attachment by another record by now: another call has removed this one, and the container has been
+    /// attached anew, with the names of before.
+    pub(super) fn is_superseded(&self) -> Result<bool, Error> {
+        let Some(Known { maps, record }) = &self.known else {
+            return Ok(false);
+        };
+        let now = maps.attachment(self.owner)?;
+        Ok(now.is_some_and(|now| now.ifindex != record.ifindex))
+    }
+
     /// Takes the lock, if the maps know the attachment, and know it still by the record that was read.
     pub(super) fn lock(&mut self) -> Result<Option<(Lock, &mut Maps, &Record)>, Error> {
         let Some(Known { maps, record }) = &mut self.known else {

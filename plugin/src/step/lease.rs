@@ -73,10 +73,12 @@ pub(crate) struct Taken {
 }
 
 /// Takes addresses, of those that are the node's own or that it has a route for none unless it is asked for or another plugin
-/// gives it.
+/// gives it. They are given back if the ADD fails, unless the container `is_attached` by then: a DEL has come, and after it another ADD, whose
+/// they are.
 pub(crate) fn take<'a>(
     request: &'a Request,
     node: &Netlink,
+    is_attached: impl Fn() -> bool + 'a,
     undo: &mut Undo<'a>,
 ) -> Result<Taken, Error> {
     Ok(match ipam(&request.conf)? {
@@ -90,7 +92,12 @@ pub(crate) fn take<'a>(
             };
             let allocation = underpass_ipam::add(request, home, is_usable)?;
             let claim = Some(allocation.lease.claim());
-            undo.push(NAME, move || Ok(allocation.lease.release()?));
+            undo.push(NAME, move || {
+                if !is_attached() {
+                    allocation.lease.release()?;
+                }
+                Ok(())
+            });
             Taken {
                 result: LeaseResult {
                     ips: allocation.ips,
@@ -105,7 +112,12 @@ pub(crate) fn take<'a>(
         Ipam::Delegate(name) => {
             let result = request.delegation.add(&name)?;
             let plugin = name.clone();
-            undo.push(NAME, move || Ok(request.delegation.del(&plugin)?));
+            undo.push(NAME, move || {
+                if !is_attached() {
+                    request.delegation.del(&plugin)?;
+                }
+                Ok(())
+            });
             if result.ips.is_empty() {
                 return Err(Error::NoAddress(name));
             }

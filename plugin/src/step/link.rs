@@ -185,11 +185,10 @@ impl Step<Interface> for HostEnd {
     /// gives it a queue only when its deferred work has taken note (`linkwatch`); on a busy node that
     /// takes milliseconds, and until then it drops what is sent.
     fn apply(&self, attachment: &mut Attachment<'_, Interface>) -> Result<(), Error> {
-        let (node, owner) = (attachment.node, attachment.owner);
-        let index = attachment.host.index;
-        attachment
-            .undo
-            .push(HOST_END, move || set_down(node, owner, index));
+        let node = attachment.node;
+        let host = attachment.host.clone();
+        // By its number alone: a DEL may have come meanwhile, and after it another ADD, whose host's end has the name.
+        attachment.undo.push(HOST_END, move || lower(node, &host));
         set(node, &attachment.host, Admin::Up)?;
         let Interface { container, pod, .. } = &attachment.made;
         let start = Instant::now();
@@ -225,10 +224,10 @@ impl Revert for HostEnd {
     /// Sets the host's end down, if the maps know it.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
         match &detachment.known {
-            Some(Known { record, .. }) => {
+            Some(Known { record, .. }) if !detachment.is_superseded()? => {
                 set_down(detachment.node, detachment.owner, record.ifindex)
             }
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 }
@@ -236,13 +235,17 @@ impl Revert for HostEnd {
 /// Sets the host's end down, if it is there: from here on nothing that the container sends arrives, so
 /// the programs need not know it any more. That takes a hundredth of the time of [`delete`].
 fn set_down(node: &Netlink, owner: Owner, index: u32) -> Result<(), Error> {
-    for link in of(node, owner, Some(index))? {
-        match set(node, &Device::from(&link), Admin::Down) {
-            Err(error) if error.is_absent() => {}
-            answer => answer?,
-        }
+    of(node, owner, Some(index))?
+        .iter()
+        .try_for_each(|link| lower(node, &Device::from(link)))
+}
+
+/// Sets a device down, if it is there.
+fn lower(node: &Netlink, device: &Device) -> Result<(), Error> {
+    match set(node, device, Admin::Down) {
+        Err(error) if error.is_absent() => Ok(()),
+        answer => Ok(answer?),
     }
-    Ok(())
 }
 
 fn set(node: &Netlink, device: &Device, admin: Admin) -> Result<(), netlink::Error> {
@@ -258,6 +261,9 @@ pub(crate) struct PairOfDevices;
 
 impl Revert for PairOfDevices {
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
+        if detachment.is_superseded()? {
+            return Ok(());
+        }
         let index = detachment.known.as_ref().map(|known| known.record.ifindex);
         delete(detachment.node, detachment.owner, index)
     }

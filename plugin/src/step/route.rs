@@ -83,17 +83,24 @@ impl Step<Interface> for ContainerRoutes {
 }
 
 /// Adds the route to an address of the container. Another interface of the same container may have it, whose route it takes
-/// over, as [`Entries`](super::endpoint::Entries) has seen; anybody else's stays.
+/// over; anybody else's stays, whatever its metric.
 fn lead(node: &Netlink, host: &Device, route: &Route, address: IpAddr) -> Result<(), Error> {
-    match node.add_route(host, route, Mode::Create) {
-        Err(error) if error.is_present() => {}
-        answer => return Ok(answer?),
+    // The kernel refuses a second route of the same metric alone.
+    if !node.is_led(address)? {
+        match node.add_route(host, route, Mode::Create) {
+            Err(error) if error.is_present() => {}
+            answer => return Ok(answer?),
+        }
     }
     let by = node.device_towards(address)?;
     let device = by.map(|by| node.link(By::Index(by))).transpose()?.flatten();
-    if device
-        .as_ref()
-        .is_some_and(|device| Alias::of(device).is_some())
+    if let Some(device) = &device
+        && Alias::of(device).is_some()
+        && device.peer_netns.is_some()
+        && node
+            .link(By::Index(host.index))?
+            .and_then(|host| host.peer_netns)
+            == device.peer_netns
     {
         return Ok(node.add_route(host, route, Mode::Replace)?);
     }

@@ -155,7 +155,7 @@ impl Step<Interface> for HostSettings {
             v6: plan.has_v6(),
         };
         let tree = Tree::of_this_thread();
-        forward(&tree, families, &attachment.uplinks.outward)?;
+        forward(&tree, families, &attachment.uplinks.hear_routers)?;
         if plan.conntrack == Conntrack::Liberal {
             liberal().apply(&tree)?;
         }
@@ -215,7 +215,7 @@ fn liberal() -> Setting {
 }
 
 /// Makes the node forward packets, for the families that the container has.
-fn forward(tree: &Tree, families: Families, outward: &[String]) -> Result<(), Error> {
+fn forward(tree: &Tree, families: Families, hear_routers: &[String]) -> Result<(), Error> {
     if families.v4 {
         forwarding_v4().apply(tree)?;
     }
@@ -224,7 +224,7 @@ fn forward(tree: &Tree, families: Families, outward: &[String]) -> Result<(), Er
         if !forwarding.holds(tree)? {
             // A host that forwards ignores router advertisements, and would lose the default route
             // that it got from one, or has yet to get.
-            for name in outward {
+            for name in hear_routers {
                 let accept = if_present(format!("ipv6/conf/{name}/accept_ra"), "2");
                 if accept.value(tree)?.as_deref() == Some("1") {
                     accept.apply(tree)?;

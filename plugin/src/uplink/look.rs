@@ -35,8 +35,8 @@ pub(crate) struct Uplinks<'a> {
     pub(crate) tunnels: Tunnels,
     /// Devices that were uplinks, and have become [parts](Surroundings::is_part_of) of those since.
     pub(crate) parts: Vec<Device>,
-    /// The names of the devices that lead out of the node, uplinks of this network or not.
-    pub(crate) outward: Vec<String>,
+    /// See [`Surroundings::hear_routers`].
+    pub(crate) hear_routers: Vec<String>,
     /// The names that were asked for.
     pub(crate) patterns: Option<&'a [Glob]>,
 }
@@ -91,25 +91,27 @@ impl<'a> Uplinks<'a> {
             addresses = node.addresses_where(|index| wanted.contains(&index))?;
             routes = node.default_routes(MAIN, None)?;
         }
+        let known_uplinks: Vec<u32> = uplinks.iter().copied().collect();
         let surroundings = Surroundings {
             links: &links,
             addresses: &addresses,
             routes: &routes,
             rp_filter: node.rp_filter()?,
+            known: &known_uplinks,
         };
         let mut list = surroundings.uplinks(patterns);
         list.retain(|uplink| !ways.contains(&uplink.index));
-        let wholes: Vec<u32> = list.iter().map(|uplink| uplink.index).collect();
+        let chosen: Vec<u32> = list.iter().map(|uplink| uplink.index).collect();
+        let wholes = [&chosen[..], &known_uplinks].concat();
         let parts = links.iter().filter(|link| {
-            let is_known = uplinks.contains(&link.index) && !wholes.contains(&link.index);
+            let is_known = uplinks.contains(&link.index) && !chosen.contains(&link.index);
             is_known && surroundings.is_part_of(link, &wholes)
         });
-        let outward = surroundings.uplinks(None).into_iter();
         Ok(Self {
             indices: all,
             list,
             parts: parts.map(Device::from).collect(),
-            outward: outward.map(|uplink| uplink.name).collect(),
+            hear_routers: surroundings.hear_routers(),
             service_addresses: surroundings.service_addresses(),
             tunnels: tunnel::tunnels(&links),
             patterns,

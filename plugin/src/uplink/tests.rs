@@ -40,6 +40,32 @@ fn names(uplinks: &[Uplink]) -> Vec<&str> {
     uplinks.iter().map(|uplink| uplink.name.as_str()).collect()
 }
 
+/// A network that names a bridge's port has nothing to put there while another network's programs are at the bridge.
+#[test]
+fn a_part_of_what_another_network_has_is_none() {
+    let mut bridge = link(2, "br0");
+    bridge.kind = Some(InfoKind::Bridge);
+    let port = Link {
+        controller: Some(2),
+        ..link(3, "eth0")
+    };
+    let patterns = [Glob::new("eth0".to_owned())];
+    for (known, expected) in [(&[][..], &["eth0"][..]), (&[2], &[]), (&[3], &["eth0"])] {
+        let surroundings = Surroundings {
+            links: &[bridge.clone(), port.clone()],
+            addresses: &[],
+            routes: &[],
+            rp_filter: 0,
+            known,
+        };
+        assert_eq!(
+            names(&surroundings.uplinks(Some(&patterns))),
+            expected,
+            "{known:?}"
+        );
+    }
+}
+
 #[test]
 fn uplinks_are_found_by_addresses_and_default_routes() {
     let mut lo = link(1, "lo");
@@ -89,6 +115,7 @@ fn uplinks_are_found_by_addresses_and_default_routes() {
             default_route(8, "0.0.0.0/0", None),
         ],
         rp_filter: 0,
+        known: &[],
     };
     assert_eq!(
         names(&surroundings.uplinks(None)),
@@ -129,6 +156,7 @@ fn masquerade_uses_the_address_that_the_kernel_would_choose() {
             addresses: &addresses,
             routes,
             rp_filter: 0,
+            known: &[],
         };
         let uplinks = surroundings.uplinks(None);
         [uplinks[0].device.masquerade4, uplinks[0].device.masquerade6]
@@ -152,6 +180,7 @@ fn a_link_without_ethernet_is_marked() {
         addresses: &[address(2, "10.8.0.1/24"), address(3, "192.0.2.1/24")],
         routes: &[],
         rp_filter: 0,
+        known: &[],
     };
     let uplinks = surroundings.uplinks(None);
     assert_eq!(uplinks[0].device.flags, device::LAYER3);
@@ -177,6 +206,7 @@ fn tunnels_and_bridges_are_marked() {
             // Without it a bridge is none.
             routes: &[default_route(2, "0.0.0.0/0", None)],
             rp_filter: 0,
+            known: &[],
         };
         assert_eq!(
             surroundings.uplinks(None)[0].device.flags,
@@ -200,6 +230,7 @@ fn a_device_on_a_bridge_is_marked_as_the_bridge() {
             addresses: &[address(9, "192.0.2.1/24")],
             routes: &[],
             rp_filter: 0,
+            known: &[],
         };
         surroundings.uplinks(None)[0].device.flags
     };
@@ -255,6 +286,7 @@ fn a_vpn_makes_packets_small_only_where_it_is_the_way_out() {
             addresses: &addresses,
             routes,
             rp_filter: 0,
+            known: &[],
         };
         inherited_mtu(&surroundings.uplinks(None)).map(|inherited| inherited.mtu)
     };
@@ -290,6 +322,7 @@ fn the_larger_reverse_path_filter_counts_and_only_1_is_strict() {
             addresses: &[address(2, "192.0.2.1/24")],
             routes: &[],
             rp_filter: all,
+            known: &[],
         };
         let flags = surroundings.uplinks(None)[0].device.flags;
         let found = flags & device::STRICT_REVERSE_PATH != 0;
@@ -309,6 +342,7 @@ fn a_link_in_a_vrf_is_marked() {
         addresses: &[address(2, "192.0.2.1/24"), address(3, "198.51.100.1/24")],
         routes: &[],
         rp_filter: 0,
+        known: &[],
     };
     let uplinks = surroundings.uplinks(None);
     assert_eq!(uplinks[0].device.flags, device::VRF);
@@ -338,6 +372,7 @@ fn addresses_of_dummy_devices_are_those_of_services() {
         ],
         routes: &[],
         rp_filter: 0,
+        known: &[],
     };
     let services: Vec<_> = surroundings.service_addresses();
     let expected = ["10.96.0.1", "fd00:96::1", "169.254.20.10"];

@@ -53,7 +53,13 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("lost DELs");
 
     let mut undo = Undo::default();
-    let Taken { result, claim } = lease::take(request, &node, &mut undo)?;
+    let pins = maps.pins().clone();
+    // What this ADD has put into the maps is gone before its lease is.
+    let is_attached = move || {
+        let maps = Maps::open_existing(&pins).ok().flatten();
+        maps.is_some_and(|maps| matches!(maps.attachment(owner), Ok(Some(_))))
+    };
+    let Taken { result, claim } = lease::take(request, &node, is_attached, &mut undo)?;
     time.lap(lease::NAME);
     let sandbox = path.to_string_lossy();
     let mtu = inherited_mtu(&uplinks.list);

@@ -64,6 +64,43 @@ fn portmap_after_ours_adds_none(#[case] ports: Value) -> Result<()> {
     chain.del(&netns, &result)
 }
 
+/// A second `bpfRoot`, and be it by a forgotten key, takes nothing from the bridge of the first one's containers.
+#[rstest]
+fn a_bridge_keeps_the_programs_of_the_first_root(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = foreign(&lab, "bridge", family);
+    let chain = |root: Value| {
+        let mut ours = chained(&lab.node, "underpass");
+        if !root.is_null() {
+            ours["bpfRoot"] = root;
+        }
+        Chain::new(&lab.node, &conf, [ours]).runtime("portMappings", mappings(HOST))
+    };
+    let [netns, other] = ["theirs", "second"].map(|name| lab.node.netns().sibling(name));
+    let (netns, other) = (netns?, other?);
+    let first = chain(json!(null));
+    let result = first.add(&netns)?;
+    let filters = || {
+        let mut command = Command::new("tc");
+        command.args(["filter", "show", "dev", "br0", "ingress"]);
+        lab.node.netns().expect(&mut command, &[])
+    };
+    let before = filters()?;
+    let second = chain(json!("/sys/fs/bpf/of/another/second"));
+    let error = second.add(&other).err().context("it was attached")?;
+    let error = format!("{error:#}");
+    ensure!(error.contains("another bpfRoot"), "{error}");
+    ensure!(filters()? == before, "{before} became {}", filters()?);
+    first.check(&netns, &result)?;
+    for plugin in second.plugins().iter().rev() {
+        second.call("DEL", plugin, &other, None)?;
+    }
+    ensure!(filters()? == before, "{before} became {}", filters()?);
+    first.check(&netns, &result)?;
+    first.del(&netns, &result)
+}
+
 /// A bridge that is the uplink of one network stays that when another network's containers are at it.
 #[rstest]
 fn a_bridge_stays_another_networks_uplink(#[values(V4, V6)] family: Family) -> Result<()> {

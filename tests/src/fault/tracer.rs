@@ -28,6 +28,8 @@ const LIMIT: Duration = Duration::from_mins(1);
 pub(super) struct Pause<'a> {
     /// A part of what is said of the change, the first that has it.
     pub(super) before: &'a str,
+    /// How many changes of which that is said come before.
+    pub(super) after: usize,
     pub(super) meanwhile: Box<dyn FnOnce() -> Result<()> + Send + 'a>,
 }
 
@@ -192,7 +194,12 @@ impl Tracer<'_> {
         let Some(change) = Change::of(thread, &request) else {
             return go_on(ptrace::cont(thread, None));
         };
-        let is_it = |pause: &mut Pause<'_>| change.what.contains(pause.before);
+        let is_it = |pause: &mut Pause<'_>| {
+            let is_like_it = change.what.contains(pause.before);
+            let is_it = is_like_it && pause.after == 0;
+            pause.after -= usize::from(is_like_it && !is_it);
+            is_it
+        };
         if let Some(pause) = self.pause.take_if(is_it) {
             (pause.meanwhile)()?;
         }
