@@ -2,9 +2,10 @@
 //! were stolen: tokens, certificates, those of the server's authority.
 //!
 //! What the files said when the agent started counts until a request fails by it, whatever the reason: refused as nobody's (401), or by a
-//! connection that did not come to be. The next request reads the files again. Who watches goes on where it was.
+//! connection that did not come to be. The next request reads the files again. Where they can't be read, as where somebody has taken them away
+//! when the agent had started, it goes on by those of before. Who watches goes on where it was.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -24,51 +25,63 @@ pub(crate) async fn client() -> anyhow::Result<Client> {
         "cannot find the API server: neither KUBECONFIG nor a service account says where it is",
     )?;
     let namespace = config.default_namespace.clone();
-    let first = connect(config)?;
-    let current = Arc::new(Current(Mutex::new(Some(first))));
+    let current = Arc::new(Mutex::new(Current {
+        client: connect(config).await?,
+        has_failed: false,
+    }));
     let service = service_fn(move |request| send(Arc::clone(&current), request));
     Ok(Client::new(service, namespace))
 }
 
-/// The client of the files as they were last read; nothing, once a request has failed by it.
-#[derive(Default)]
-struct Current(Mutex<Option<Client>>);
-
-impl Current {
-    fn get(&self) -> Option<Client> {
-        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        client.clone()
-    }
-
-    fn set(&self, client: Option<Client>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = client;
-    }
+/// The client of the files as they were last read.
+#[derive(Clone)]
+struct Current {
+    client: Client,
+    /// Whether a request has failed by it, so that the files may have something new.
+    has_failed: bool,
 }
 
 async fn send(
-    current: Arc<Current>,
+    current: Arc<Mutex<Current>>,
     request: Request<Body>,
 ) -> Result<Response<Body>, tower::BoxError> {
-    let client = if let Some(client) = current.get() {
-        client
-    } else {
-        let client = connect(find().await?)?;
-        current.set(Some(client.clone()));
-        client
-    };
-    let answer = client.send(request).await;
+    let mut now = hold(&current).clone();
+    if now.has_failed {
+        match renew().await {
+            Ok(client) => {
+                now.client = client;
+                now.has_failed = false;
+                *hold(&current) = now.clone();
+            }
+            Err(error) => {
+                tracing::warn!("what was read of the API server before counts: {error:#}");
+            }
+        }
+    }
+    let answer = now.client.send(request).await;
     let is_refused = match &answer {
         Ok(answer) => answer.status() == StatusCode::UNAUTHORIZED,
         Err(_) => true,
     };
-    if is_refused {
-        current.set(None);
-    }
+    hold(&current).has_failed = is_refused;
     Ok(answer?)
 }
 
-/// Makes a client. No connection yet.
-fn connect(mut config: Config) -> anyhow::Result<Client> {
+fn hold(current: &Mutex<Current>) -> MutexGuard<'_, Current> {
+    current.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn renew() -> anyhow::Result<Client> {
+    connect(find().await?).await
+}
+
+/// Makes a client. No connection yet. What a kubeconfig has run for its credentials may take its time, while the rest of the agent goes on.
+async fn connect(config: Config) -> anyhow::Result<Client> {
+    let made = tokio::task::spawn_blocking(move || make(config));
+    made.await.context("the client's task has ended")?
+}
+
+fn make(mut config: Config) -> anyhow::Result<Client> {
     // Longer than a watch is silent: what is silent for longer is dead.
     config.read_timeout = Some(SILENCE);
     // Whoever asks waits longer after each refusal. A server that asks for an hour's patience would be asked after an hour.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use http_body_util::Full;
@@ -25,6 +26,9 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// What `OpenMetrics` ends with.
 const END: &str = "# EOF\n";
 
+/// How long it counts that the Nodes could not be read: by then it is tried again, and a watch that goes on says nothing.
+const DEAF: Duration = Duration::from_mins(2);
+
 /// What is wrong with the network, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
@@ -43,8 +47,8 @@ pub(crate) struct Health {
     assigned: Mutex<Vec<IpNet>>,
     /// What is wrong with the network.
     trouble: Mutex<Option<Trouble>>,
-    /// Why nothing is heard of the Nodes, since they could last be read.
-    deaf: Mutex<Option<String>>,
+    /// Why the Nodes could not be read, and when that was.
+    deaf: Mutex<Option<(Instant, String)>>,
     /// What the last comparison could not do.
     wanting: Mutex<Vec<String>>,
     /// Lists and watches of the Nodes that failed.
@@ -55,8 +59,10 @@ pub(crate) struct Health {
     pub(crate) syncs: AtomicU64,
     /// Those of them that could not do all.
     pub(crate) failures: AtomicU64,
-    /// What the last one could not do for the ways to other nodes.
+    /// How many ranges of other nodes have no route after the last one.
     pub(crate) missing: AtomicU64,
+    /// What the last one could not do of this node's own.
+    pub(crate) broken: AtomicU64,
     /// What the last one could not believe of what Nodes say, or found no way for.
     pub(crate) remarks: AtomicU64,
     /// What they changed.
@@ -77,9 +83,9 @@ impl Health {
         ranges.clone_into(&mut hold(&self.assigned));
     }
 
-    /// Remembers why the Nodes can't be read, if they can't.
-    pub(crate) fn set_deaf(&self, why: Option<String>) {
-        *hold(&self.deaf) = why;
+    /// Remembers why the Nodes can't be read.
+    pub(crate) fn set_deaf(&self, why: String) {
+        *hold(&self.deaf) = Some((Instant::now(), why));
     }
 
     /// Remembers what a comparison could not do.
@@ -122,13 +128,22 @@ impl Health {
                 format!("ok, but the network can't be looked after: {why}")
             }
         };
-        let missing = self.missing.load(Ordering::Relaxed);
-        if missing > 0 {
-            let _ = write!(
-                text,
-                "{} {missing} of the other nodes' routes could not be made: the log says why",
-                if trouble.is_some() { "; and" } else { ", but" }
-            );
+        let mut and = if trouble.is_some() { "; and" } else { ", but" };
+        for (count, what) in [
+            (&self.missing, "of the other nodes' routes"),
+            (
+                &self.broken,
+                "of the node's own routes, or its VXLAN device,",
+            ),
+        ] {
+            let count = count.load(Ordering::Relaxed);
+            if count > 0 {
+                let _ = write!(
+                    text,
+                    "{and} {count} {what} could not be made: the log says why"
+                );
+                and = "; and";
+            }
         }
         text.push('\n');
         (StatusCode::OK, text)
@@ -137,11 +152,13 @@ impl Health {
     /// Says what the network waits for.
     fn incomplete(&self, trouble: Option<&Trouble>) -> String {
         let wanting = hold(&self.wanting);
-        let deaf = hold(&self.deaf);
+        let deaf = hold(&self.deaf).clone();
+        let deaf = deaf.filter(|(since, _)| since.elapsed() < DEAF);
+        let deaf = deaf.map(|(_, why)| why);
         let why = trouble.map(|(Trouble::Outdated(why) | Trouble::Unkept(why))| why);
         let why = why.filter(|why| !wanting.contains(why));
         let mut text = "routes or the network are not complete yet\n".to_owned();
-        for line in wanting.iter().chain(why).chain(&*deaf) {
+        for line in wanting.iter().chain(why).chain(&deaf) {
             text.push_str(line);
             text.push('\n');
         }
@@ -262,7 +279,7 @@ pub(crate) async fn serve(
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 // No descriptors, for instance: that passes.
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
             let (health, verbs) = (Arc::clone(&health), verbs.clone());
@@ -271,7 +288,7 @@ pub(crate) async fn serve(
                 // A peer that goes away in the middle is its own business. One that says nothing does not stay.
                 let _ = http1::Builder::new()
                     .timer(TokioTimer::new())
-                    .header_read_timeout(std::time::Duration::from_secs(5))
+                    .header_read_timeout(Duration::from_secs(5))
                     .keep_alive(false)
                     .serve_connection(TokioIo::new(stream), service)
                     .await;
@@ -340,11 +357,9 @@ mod tests {
         // Who compares the routes says the same of ranges.
         health.set_trouble(Some(Trouble::Outdated("too narrow".to_owned())));
         assert_eq!(said(&health), (503, format!("{begin}no way\ntoo narrow\n")));
-        health.set_deaf(Some("nobody answers".to_owned()));
+        health.set_deaf("nobody answers".to_owned());
         let (_, text) = said(&health);
         assert_eq!(text, format!("{begin}no way\ntoo narrow\nnobody answers\n"));
-        health.set_deaf(None);
-        assert_eq!(said(&health), (503, format!("{begin}no way\ntoo narrow\n")));
     }
 
     #[test]

@@ -73,7 +73,6 @@ async fn read(
             Ok(Some(Event::InitDone)) => {
                 backoff.reset();
                 known = std::mem::take(&mut listed);
-                health.set_deaf(None);
                 known.publish(&tell, health);
             }
             Ok(Some(Event::Apply(node))) => {
@@ -92,7 +91,7 @@ async fn read(
                 let why = causes(&error);
                 let said = format!("cannot follow the Nodes, what is known of them stays: {why}");
                 tracing::warn!("{said}");
-                health.set_deaf(Some(said));
+                health.set_deaf(said);
                 sleep(backoff.next().unwrap_or_default()).await;
             }
         }

@@ -73,6 +73,8 @@ pub(crate) struct Desired {
     pub(crate) neighbours: BTreeSet<Neighbour>,
     /// Where the device sends frames for a MAC.
     pub(crate) forwarding: BTreeSet<(Mac, IpAddr)>,
+    /// How many ranges of other nodes have no way, for reasons that have nothing to do with the kernel.
+    pub(crate) wayless: usize,
     /// Whether it is not known yet which ranges are ours: what there is of them stays.
     pub(crate) keeps_own: bool,
     /// What is wrong with our own Node: there is no network then.
@@ -172,8 +174,8 @@ fn plan(inputs: &Inputs<'_>) -> Result<Desired, String> {
     for (range, name, peer) in believed.others {
         let is_direct = inputs.routing == Routing::Auto
             && direct(&mut desired, myself, peer, range, inputs.links);
-        if !is_direct {
-            tunnel(&mut desired, name, peer, range);
+        if !is_direct && !tunnel(&mut desired, name, peer, range) {
+            desired.wayless += 1;
         }
     }
     Ok(desired)
@@ -237,17 +239,17 @@ fn device(outside: IpAddr, own: &[IpNet], links: &[OnLink]) -> Result<Tunnel, St
     }
 }
 
-/// Routes a range through VXLAN, if the node has an address of the family of its outside.
-fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) {
+/// Routes a range through VXLAN, if we have the device and the node an address of the family of its outside. Returns whether it has.
+fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) -> bool {
     let Some(device) = &desired.tunnel else {
-        return;
+        return false;
     };
     let Some(remote) = peer.address(device.outside) else {
         desired.remarks.push(format!(
             "Node {name} has no InternalIP of the family of ours, {}: no route to {range} is made",
             device.outside
         ));
-        return;
+        return false;
     };
     if let Some(outside) = peer.addresses.first()
         && outside.is_ipv4() != device.outside.is_ipv4()
@@ -257,13 +259,13 @@ fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) {
              no route to {range} is made; give both the same order of addresses",
             device.outside
         ));
-        return;
+        return false;
     }
     if device.mac == mac(remote) {
         desired.remarks.push(format!(
             "Node {name} has our own InternalIP {remote}: no route to {range} is made"
         ));
-        return;
+        return false;
     }
     let via = first(range).addr();
     desired.routes.insert(range, Way::Tunnel { via });
@@ -277,6 +279,7 @@ fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) {
         mac: mac(remote),
     });
     desired.forwarding.insert((mac(remote), remote));
+    true
 }
 
 /// The address that a range's VXLAN device has: the first one, which no pod gets.

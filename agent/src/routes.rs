@@ -166,9 +166,11 @@ impl Routes<'_> {
             .fetch_add(done.changes.len() as u64, Ordering::Relaxed);
         health.last_us.store(took, Ordering::Relaxed);
         health.longest_us.fetch_max(took, Ordering::Relaxed);
+        let missing = done.missing.len() + done.wayless + desired.wayless;
+        health.missing.store(missing as u64, Ordering::Relaxed);
         health
-            .missing
-            .store(done.missing.len() as u64, Ordering::Relaxed);
+            .broken
+            .store(done.errors.len() as u64, Ordering::Relaxed);
         let remarks = desired.remarks.len() + desired.errors.len();
         health.remarks.store(remarks as u64, Ordering::Relaxed);
         if done.failures().next().is_some() {

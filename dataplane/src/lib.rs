@@ -147,7 +147,8 @@ pub enum Error {
     Unusual(String),
     /// Programs of one CPU are not alone with what they keep for it.
     #[error(
-        "Linux {0} is a real-time kernel (PREEMPT_RT) that lets programs for packets interrupt each other, and one packet could get the addresses of another:          boot one without PREEMPT_RT, or one that is built with CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y and has its configuration in /boot/config-{0}"
+        "Linux {0} is a real-time kernel (PREEMPT_RT) that lets programs for packets interrupt each other, and one packet could get the addresses of another: \
+         boot one without PREEMPT_RT, or one that is built with CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y and has its configuration in /boot/config-{0}"
     )]
     Interrupted(String),
     /// The control group of this process has too little memory for it.

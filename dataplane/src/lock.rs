@@ -111,6 +111,25 @@ impl Use {
         Ok((fresh, Order::First))
     }
 
+    /// Shares what is pinned for a moment, without a map that outlives it; nothing, where somebody is alone or waits for that.
+    pub(crate) fn glance(root: &Path) -> Result<Option<Self>, Error> {
+        let mut files = Vec::new();
+        for purpose in ["gate", "use"] {
+            let path = file_of(root, purpose);
+            let file = open(&path)?;
+            match file.try_lock_shared() {
+                Ok(()) => files.push(file),
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(source)) => return Err(Error::file("lock", &path)(source)),
+            }
+        }
+        let file = files.pop();
+        Ok(Some(Self {
+            _gate: files.pop(),
+            _file: file,
+        }))
+    }
+
     /// Makes later calls wait, and waits for all that are there, after calling `waits`; not for ever, as one of these may wait for a process
     /// that hangs.
     pub(crate) fn alone(root: &Path, waits: impl FnOnce()) -> Result<Self, Error> {

@@ -158,8 +158,13 @@ pub fn load_missing(
 pub(crate) fn require_loadable(flows: u32) -> Result<(), Error> {
     bpf::raise_memory_limit();
     kernel::require_uninterrupted()?;
-    memory::require(flows)?;
+    memory::require(flows, cpus())?;
     require_usual()
+}
+
+/// Fails where the first ADD could not load the programs.
+pub fn require_first_load() -> Result<(), Error> {
+    require_loadable(flow_count(memory()))
 }
 
 fn load(pins: &Pins, flows: u32) -> Result<(), Error> {

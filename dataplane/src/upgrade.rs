@@ -67,12 +67,15 @@ pub fn run(root: &Path) -> Result<Outcome, Error> {
         Loaded::Here => Some(pins.lock()?),
         _ => None,
     };
-    let (fates, before) = match need(&pins)? {
+    let Exchangeable {
+        fates,
+        before,
+        programs,
+    } = match need(&pins)? {
         Need::Nothing(outcome) => return Ok(outcome),
-        Need::Exchange(fates, before) => (fates, before),
+        Need::Exchange(exchangeable) => exchangeable,
     };
     object::require_loadable(0)?;
-    let programs = programs(&pins)?;
     let features = feature::present()?;
     let node = Node {
         build: build(),
@@ -115,13 +118,22 @@ pub fn run(root: &Path) -> Result<Outcome, Error> {
 /// Looks while calls go on: none has to wait for an upgrade that has nothing to do, or is refused. Says nothing where only who is alone
 /// can tell.
 fn look(pins: &Pins) -> Result<Option<Outcome>, Error> {
-    let _calls = Use::shared(pins.root())?;
+    // Beside another upgrade there is nothing to be seen yet.
+    let Some(_calls) = Use::glance(pins.root())? else {
+        return Ok(None);
+    };
     if pins.next().exists() {
         return Ok(None);
     }
     match need(pins) {
         Ok(Need::Nothing(Outcome::Same)) => Ok(Some(Outcome::Same)),
-        Err(refused @ Error::NotUpgradable { .. }) => Err(refused),
+        // Of pins that somebody removes meanwhile some were missing.
+        Err(refused @ Error::NotUpgradable { .. })
+            if matches!(need(pins), Err(Error::NotUpgradable { .. })) =>
+        {
+            Err(refused)
+        }
+        Ok(Need::Exchange(_)) => object::require_loadable(0).map(|()| None),
         // A call may be about to load another build.
         Ok(_) | Err(_) => Ok(None),
     }
@@ -131,8 +143,18 @@ fn look(pins: &Pins) -> Result<Option<Outcome>, Error> {
 enum Need {
     /// Nothing.
     Nothing(Outcome),
-    /// To exchange the programs: what becomes of each map, and what the programs of before were loaded with.
-    Exchange(Vec<(&'static Pinned, Fate)>, Node),
+    /// To exchange the programs.
+    Exchange(Exchangeable),
+}
+
+/// What is known of the programs that are to be exchanged.
+struct Exchangeable {
+    /// What becomes of each map.
+    fates: Vec<(&'static Pinned, Fate)>,
+    /// What the programs of before were loaded with.
+    before: Node,
+    /// Which are to be loaded.
+    programs: Vec<&'static str>,
 }
 
 /// Says what there is to do, or that this build can't take over.
@@ -155,7 +177,11 @@ fn need(pins: &Pins) -> Result<Need, Error> {
     Ok(if is_same {
         Need::Nothing(Outcome::Same)
     } else {
-        Need::Exchange(fates, before)
+        Need::Exchange(Exchangeable {
+            fates,
+            before,
+            programs: programs(pins)?,
+        })
     })
 }
 

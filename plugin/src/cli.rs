@@ -212,7 +212,7 @@ enum Failure {
         source: io::Error,
     },
     #[error(
-        "{}: DEL them first, or say --force to cut them off from masquerade and bypass",
+        "{}: DEL them first (`underpass gc --orphans` frees those whose DELs were lost), or say --force to cut them off from masquerade and bypass",
         if *.0 == 1 { "1 container is attached".to_owned() } else { format!("{} containers are attached", .0) }
     )]
     InUse(usize),

@@ -232,17 +232,17 @@ pub enum Finding {
     },
     /// The programs know an uplink as it was.
     #[error(
-        "the map DEVICES has other addresses, MTU, MAC or reverse path filter than the uplink {0}: the next ADD or GC corrects it"
+        "the map DEVICES has other addresses, MTU, MAC or reverse path filter than the uplink {0}: `underpass apply` corrects it, as the next ADD or GC does"
     )]
     OtherUplink(String),
     /// The programs sit on a device whose packets pass those of an uplink as well.
     #[error(
-        "the programs are attached to {0}, which has become a part of another uplink: packets are translated twice; the next ADD or GC corrects it"
+        "the programs are attached to {0}, which has become a part of another uplink: packets are translated twice; `underpass apply` corrects it, as the next ADD or GC does"
     )]
     PartOfUplink(String),
     /// The programs keep containers out of other tunnels.
     #[error(
-        "the map STATE has other tunnels than the node is an end of: the next ADD or GC corrects it"
+        "the map STATE has other tunnels than the node is an end of: `underpass apply` corrects it, as the next ADD or GC does"
     )]
     OtherTunnels,
     /// The programs send an address elsewhere.
@@ -258,7 +258,7 @@ pub enum Finding {
     NotInXdp(String),
     /// A program is not where it belongs.
     #[error(
-        "program {} is not attached to the {} of {device}: the next ADD or GC puts it back on an uplink and on lo; a container with its device has to be recreated",
+        "program {} is not attached to the {} of {device}: `underpass apply` puts it back on an uplink and on lo, as the next ADD or GC does; a container with its device has to be recreated",
         place.program, place.hook.name()
     )]
     NotAttached {

@@ -169,7 +169,7 @@ fn a_node_before_its_first_add_has_no_findings() -> Result<()> {
 }
 
 #[rstest]
-#[case::uplink(true, "the next ADD or GC")]
+#[case::uplink(true, "underpass apply (the next ADD or GC")]
 #[case::container(false, "recreate the container")]
 fn a_program_that_was_taken_off_is_found(#[case] uplink: bool, #[case] fix: &str) -> Result<()> {
     needs_root!();

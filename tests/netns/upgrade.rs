@@ -333,7 +333,7 @@ fn what_it_does_not_know_is_refused(
 }
 
 /// The map that another build has pinned: the same entries, with eight bytes more that this build knows nothing of.
-fn widen(node: &Node) -> Result<()> {
+pub(crate) fn widen(node: &Node) -> Result<()> {
     type Wide = [u8; size_of::<Endpoint>() + 8];
     let pin = map_pin(node, map::ENDPOINTS);
     let wide = pin.with_file_name(format!("{}-1-{}", map::ENDPOINTS, size_of::<Wide>()));

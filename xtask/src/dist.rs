@@ -11,9 +11,14 @@ use crate::build::{self, EXECUTABLES};
 use crate::workspace::Workspace;
 use crate::{process, report};
 
+/// Folders of what these refer to.
+const FOLDERS: [&str; 2] = ["docs", "deploy"];
+
 /// What a node's administrator reads, and what the licences ask to be passed on.
-const TEXTS: [&str; 4] = [
+const TEXTS: [&str; 6] = [
     "README.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
     "LICENSE-APACHE",
     "LICENSE-MIT",
     "LICENSE-GPL-2.0",
@@ -35,6 +40,13 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     }
     for text in TEXTS {
         copy(&workspace.root.join(text), &folder)?;
+    }
+    for texts in FOLDERS {
+        process::run(
+            Command::new("cp")
+                .arg("--recursive")
+                .args([workspace.root.join(texts), folder.clone()]),
+        )?;
     }
     let mut manual = workspace.cargo();
     manual

@@ -113,9 +113,13 @@ impl Kernel {
             InfoVxlan::Local6(address) => Some(IpAddr::from(*address)),
             _ => None,
         });
-        let local = Some(local).filter(|local| !local.is_unspecified());
+        // An address that goes and comes back, as when a link goes down, does not cost the device: it sends again when that is there.
+        let is_local = match bound {
+            Some(bound) => bound == tunnel.outside,
+            None => local.is_unspecified(),
+        };
         device.mac == tunnel.mac
-            && bound == local
+            && is_local
             && wanted.iter().all(|wanted| device.vxlan.contains(wanted))
     }
 

@@ -214,7 +214,7 @@ fn leases(found: &Found, force: bool, out: &mut impl io::Write) -> Result<(), Fa
     if leased > 0 && !force {
         writeln!(
             out,
-            "left        {}: {leased} addresses are leased; remove it, or repeat with --force before the conflist is gone",
+            "left        {}: {leased} addresses are leased: remove it when nobody needs them any more",
             store.dir().display()
         )?;
         return Ok(());

@@ -13,7 +13,7 @@ use std::{
 use tracing::warn;
 use underpass_abi::endpoint::{Attachment as Record, Owner, device};
 use underpass_cni::{Error as CniError, NetworkRequest};
-use underpass_dataplane::{Maps, Pins, attach, kernel, policy::Stack};
+use underpass_dataplane::{Maps, Pins, attach, kernel, object, policy::Stack};
 use underpass_ipam::store::Store;
 use underpass_netlink::{Netlink, link::By};
 
@@ -62,12 +62,12 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     Ok(accept(name, &conf, driver, sample)?)
 }
 
-/// Fails where the first ADD would: on a kernel whose programs may be interrupted in their middle, and while the containers of
-/// another root have the uplinks. Whoever has containers attached has been through that.
+/// Fails where the first ADD would: where the programs can't be loaded (a kernel whose programs may be interrupted in their middle, a control
+/// group with too little memory), and while the containers of another root have the uplinks. Whoever has containers attached has been through that.
 fn admits(pins: &Pins, conf: &Conf) -> Result<(), Error> {
     let maps = Maps::open_existing(pins)?;
     match &maps {
-        None => kernel::require_uninterrupted()?,
+        None => object::require_first_load()?,
         Some(maps) if maps.has_attachments()? => return Ok(()),
         Some(_) => {}
     }

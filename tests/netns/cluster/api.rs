@@ -22,7 +22,7 @@ mod patch;
 /// Where each node finds it, on its own loopback device.
 pub(super) const AT: &str = "127.0.0.1:6443";
 
-/// Who has this token may do all that there is to do.
+/// What agents have for a token, unless they were given another.
 pub(super) const TOKEN: &str = "first";
 
 /// How long a watch sleeps before it looks whether it is to end.
@@ -67,7 +67,7 @@ struct State {
     refusals: VecDeque<u16>,
     /// All patches are answered with 403.
     is_forbidden: bool,
-    /// The only token that is good, if not the first one.
+    /// The only token that is good, if not all are.
     token: Option<String>,
     /// The taint that somebody adds to a Node before the next patch of it is looked at.
     rival: Option<Value>,
@@ -257,8 +257,8 @@ impl Api {
             }
             let is_known = {
                 let state = self.lock();
-                let good = state.token.as_deref().unwrap_or(TOKEN);
-                request.authorization == format!("Bearer {good}")
+                let good = state.token.as_ref().map(|good| format!("Bearer {good}"));
+                good.is_none_or(|good| good == request.authorization)
             };
             if !is_known {
                 self.lock().requests.push("refused".to_owned());

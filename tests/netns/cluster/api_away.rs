@@ -6,7 +6,7 @@ use underpass_tests::prelude::*;
 
 use super::{
     fixture::Cluster,
-    member::{LOG, outside},
+    member::{CREDENTIALS, LOG, outside},
 };
 
 /// A kubeconfig that names an address where nobody listens.
@@ -103,6 +103,28 @@ fn new_credentials_are_read_when_the_old_ones_are_refused() -> Result<()> {
     let now = cluster.api.lists();
     ensure!(now == lists, "{lists} lists became {now}");
     Ok(())
+}
+
+/// Somebody hands the agent its credentials and takes them away again: they are good as long as they are.
+#[test]
+fn credentials_that_were_taken_away_go_on() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    member.node.netns().run(|| fs::remove_file(CREDENTIALS))?;
+    cluster.api.be_down(true);
+    let failures = member.metric("watch_failures_total")?;
+    eventually("the API is missed", || {
+        ensure!(member.metric("watch_failures_total")? >= failures + 2);
+        Ok(())
+    })?;
+    cluster.api.be_down(false);
+    let addresses = [V4, V6].map(|family| outside(family, 0, 97).to_string());
+    let ranges = ["10.244.97.0/24", "fd00:244:97::/64"].map(str::to_owned);
+    cluster.api.set("later", &addresses, &ranges);
+    member.learns(&ranges, &addresses)
 }
 
 /// A file in somebody's home has that person's rights: whoever wants them says so.

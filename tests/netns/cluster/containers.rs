@@ -48,9 +48,51 @@ fn an_agent_whose_folder_was_removed_ends_so_that_the_next_one_has_it(
     netns.run(mount_host)?;
     cluster.members[0].start_agent()?;
     let member = &cluster.members[0];
-    member.is_ready()?;
     let pod = member.pod("later")?;
     ping::ping(pod.netns(), member.gateway(V4))?;
     ping::ping(pod.netns(), member.gateway(V6))?;
     pod.del()
+}
+
+/// The host's root is an overlay, as a machine's from an image that nobody writes to, or a container's: whether a folder of both layers was removed
+/// can't be seen by its links.
+#[test]
+fn a_folder_of_two_layers_that_was_removed_is_missed() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    let netns = cluster.members[0].node.netns().clone();
+    netns.run(|| -> Result<()> {
+        for folder in ["lower/net", "upper/net", "work", "merged"] {
+            fs::create_dir_all(format!("/run/host/{folder}"))?;
+        }
+        fs::create_dir_all(NET)?;
+        let none: Option<&str> = None;
+        let layers = "lowerdir=/run/host/lower,upperdir=/run/host/upper,workdir=/run/host/work";
+        mount(
+            none,
+            "/run/host/merged",
+            Some("overlay"),
+            MsFlags::empty(),
+            Some(layers),
+        )?;
+        mount(
+            Some("/run/host/merged/net"),
+            NET,
+            none,
+            MsFlags::MS_BIND,
+            none,
+        )?;
+        Ok(())
+    })?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    netns.run(|| {
+        fs::remove_dir_all("/run/host/merged/net")?;
+        fs::create_dir("/run/host/merged/net")
+    })?;
+    member.await_end()?;
+    let log = member.log()?;
+    ensure!(log.contains("is not the host's any more"), "{log}");
+    Ok(())
 }

@@ -22,7 +22,7 @@ use super::{
 };
 
 /// The agent's kubeconfig.
-const CREDENTIALS: &str = "/run/kubeconfig";
+pub(super) const CREDENTIALS: &str = "/run/kubeconfig";
 
 /// The folder of networks, in each node's own `/run`.
 pub(super) const NET: &str = "/run/opt/net.d";

@@ -7,7 +7,7 @@ use underpass_tests::prelude::*;
 
 use super::{
     fixture::Cluster,
-    member::{Member, outside},
+    member::{Member, TUNNEL, outside},
 };
 
 /// While there is this file `install` fails.
@@ -191,4 +191,27 @@ fn a_network_whose_node_has_other_ranges_already_is_none() -> Result<()> {
     let conflist = member.conflist()?.context("a conflist")?.to_string();
     ensure!(conflist.contains(OTHER[0]), "{conflist}");
     Ok(())
+}
+
+/// Pods come and go, and reach those of other nodes no more.
+#[rstest]
+#[case::others_have_the_port("link add x type vxlan id 1 dstport 4789")]
+#[case::the_link_is_too_narrow("link set eth0 mtu 1310")]
+fn a_node_whose_tunnel_can_not_be_made_says_so(#[case] line: &str) -> Result<()> {
+    needs_root!();
+    let cluster = Cluster::new(&[0, 1])?;
+    cluster.settle()?;
+    let member = &cluster.members[0];
+    is_well(member)?;
+    let remove = format!("link del {TUNNEL}");
+    member.node.netns().ip(&[remove, line.to_owned()])?;
+    says(member, 200, &["ok, but 2 of the other nodes' routes"])?;
+    let undo = if line.starts_with("link add") {
+        "link del x"
+    } else {
+        "link set eth0 mtu 1500"
+    };
+    member.node.netns().ip(&[undo.to_owned()])?;
+    is_well(member)?;
+    cluster.settle()
 }

@@ -9,6 +9,7 @@ use super::fixture::Cluster;
 use crate::upgrade::{
     expect_exchanged, programs,
     traffic::{Path, while_talking},
+    widen,
 };
 
 /// Where numbered datagrams go, and connections.
@@ -69,4 +70,23 @@ fn pods_do_not_notice() -> Result<()> {
             .try_for_each(|is_other| roll(&mut cluster, is_other))
     })?;
     cluster.all_bypass()
+}
+
+/// The new build's maps have more in them, so that it can install nothing before its programs have taken over.
+#[test]
+fn an_agent_whose_build_knows_more_of_a_container_takes_over() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::new(&[0])?;
+    let member = &mut cluster.members[0];
+    let pod = member.pod("of-before")?;
+    member.stop_agent(Signal::SIGTERM);
+    widen(&member.node)?;
+    let before = programs(&member.node)?;
+    member.start_agent()?;
+    member.is_ready()?;
+    expect_exchanged(&member.node, &before, &[&pod])?;
+    for family in Family::BOTH {
+        ping::ping(pod.netns(), member.gateway(family))?;
+    }
+    member.pod("later")?.del()
 }

@@ -208,3 +208,23 @@ fn a_tunnel_shrinks_in_the_middle() -> Result<()> {
     drop(servers);
     Ok(())
 }
+
+/// A DHCP client that gets its lease again, a link that goes down and comes up: what is beyond the tunnel is there when the address is.
+#[rstest]
+fn an_address_that_comes_back_finds_its_device(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 1])?;
+    cluster.put_outside(family);
+    cluster.start_agents()?;
+    cluster.settle()?;
+    let member = &cluster.members[0];
+    let before = member.node.netns().ifindex(TUNNEL)?;
+    let flush = format!("address flush dev {} scope global", Node::UPLINK);
+    member.node.netns().ip(&[flush])?;
+    member.compares()?;
+    member.node.netns().ip(&member.readdress())?;
+    cluster.settle()?;
+    let after = member.node.netns().ifindex(TUNNEL)?;
+    ensure!(before == after, "device {before} became {after}");
+    Cluster::all_reach_all(&cluster.pods()?)
+}

@@ -88,7 +88,7 @@ fn is_missing(name: &str, flags: u32, place: Place) -> Diagnosis {
         "the program {program} is not at the {hook} of {name}, where another call has put it"
     );
     let fix = if flags & device::POD == 0 {
-        "the next ADD or GC puts it back".to_owned()
+        "underpass apply (the next ADD or GC does the same)".to_owned()
     } else {
         format!(
             "recreate the container (in Kubernetes, delete the pod); `ip link show {name}` names it in its alias"

@@ -92,6 +92,7 @@ impl Container {
             ("/opt/cni/bin", BIN),
             ("/etc/cni/net.d", NET),
             ("/lib/modules", "/run/modules"),
+            ("/boot", "/run/boot"),
             ("/etc/machine-id", "/run/machine-id"),
         ];
         for (there, here) in own {
