@@ -27,7 +27,7 @@ use crate::{
     error::Error,
     finding::{Finding, Findings},
     glob::Glob,
-    uplink::Uplink,
+    uplink::{Uplink, reconcile::at_uplink},
 };
 
 const NAME: &str = "chained map entries";
@@ -224,9 +224,7 @@ impl Step<Chained> for Entries {
             ..entry(&chained.host, chained.network)
         };
         if bridge.is_none() && chained.via.index != chained.host.index {
-            host.flags |= device::AT_UPLINK;
-            let mac = chained.host.mac.0;
-            host.own_mac = [0, 2, 4].map(|at| u16::from_ne_bytes([mac[at], mac[at + 1]]));
+            host = at_uplink(host, &chained.host);
         }
         maps.set_device(chained.host.index, host)?;
         let local = node.addresses_on(chained.via.index)?;

@@ -16,7 +16,7 @@ use underpass_netlink::{
     route::MAIN,
 };
 
-use super::{Surroundings, Uplink, is_not_ours, tunnel};
+use super::{Surroundings, Uplink, is_not_ours, reconcile::is_way, tunnel};
 use crate::{error::Error, glob::Glob};
 
 /// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
@@ -60,8 +60,6 @@ impl<'a> Uplinks<'a> {
     ) -> Result<Self, Error> {
         let all = node.indices()?;
         let known = maps.map(Maps::devices).transpose()?.unwrap_or_default();
-        // A bridge by which containers of others are reached is of no network.
-        let is_way = |entry: &Known| entry.flags & device::FOREIGN != 0 && entry.network == 0;
         let indices = |wanted: fn(&Known, bool) -> bool| -> HashSet<u32> {
             let wanted = known
                 .iter()
@@ -69,7 +67,6 @@ impl<'a> Uplinks<'a> {
             wanted.map(|(index, _)| *index).collect()
         };
         let pods = indices(|entry, is_way| entry.flags & device::POD != 0 && !is_way);
-        let ways = indices(|_, is_way| is_way);
         let uplinks = indices(|entry, _| entry.flags & device::POD == 0);
         let others: BTreeSet<u32> = all
             .iter()
@@ -99,8 +96,7 @@ impl<'a> Uplinks<'a> {
             rp_filter: node.rp_filter()?,
             known: &known_uplinks,
         };
-        let mut list = surroundings.uplinks(patterns);
-        list.retain(|uplink| !ways.contains(&uplink.index));
+        let list = surroundings.uplinks(patterns);
         let chosen: Vec<u32> = list.iter().map(|uplink| uplink.index).collect();
         let wholes = [&chosen[..], &known_uplinks].concat();
         let parts = links.iter().filter(|link| {

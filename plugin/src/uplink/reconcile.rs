@@ -1,7 +1,7 @@
 //! Uplinks and the loopback device, as they are, against what the programs know of them and where the
 //! programs sit.
 
-use underpass_abi::endpoint::{self, Device as Known, device};
+use underpass_abi::endpoint::{self, Device as Known, device, role};
 use underpass_dataplane::{
     Changed, Maps, Pins,
     attach::{detach, load_and_attach, missing, places},
@@ -10,7 +10,7 @@ use underpass_dataplane::{
 };
 use underpass_netlink::{
     Netlink,
-    link::{By, Device},
+    link::{By, Device, Link},
 };
 
 use super::{Uplink, Uplinks};
@@ -87,8 +87,14 @@ pub(crate) fn uplinks(
             index: *index,
             name: name.clone(),
         };
+        let was_way = maps.device(*index)?.is_some_and(|known| is_way(&known));
         match bring_up_to_date(lock, netlink, maps, &device, *wanted) {
-            Ok(more) => changes.extend(more),
+            Ok(more) => {
+                changes.extend(more);
+                if was_way {
+                    put_at_uplink(netlink, maps, *index)?;
+                }
+            }
             Err(_) if netlink.link(By::Index(*index))?.is_none() => {
                 maps.remove_device(*index)?;
                 changes.push(Change::Forgotten(*index));
@@ -104,6 +110,36 @@ pub(crate) fn uplinks(
         changes.push(Change::Detached(device.name.clone()));
     }
     Ok(changes)
+}
+
+/// Tells whether a device is a bridge by which containers of other plugins are reached, and no uplink. It is of no network.
+pub(super) fn is_way(known: &Known) -> bool {
+    known.flags & device::FOREIGN != 0 && known.network == 0
+}
+
+/// Describes the host's end of a container of another plugin that is behind a bridge which is an uplink: what it sends there leaves by it.
+pub(crate) fn at_uplink(entry: Known, host: &Link) -> Known {
+    let mac = host.mac.0;
+    Known {
+        flags: entry.flags | device::AT_UPLINK,
+        own_mac: [0, 2, 4].map(|at| u16::from_ne_bytes([mac[at], mac[at + 1]])),
+        ..entry
+    }
+}
+
+/// Makes the programs know that the containers behind a bridge are at an uplink now.
+fn put_at_uplink(netlink: &Netlink, maps: &mut Maps, bridge: u32) -> Result<(), Error> {
+    for (_, record) in maps.attachments()? {
+        if record.role != role::CHAINED || record.via != bridge {
+            continue;
+        }
+        let entry = maps.device(record.ifindex)?;
+        let host = netlink.link(By::Index(record.ifindex))?;
+        if let Some((entry, host)) = entry.zip(host) {
+            maps.set_device(record.ifindex, at_uplink(entry, &host))?;
+        }
+    }
+    Ok(())
 }
 
 /// Fails while the containers of another root have one of the uplinks, as [`uplinks`] does, and changes nothing.

@@ -1,17 +1,22 @@
 //! Which devices get programs because of host ports in a chain.
 
-use std::process::Command;
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::Command,
+};
 
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
+    netns::Netns,
     prelude::*,
     runtime::Call,
     second::{Kind, Second},
+    traffic::serve,
     wire::Wire,
 };
 
-use super::{HOST, chained, foreign, mappings, portmap};
+use super::{Container, HOST, chained, foreign, mappings, portmap, reaches};
 use crate::{
     chain::{Chain, IFNAME},
     plugins::run,
@@ -62,6 +67,74 @@ fn portmap_after_ours_adds_none(#[case] ports: Value) -> Result<()> {
     );
     chain.check(&netns, &result)?;
     chain.del(&netns, &result)
+}
+
+/// A bridge by which another network's containers are reached becomes an uplink: what leaves by it is masqueraded, and they keep their
+/// ports, there as well.
+#[rstest]
+fn a_bridge_of_others_can_become_an_uplink(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = foreign(&lab, "bridge", family);
+    let chain = Chain::new(&lab.node, &conf, [chained(&lab.node, "underpass")])
+        .runtime("portMappings", mappings(HOST));
+    let theirs = Container::add(&lab.node, "theirs", chain, family)?;
+    ensure!(uplinks(&lab)? == [Node::UPLINK], "{:?}", uplinks(&lab)?);
+    let lan = Lan::behind(&lab, family)?;
+    let conf = lab.conf().with("uplinks", json!(["br0", Node::UPLINK]));
+    let ours = lab.pod_with("ours", &conf)?;
+    ensure!(
+        uplinks(&lab)?.contains(&"br0".to_owned()),
+        "{:?}",
+        uplinks(&lab)?
+    );
+    ours.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    theirs.chain.check(&theirs.netns, &theirs.result)?;
+    let _server = serve(&lan.netns, SocketAddr::new(lan.own, HOST))?;
+    let seen = tcp::visit(ours.netns(), SocketAddr::new(lan.own, HOST))?;
+    ensure!(seen == lan.node, "our container is {seen}");
+    for (from, node, own) in [
+        (&lan.netns, lan.node, lan.own),
+        (lab.world.netns(), family.node(), family.gateway()),
+    ] {
+        reaches(from, SocketAddr::new(node, HOST), own)
+            .with_context(|| format!("their port from {}", from.name()))?;
+    }
+    theirs.chain.del(&theirs.netns, &theirs.result)?;
+    ensure!(
+        uplinks(&lab)?.contains(&"br0".to_owned()),
+        "{:?}",
+        uplinks(&lab)?
+    );
+    let seen = tcp::visit(ours.netns(), SocketAddr::new(lan.own, HOST))?;
+    ensure!(seen == lan.node, "our container is {seen}");
+    ours.del()
+}
+
+/// A host on the bridge's link.
+struct Lan {
+    netns: Netns,
+    own: IpAddr,
+    /// The node's address there.
+    node: IpAddr,
+}
+
+impl Lan {
+    fn behind(lab: &Lab, family: Family) -> Result<Self> {
+        let (own, node, length): (IpAddr, IpAddr, u8) = match family {
+            V4 => ("198.18.77.9".parse()?, "198.18.77.1".parse()?, 24),
+            V6 => ("2001:db8:99::9".parse()?, "2001:db8:99::1".parse()?, 64),
+        };
+        let netns = Netns::isolated("lan")?;
+        lab.node.netns().cable("lan", &netns, "eth0", 1500)?;
+        let nodad = if family == V6 { "nodad" } else { "" };
+        lab.node.netns().ip(&[
+            "link set lan master br0".to_owned(),
+            format!("address add {node}/{length} dev br0 {nodad}"),
+        ])?;
+        netns.ip(&[format!("address add {own}/{length} dev eth0 {nodad}")])?;
+        Ok(Self { netns, own, node })
+    }
 }
 
 /// A second `bpfRoot`, and be it by a forgotten key, takes nothing from the bridge of the first one's containers.
