@@ -131,8 +131,8 @@ fn from_wire_l3(ctx: TcContext) -> i32 {
 fn to_wire_l3(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
     code(match protocol(ctx) {
-        IPV4 => hook::to_wire::ip::<V4>(ctx, 0),
-        IPV6 => hook::to_wire::ip::<V6>(ctx, 0),
+        IPV4 => hook::to_wire::without_ethernet::<V4>(ctx),
+        IPV6 => hook::to_wire::without_ethernet::<V6>(ctx),
         _ => NOT_OURS,
     })
 }

@@ -5,6 +5,7 @@ use underpass_abi::map;
 use underpass_tests::{
     frame::as_fragment,
     prelude::*,
+    second::{Kind, Second},
     test_run::{Bench, REDIRECT, SHOT, UNSPEC},
 };
 
@@ -33,6 +34,31 @@ fn check(bench: &Bench<'_>, what: &str, frame: &[u8]) -> Result<()> {
         frame.len(),
         verdict.frame.len()
     );
+    Ok(())
+}
+
+/// A device may have headers of its own before the network header. What is behind them can't be translated, and stays here, whatever
+/// they look like: as no packet of IP at all, or as one of a tunnel.
+#[rstest]
+fn what_is_behind_unknown_headers_does_not_leave(
+    #[values(V4, V6)] family: Family,
+    #[values("a MAC header", "none")] before: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _second = Second::connect(&lab, Kind::Tunnel)?;
+    let pod = lab.pod("a")?;
+    let ends = pod.ends(family.remote())?;
+    let frame = ends.udp(SOURCE, PORT, b"payload");
+    let (program, expected) = match before {
+        "none" => (map::TO_WIRE, UNSPEC),
+        _ => (map::TO_WIRE_L3, SHOT),
+    };
+    let meter = Meter::start(&lab.node)?;
+    let verdict = Bench::open(&lab.node, program, Node::UPLINK)?.run(&frame)?;
+    ensure!(verdict.action == expected, "{verdict:?}");
+    let counted = meter.read()?.get(Counter::DropUntranslated);
+    ensure!(counted == u64::from(expected == SHOT), "{counted}");
     Ok(())
 }
 

@@ -89,6 +89,16 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Verdict> {
     }
 }
 
+/// The same on an uplink without Ethernet headers. Some devices have others before the network header (IP over InfiniBand, GRE to many ends), of
+/// which nothing is known: nobody can translate what is behind them.
+#[inline(always)]
+pub fn without_ethernet<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
+    match Skb::new(ctx).hidden_network_header::<I::Header>() {
+        None => ip::<I>(ctx, 0),
+        Some(header) => Ok(untranslated::<I>(&header, Counter::DropUntranslated)),
+    }
+}
+
 global!(
     /// Learns the direction of the packet in [`Work::head`] if the stack has translated it. If that is not so, what is known of the
     /// tuple that the packet has is in doubt.
@@ -130,15 +140,21 @@ global!(
         let Ok(header) = Skb::new(ctx).load::<I::Header>(l3) else {
             return Verdict::STACK;
         };
-        let (src, dst) = I::addresses(&header);
-        let pod = endpoint(src.wide()).and_then(|owner| device(owner.ifindex));
-        if pod.is_some_and(|pod| masquerade::is_wanted::<I>(pod, dst)) {
-            Verdict::dropped(Counter::DropMalformed)
-        } else {
-            Verdict::STACK
-        }
+        untranslated::<I>(&header, Counter::DropMalformed)
     }
 );
+
+/// What becomes of a packet with this header that can't be translated: it does not leave with the address of a pod that is masqueraded.
+#[inline(always)]
+fn untranslated<I: Net>(header: &I::Header, reason: Counter) -> Verdict {
+    let (src, dst) = I::addresses(header);
+    let pod = endpoint(src.wide()).and_then(|owner| device(owner.ifindex));
+    if pod.is_some_and(|pod| masquerade::is_wanted::<I>(pod, dst)) {
+        Verdict::dropped(reason)
+    } else {
+        Verdict::STACK
+    }
+}
 
 #[inline(always)]
 fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Device) -> Step<Left> {

@@ -4,10 +4,12 @@ use core::{mem::MaybeUninit, ptr};
 
 use aya_ebpf::{
     EbpfContext,
-    bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    bindings::{
+        __sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, bpf_hdr_start_off::BPF_HDR_START_NET,
+    },
     helpers::generated::{
         bpf_csum_update, bpf_l4_csum_replace, bpf_set_hash, bpf_skb_change_type,
-        bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
+        bpf_skb_load_bytes, bpf_skb_load_bytes_relative, bpf_skb_pull_data, bpf_skb_store_bytes,
     },
     programs::TcContext,
 };
@@ -321,6 +323,40 @@ pub const fn size<T>() -> u32 {
     )]
     let size = size_of::<T>() as u32;
     size
+}
+
+impl Skb {
+    /// Loads the network header, if it is elsewhere than where the packet begins. Nothing, where it is not in the linear part: no device is known
+    /// that has headers of its own then. Needs Linux 4.18 (`bpf_skb_load_bytes_relative`).
+    #[inline(always)]
+    pub fn hidden_network_header<T: Plain>(&self) -> Option<T> {
+        // As many bytes as no header of another's has in common: of IPv4 the length, the checksum and the source are among them, of IPv6 the
+        // length.
+        let begin: [u64; 2] = self.load(0).ok()?;
+        let begin_of_network: [u64; 2] = self.load_from_network()?;
+        if begin == begin_of_network {
+            return None;
+        }
+        self.load_from_network()
+    }
+
+    /// Loads what is at the beginning of the network header.
+    #[inline(always)]
+    fn load_from_network<T: Plain>(&self) -> Option<T> {
+        let mut value = MaybeUninit::<T>::uninit();
+        // SAFETY: the buffer has the size that is passed; the helper fills all of it or fails.
+        let result = unsafe {
+            bpf_skb_load_bytes_relative(
+                self.ctx.as_ptr(),
+                0,
+                value.as_mut_ptr().cast(),
+                size::<T>(),
+                BPF_HDR_START_NET,
+            )
+        };
+        // SAFETY: filled, and any bytes are a valid `T`.
+        (result == 0).then(|| unsafe { value.assume_init() })
+    }
 }
 
 impl Load for Skb {
