@@ -126,13 +126,6 @@ pub(crate) async fn keep(
         let failure = outcome.as_ref().err().map(|failed| failed.why.clone());
         last.tell("install", outcome);
         if let Some(why) = failure {
-            // Our executable can't serve containers by programs of another build, but its programs can take over first.
-            if why.contains(UPGRADE) && upgrade.is_due() {
-                upgrade.note(beside(verbs.upgrade(), &mut nodes, &pass).await);
-                if upgrade.is_done() {
-                    nodes.mark_changed();
-                }
-            }
             let trouble = if is_tested {
                 Trouble::Unkept
             } else {
@@ -150,9 +143,6 @@ pub(crate) async fn keep(
         health.installed.send_replace(Some(ranges));
     }
 }
-
-/// What `underpass` says where only an upgrade helps.
-const UPGRADE: &str = "underpass upgrade";
 
 /// How long to wait at most before an upgrade is tried again.
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
@@ -178,10 +168,6 @@ impl Upgrade {
 
     fn is_due(&self) -> bool {
         self.next.is_some_and(|next| next <= Instant::now())
-    }
-
-    fn is_done(&self) -> bool {
-        self.next.is_none()
     }
 
     fn note(&mut self, outcome: Result<String, Failed>) {

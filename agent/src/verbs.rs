@@ -99,6 +99,7 @@ impl Verbs {
         is_tested: bool,
     ) -> Result<String, Failed> {
         let mut command = self.command("install");
+        command.arg("--upgrade");
         command.arg("--bin-dir").arg(&self.options.bin_dir);
         command.arg("--net-dir").arg(&self.options.net_dir);
         for range in &network.ranges {

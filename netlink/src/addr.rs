@@ -15,6 +15,10 @@ const INDEX_AT: usize = 4;
 
 /// An address as the kernel describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag of the kernel's"
+)]
 pub struct Address {
     /// The device that has it.
     pub index: u32,
@@ -24,6 +28,8 @@ pub struct Address {
     pub global: bool,
     /// A secondary IPv4 address, or a temporary IPv6 address: never the default source.
     pub secondary: bool,
+    /// Valid for a while, if nobody prolongs that: of IPv6 most often one that a router has advertised the prefix of.
+    pub temporary: bool,
     /// Not usable as a source: deprecated, tentative or failed duplicate detection.
     pub unusable: bool,
 }
@@ -57,6 +63,7 @@ impl Address {
             net: IpNet::new(addr, message.header.prefix_len).ok()?,
             global: message.header.scope == AddressScope::Universe,
             secondary: flags.contains(AddressFlags::Secondary),
+            temporary: !flags.contains(AddressFlags::Permanent),
             unusable: flags.intersects(
                 AddressFlags::Deprecated | AddressFlags::Tentative | AddressFlags::Dadfailed,
             ),

@@ -253,6 +253,15 @@ impl Netlink {
         }))
     }
 
+    /// Finds the device of the route that is for this address alone, if the kernel chooses such a one. Needs Linux 4.14 (`RTM_F_FIB_MATCH`).
+    pub fn device_led_to(&self, addr: IpAddr) -> Result<Option<u32>, Error> {
+        let route = self.route_to(addr, RouteFlags::FibMatch, None)?;
+        let length = IpNet::from(addr).prefix_len();
+        let route = route.filter(|route| route.header.destination_prefix_length == length);
+        let hops = route.map(Installed::from_message);
+        Ok(hops.and_then(|hops| Some(hops.first()?.index)))
+    }
+
     /// Asks for the device by which the kernel sends a packet of its own to an address; `None` if it would
     /// not.
     pub fn device_towards(&self, addr: IpAddr) -> Result<Option<u32>, Error> {

@@ -1,7 +1,7 @@
 //! Which devices lead to the world, and which of their addresses the world sees. A decision from
 //! what netlink said; no input or output.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use underpass_abi::{
     addr::Addr,
@@ -72,12 +72,14 @@ impl Surroundings<'_> {
                 }
         };
         let chosen: Vec<&Link> = self.links.iter().filter(|link| is_chosen(link)).collect();
-        // A network that names the part gets what goes by it at the whole, which another one has chosen.
+        // Who names a part has the whole, if that is an uplink: of this network, or already of another one.
         let indices = chosen.iter().map(|link| link.index);
         let wholes: Vec<u32> = indices.chain(self.known.iter().copied()).collect();
+        let mut seen = BTreeSet::new();
         chosen
             .into_iter()
-            .filter(|link| !self.is_part_of(link, &wholes))
+            .map(|link| self.whole_of(link, &wholes).unwrap_or(link))
+            .filter(|link| seen.insert(link.index))
             .map(|link| Uplink {
                 index: link.index,
                 name: link.name.clone(),
@@ -92,21 +94,27 @@ impl Surroundings<'_> {
     /// goes by it does so by the whole as well, and what is translated at both becomes another's.
     #[must_use]
     pub fn is_part_of(&self, link: &Link, wholes: &[u32]) -> bool {
+        self.whole_of(link, wholes).is_some()
+    }
+
+    /// Finds the outermost one of these of which a device is a part.
+    fn whole_of(&self, link: &Link, wholes: &[u32]) -> Option<&Link> {
+        let mut outermost = None;
         let mut at = link;
         for _ in 0..DEEPEST {
             // A VRF has no packets of its own.
-            let Some(controller) = at.controller.filter(|_| !at.in_vrf) else {
-                return false;
-            };
-            if wholes.contains(&controller) {
-                return true;
+            let controller = at.controller.filter(|_| !at.in_vrf);
+            let whole = self
+                .links
+                .iter()
+                .find(|link| Some(link.index) == controller);
+            let Some(whole) = whole else { break };
+            if wholes.contains(&whole.index) {
+                outermost = Some(whole);
             }
-            let Some(whole) = self.links.iter().find(|link| link.index == controller) else {
-                return false;
-            };
             at = whole;
         }
-        false
+        outermost
     }
 
     /// Lists the addresses of dummy devices: kube-proxy in its IPVS mode, and node-local DNS caches, hold
@@ -121,28 +129,29 @@ impl Surroundings<'_> {
             .collect()
     }
 
-    /// Names the devices by which routers may be heard: those with a default route, and all whose other end is no guest, container or peer of a
-    /// tunnel. None of these may become the node's router.
+    /// Names the devices by which routers may be heard: those with a default route or an IPv6 address for a while, as routers give them, and all whose
+    /// other end is no guest, container or peer of a tunnel. None of these may become the node's router.
     #[must_use]
     pub fn hear_routers(&self) -> Vec<String> {
         let is_inward = |link: &Link| {
             let kind = link.kind.as_ref();
             link.is_paired()
                 || kind.is_some_and(|kind| {
-                    matches!(
-                        kind,
-                        InfoKind::Bridge
-                            | InfoKind::Dummy
-                            | InfoKind::Tun
-                            | InfoKind::Vxlan
-                            | InfoKind::Geneve
-                            | InfoKind::Wireguard
-                    )
+                    matches!(kind, InfoKind::Bridge | InfoKind::Dummy | InfoKind::Tun)
+                        || tunnel::is_tunnel(kind)
                 })
         };
-        let hear = self.links.iter().filter(|link| {
-            is_not_ours(link) && (!is_inward(link) || self.default_routes(link).next().is_some())
-        });
+        let has_heard = |link: &Link| {
+            let mut addresses = self.addresses_of(link);
+            self.default_routes(link).next().is_some()
+                || addresses.any(|address| {
+                    address.global && address.temporary && address.net.addr().is_ipv6()
+                })
+        };
+        let hear = self
+            .links
+            .iter()
+            .filter(|link| is_not_ours(link) && (!is_inward(link) || has_heard(link)));
         hear.map(|link| link.name.clone()).collect()
     }
 

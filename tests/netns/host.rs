@@ -81,15 +81,18 @@ fn the_node_goes_on_to_hear_routers(#[case] uplinks: Value) -> Result<()> {
         "link set later up".to_owned(),
         "link set theirs up".to_owned(),
         "address add 2001:db8:77::1/64 dev theirs nodad".to_owned(),
+        "link add heard type veth peer name router".to_owned(),
+        "link set heard up".to_owned(),
+        "address add 2001:db8:78::1/64 dev heard nodad valid_lft 600 preferred_lft 600".to_owned(),
     ])?;
     let of = |name: &str| format!("net/ipv6/conf/{name}/accept_ra");
-    for name in ["later", "theirs"] {
+    for name in ["later", "theirs", "heard"] {
         node.set_sysctl(&of(name), "1")?;
     }
     let pod = lab.pod_with("a", &conf)?;
     ensure!(node.sysctl(forwarding)? == "1", "it does not forward");
     ensure!(node.sysctl(&accept)? == "2", "{}", node.sysctl(&accept)?);
-    for (name, expected) in [("later", "2"), ("theirs", "1")] {
+    for (name, expected) in [("later", "2"), ("theirs", "1"), ("heard", "2")] {
         let value = node.sysctl(&of(name))?;
         ensure!(value == expected, "{name}: {value}");
     }

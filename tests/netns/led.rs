@@ -97,13 +97,12 @@ fn who_asks_for_it_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {
     before.expect_same(&lab.node)
 }
 
-/// Of two routes to one address the kernel takes the one with the smaller metric, and refuses none.
+/// Of two routes to one address the kernel takes the one with the smaller metric, and refuses none: ours has 0 by IPv4, and 1024 by IPv6. As `ptp`
+/// does it, ours goes before one that a routing daemon has made; where it does not, nobody would reach the container.
 #[rstest]
-#[case::ours_would_go_first(" metric 5000")]
-#[case::ours_would_go_last_by_ipv6(" metric 100")]
-fn a_route_of_another_metric_is_one(
+fn a_route_of_another_metric(
     #[values(V4, V6)] family: Family,
-    #[case] metric: &str,
+    #[values(100, 5000)] metric: u32,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
@@ -116,7 +115,7 @@ fn a_route_of_another_metric_is_one(
     ip(
         &lab,
         family,
-        &format!("route add {taken} dev {OTHER}{metric}"),
+        &format!("route add {taken} dev {OTHER} metric {metric}"),
     )?;
     let before = Traces::of(&lab.node)?;
     let address = match family {
@@ -127,12 +126,18 @@ fn a_route_of_another_metric_is_one(
         "ipam",
         json!({ "type": "static", "addresses": [{ "address": address }] }),
     );
-    let netns = lab.node.netns().sibling("a")?;
-    let path = netns.path().display().to_string();
-    let call = Call::new("ADD").attachment("a", &path, Pod::IFNAME);
-    let error = call.conf(&conf).run(&lab.node)?.error()?;
-    ensure!(error.code == 11 && error.msg.contains(OTHER), "{error}");
-    netns.unlink()?;
+    if family == V6 && metric < 1024 {
+        let netns = lab.node.netns().sibling("a")?;
+        let path = netns.path().display().to_string();
+        let call = Call::new("ADD").attachment("a", &path, Pod::IFNAME);
+        let error = call.conf(&conf).run(&lab.node)?.error()?;
+        ensure!(error.code == 11 && error.msg.contains(OTHER), "{error}");
+        netns.unlink()?;
+    } else {
+        let pod = lab.pod_with("a", &conf)?;
+        ping::ping(lab.node.netns(), taken.parse()?)?;
+        pod.del()?;
+    }
     before.expect_same(&lab.node)
 }
 

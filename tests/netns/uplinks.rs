@@ -373,18 +373,33 @@ fn two_networks_agree_on_what_is_a_part() -> Result<()> {
     ];
     let node = lab.node.netns();
     put_at_bridge(node, vec![2, 0, 0, 0, 0xbb, 1], &Family::BOTH)?;
+    node.set_mtu(BRIDGE, 1400)?;
     // Whoever comes last.
     Pod::add(&lab.node, "later-other", &other)?;
-    Pod::add(&lab.node, "later-named", &named)?;
+    let later = Pod::add(&lab.node, "later-named", &named)?;
+    let link = later
+        .netns()
+        .ip_json(&["link", "show", "dev", Pod::IFNAME])?;
+    ensure!(link[0]["mtu"] == 1400, "{link}");
     for pod in &pods {
         pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
     }
     net_dir::put(&lab.node, "10-other.conflist", &other)?;
     net_dir::put(&lab.node, "20-named.conflist", &named)?;
-    let said = lab
-        .node
-        .underpass(&["apply", "--net-dir", net_dir::NET_DIR])?;
+    let apply = || {
+        lab.node
+            .underpass(&["apply", "--net-dir", net_dir::NET_DIR])
+    };
+    let said = apply()?;
     ensure!(said == "nothing to change\n", "{said}");
+    // Whichever network is left looks after it.
+    node.run(|| std::fs::remove_file(format!("{}/10-other.conflist", net_dir::NET_DIR)))?;
+    node.expect(
+        Command::new("tc").args(["qdisc", "del", "dev", BRIDGE, "clsact"]),
+        &[],
+    )?;
+    let said = apply()?;
+    ensure!(said.contains(&format!("{BRIDGE}: attached")), "{said}");
     for (family, pod) in Family::BOTH
         .iter()
         .flat_map(|family| pods.iter().map(move |pod| (*family, pod)))

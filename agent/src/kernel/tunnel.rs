@@ -38,7 +38,11 @@ impl Kernel {
         let made;
         let local = local(tunnel.outside, seen);
         let device = match existing(seen) {
-            Some(device) if self.is_same(device, tunnel, local) => device,
+            Some(device)
+                if self.is_same(device, tunnel, local, has_others(tunnel.outside, seen)) =>
+            {
+                device
+            }
             other => {
                 if let Some(device) = other {
                     self.delete(device.index).await?;
@@ -100,7 +104,7 @@ impl Kernel {
     }
 
     /// What can't be changed on a device that is there.
-    fn is_same(&self, device: &Link, tunnel: &Tunnel, local: IpAddr) -> bool {
+    fn is_same(&self, device: &Link, tunnel: &Tunnel, local: IpAddr, has_others: bool) -> bool {
         let wanted = [
             InfoVxlan::Id(self.tunnel.id),
             InfoVxlan::Port(self.tunnel.port),
@@ -113,9 +117,10 @@ impl Kernel {
             InfoVxlan::Local6(address) => Some(IpAddr::from(*address)),
             _ => None,
         });
-        // An address that goes and comes back, as when a link goes down, does not cost the device: it sends again when that is there.
+        // An address that goes and comes back, as when a link goes down, does not cost the device: it sends again when that is there. From
+        // another one nothing could be sent meanwhile.
         let is_local = match bound {
-            Some(bound) => bound == tunnel.outside,
+            Some(bound) => bound == local || bound == tunnel.outside && !has_others,
             None => local.is_unspecified(),
         };
         device.mac == tunnel.mac
@@ -340,6 +345,15 @@ fn local(outside: IpAddr, seen: &Seen) -> IpAddr {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     }
+}
+
+/// Tells whether the node has an address of this family on a link, by which it could send.
+fn has_others(outside: IpAddr, seen: &Seen) -> bool {
+    let is_link_local =
+        |own: &IpAddr| matches!(own, IpAddr::V6(own) if own.is_unicast_link_local());
+    let links = seen.on_link();
+    let mut own = links.iter().map(|link| link.own);
+    own.any(|own| own.is_ipv4() == outside.is_ipv4() && !is_link_local(&own))
 }
 
 fn existing(seen: &Seen) -> Option<&Link> {

@@ -17,7 +17,7 @@ use underpass_dataplane::{Error as Dataplane, Maps, Pins, object};
 use underpass_ipam::data_dir;
 use underpass_netlink::Netlink;
 
-use super::{Failure, folders::Folders, load, selftest, uninstall::aside};
+use super::{Failure, folders::Folders, load, selftest, uninstall::aside, upgrade};
 use crate::{
     conf::{Conf, MTU_MAX, MTU_MIN},
     error::Error,
@@ -63,6 +63,9 @@ pub(super) struct Options {
     /// Other plugins that this executable is, to be linked where there is no file of the name
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "loopback,portmap,bandwidth", value_parser = linked)]
     names: Vec<String>,
+    /// Have this build's programs take over first, where containers are attached that it can't serve by those of another build
+    #[arg(long)]
+    upgrade: bool,
     /// Write the conflist without trying the network with two throwaway pods
     #[arg(long, requires = "ranges")]
     no_self_test: bool,
@@ -88,12 +91,17 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
         })?)
     };
     let (bin_dir, net_dir) = options.folders.apart()?;
-    able(root)?;
+    let able = able(root, options.upgrade)?;
     if let Some(network) = &network {
-        fits(root, network)?;
+        fits(root, network, able)?;
     }
     let executable = selftest::executable()?;
     let bin = Folder::hold(bin_dir)?;
+    if able == Able::AfterUpgrade {
+        // From here on the executable that is there serves nobody, so ours has to follow at once.
+        bin.try_out(Path::new("/proc/self/exe"))?;
+        upgrade::run(root, out)?;
+    }
     executables(&executable, &bin, &options.names, out)?;
     programs(root, out)?;
     let Some(network) = network else {
@@ -124,9 +132,18 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
     hidden_by(net_dir, out)
 }
 
+/// Whether this executable can serve the containers that are attached.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Able {
+    /// It can.
+    Now,
+    /// It can when its own programs have taken over.
+    AfterUpgrade,
+}
+
 /// Refuses a node whose containers this executable could not serve. In the place of the one that serves them it would fail every
 /// ADD, or take the uplinks from them.
-fn able(root: &Path) -> Result<(), Failure> {
+fn able(root: &Path, may_upgrade: bool) -> Result<Able, Failure> {
     let pins = Pins::at(root);
     for layout in pins.layouts()?.iter().filter(|layout| layout.is_other()) {
         let attached = layout.attachments()?;
@@ -142,16 +159,24 @@ fn able(root: &Path) -> Result<(), Failure> {
             .into());
         }
     }
-    Maps::open_existing(&pins)?;
-    Ok(())
+    match Maps::open_existing(&pins) {
+        Err(Dataplane::OtherLayout { .. }) if may_upgrade => Ok(Able::AfterUpgrade),
+        answer => {
+            answer?;
+            Ok(Able::Now)
+        }
+    }
 }
 
 /// Refuses a network to which every ADD would fail on this node, or that would give containers what an uplink's link has.
-fn fits(root: &Path, network: &Network) -> Result<(), Failure> {
+fn fits(root: &Path, network: &Network, able: Able) -> Result<(), Failure> {
     let conf = network.conf()?;
     let decoded = Conf::of_network(&conf)?;
     rehearse(&conf, &decoded, &[])?;
-    let maps = Maps::open_existing(&Pins::at(root))?;
+    let maps = match able {
+        Able::Now => Maps::open_existing(&Pins::at(root))?,
+        Able::AfterUpgrade => None,
+    };
     let overlaps = covered(&conf, &decoded, &Netlink::open()?, maps.as_ref())?;
     match overlaps.first() {
         None => Ok(()),

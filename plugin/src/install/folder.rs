@@ -98,6 +98,17 @@ impl Folder {
         Ok(Change::Made)
     }
 
+    /// Fails unless a copy of the file could be put there: writes one that nobody sees, and removes it.
+    pub(crate) fn try_out(&self, file: &Path) -> Result<(), Error> {
+        let content = fs::read(file).map_err(|error| failed("read", file, &error))?;
+        let temporary = self.path(&format!("{TEMPORARY_PREFIX}try{TEMPORARY_SUFFIX}"));
+        let written = write(&temporary, &content, 0o600);
+        let removed = fs::remove_file(&temporary);
+        written
+            .and(removed)
+            .map_err(|error| failed("write", &temporary, &error))
+    }
+
     /// Puts a file there, in place of the one that is there.
     pub(crate) fn put(&self, name: &str, content: &[u8], mode: u32) -> Result<(), Error> {
         let path = self.path(name);

@@ -83,16 +83,19 @@ impl Step<Interface> for ContainerRoutes {
 }
 
 /// Adds the route to an address of the container. Another interface of the same container may have it, whose route it takes
-/// over; anybody else's stays, whatever its metric.
+/// over; anybody else's stays, and goes first or not by its metric. One that goes first keeps the container from being reached.
 fn lead(node: &Netlink, host: &Device, route: &Route, address: IpAddr) -> Result<(), Error> {
-    // The kernel refuses a second route of the same metric alone.
-    if !node.is_led(address)? {
-        match node.add_route(host, route, Mode::Create) {
-            Err(error) if error.is_present() => {}
-            answer => return Ok(answer?),
+    let by = match node.add_route(host, route, Mode::Create) {
+        Err(error) if error.is_present() => node.device_towards(address)?,
+        answer => {
+            answer?;
+            // The kernel refuses a second route of the same metric alone.
+            match node.device_led_to(address)? {
+                Some(by) if by != host.index => Some(by),
+                _ => return Ok(()),
+            }
         }
-    }
-    let by = node.device_towards(address)?;
+    };
     let device = by.map(|by| node.link(By::Index(by))).transpose()?.flatten();
     if let Some(device) = &device
         && Alias::of(device).is_some()

@@ -22,6 +22,7 @@ fn address(index: u32, net: &str) -> Address {
         net: net.parse().expect("an address"),
         global: true,
         secondary: false,
+        temporary: false,
         unusable: false,
     }
 }
@@ -40,9 +41,9 @@ fn names(uplinks: &[Uplink]) -> Vec<&str> {
     uplinks.iter().map(|uplink| uplink.name.as_str()).collect()
 }
 
-/// A network that names a bridge's port has nothing to put there while another network's programs are at the bridge.
+/// A network that names a bridge's port has the bridge while another network's programs are there.
 #[test]
-fn a_part_of_what_another_network_has_is_none() {
+fn a_part_of_what_another_network_has_is_that() {
     let mut bridge = link(2, "br0");
     bridge.kind = Some(InfoKind::Bridge);
     let port = Link {
@@ -50,7 +51,11 @@ fn a_part_of_what_another_network_has_is_none() {
         ..link(3, "eth0")
     };
     let patterns = [Glob::new("eth0".to_owned())];
-    for (known, expected) in [(&[][..], &["eth0"][..]), (&[2], &[]), (&[3], &["eth0"])] {
+    for (known, expected) in [
+        (&[][..], &["eth0"][..]),
+        (&[2], &["br0"]),
+        (&[3], &["eth0"]),
+    ] {
         let surroundings = Surroundings {
             links: &[bridge.clone(), port.clone()],
             addresses: &[],

@@ -55,6 +55,15 @@ pub(super) const fn is_datagrams(kind: &InfoKind) -> bool {
     matches!(kind, InfoKind::Vxlan | InfoKind::Geneve)
 }
 
+/// Tells whether what a device of this kind has on its other end is reached through other devices.
+pub(super) fn is_tunnel(kind: &InfoKind) -> bool {
+    let is_other = matches!(
+        kind,
+        InfoKind::Wireguard | InfoKind::Vti | InfoKind::Vti6 | InfoKind::Xfrm
+    );
+    is_other || is_datagrams(kind) || !protocols(kind).is_empty()
+}
+
 fn protocols(kind: &InfoKind) -> &'static [u8] {
     match kind {
         InfoKind::IpIp => &[IPV4_IN_IP],

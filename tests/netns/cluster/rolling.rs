@@ -1,11 +1,14 @@
 //! Agents end, start again, and bring another build, node by node, while pods of all nodes talk.
 
-use std::net::SocketAddr;
+use std::{fs, io, net::SocketAddr};
 
-use nix::sys::signal::Signal;
+use nix::{
+    mount::{MsFlags, mount},
+    sys::signal::Signal,
+};
 use underpass_tests::{another_build, prelude::*};
 
-use super::fixture::Cluster;
+use super::{fixture::Cluster, member::NET};
 use crate::upgrade::{
     expect_exchanged, programs,
     traffic::{Path, while_talking},
@@ -82,6 +85,35 @@ fn an_agent_whose_build_knows_more_of_a_container_takes_over() -> Result<()> {
     member.stop_agent(Signal::SIGTERM);
     widen(&member.node)?;
     let before = programs(&member.node)?;
+    // Where it can't put its plugin, the one that is there goes on with what it knows.
+    let full = "/run/full";
+    let netns = member.node.netns();
+    netns.run(|| {
+        let none: Option<&str> = None;
+        fs::create_dir(full)?;
+        mount(
+            none,
+            full,
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("size=64k"),
+        )
+        .map_err(io::Error::from)
+    })?;
+    let said = member.node.underpass_error(&[
+        "install",
+        "--upgrade",
+        "--bin-dir",
+        full,
+        "--net-dir",
+        NET,
+        "--range",
+        &member.range(V4),
+    ])?;
+    ensure!(said.contains("No space left on device"), "{said}");
+    ensure!(programs(&member.node)? == before, "it has upgraded");
+    let left = member.names(full)?;
+    ensure!(left.is_empty(), "{left:?}");
     member.start_agent()?;
     member.is_ready()?;
     expect_exchanged(&member.node, &before, &[&pod])?;

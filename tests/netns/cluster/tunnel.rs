@@ -12,7 +12,10 @@ use underpass_tests::{
     traffic::{SILENCE, offload, option::Setting, serve},
 };
 
-use super::{fixture::Cluster, member::TUNNEL};
+use super::{
+    fixture::Cluster,
+    member::{TUNNEL, nodad},
+};
 
 const PORT: u16 = 80;
 /// The length of a transfer, in bytes.
@@ -226,5 +229,25 @@ fn an_address_that_comes_back_finds_its_device(#[values(V4, V6)] family: Family)
     cluster.settle()?;
     let after = member.node.netns().ifindex(TUNNEL)?;
     ensure!(before == after, "device {before} became {after}");
-    Cluster::all_reach_all(&cluster.pods()?)
+    Cluster::all_reach_all(&cluster.pods()?)?;
+
+    // Where the node has another address, and the one of before is translated to it.
+    let other = match family {
+        V4 => "198.18.10.77/24",
+        V6 => "2001:db8:a::77/64",
+    };
+    let uplink = Node::UPLINK;
+    let nodad = nodad(family);
+    member.node.netns().ip(&[
+        format!("address flush dev {uplink} scope global"),
+        format!("address add {other} dev {uplink} {nodad}"),
+    ])?;
+    eventually("a device that sends from there", || {
+        let arguments = ["-d", "link", "show", "dev", TUNNEL];
+        let device = member.node.netns().ip_json(&arguments)?;
+        let data = &device[0]["linkinfo"]["info_data"];
+        let is_bound = !data["local"].is_null() || !data["local6"].is_null();
+        ensure!(data.is_object() && !is_bound, "{data}");
+        Ok(())
+    })
 }
