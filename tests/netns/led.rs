@@ -135,7 +135,9 @@ fn a_route_of_another_metric(
         netns.unlink()?;
     } else {
         let pod = lab.pod_with("a", &conf)?;
-        ping::ping(lab.node.netns(), taken.parse()?)?;
+        let way = ip(&lab, family, &format!("route get {taken}"))?;
+        ensure!(way.contains(pod.host_veth()), "{way}");
+        pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
         pod.del()?;
     }
     before.expect_same(&lab.node)
