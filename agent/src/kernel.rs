@@ -94,7 +94,7 @@ pub(crate) struct Notes {
     /// What could not be for the way to one other node, which may be its own fault. It is tried again as well.
     pub(crate) missing: Vec<anyhow::Error>,
     /// How many ranges of other nodes have no route, as the device is not there for which what failed is among the errors.
-    pub(crate) wayless: usize,
+    pub(crate) unrouted: usize,
     /// What could not be, and nobody may ever need.
     pub(crate) warnings: Vec<anyhow::Error>,
 }

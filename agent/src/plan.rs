@@ -74,7 +74,7 @@ pub(crate) struct Desired {
     /// Where the device sends frames for a MAC.
     pub(crate) forwarding: BTreeSet<(Mac, IpAddr)>,
     /// How many ranges of other nodes have no way, for reasons that have nothing to do with the kernel.
-    pub(crate) wayless: usize,
+    pub(crate) unrouted: usize,
     /// Whether it is not known yet which ranges are ours: what there is of them stays.
     pub(crate) keeps_own: bool,
     /// What is wrong with our own Node: there is no network then.
@@ -175,7 +175,7 @@ fn plan(inputs: &Inputs<'_>) -> Result<Desired, String> {
         let is_direct = inputs.routing == Routing::Auto
             && direct(&mut desired, myself, peer, range, inputs.links);
         if !is_direct && !tunnel(&mut desired, name, peer, range) {
-            desired.wayless += 1;
+            desired.unrouted += 1;
         }
     }
     Ok(desired)

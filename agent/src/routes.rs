@@ -166,7 +166,7 @@ impl Routes<'_> {
             .fetch_add(done.changes.len() as u64, Ordering::Relaxed);
         health.last_us.store(took, Ordering::Relaxed);
         health.longest_us.fetch_max(took, Ordering::Relaxed);
-        let missing = done.missing.len() + done.wayless + desired.wayless;
+        let missing = done.missing.len() + done.unrouted + desired.unrouted;
         health.missing.store(missing as u64, Ordering::Relaxed);
         health
             .broken

@@ -29,7 +29,7 @@ pub struct Address {
     /// A secondary IPv4 address, or a temporary IPv6 address: never the default source.
     pub secondary: bool,
     /// Valid for a while, if nobody prolongs that: of IPv6 most often one that a router has advertised the prefix of.
-    pub temporary: bool,
+    pub has_lifetime: bool,
     /// Not usable as a source: deprecated, tentative or failed duplicate detection.
     pub unusable: bool,
 }
@@ -63,7 +63,7 @@ impl Address {
             net: IpNet::new(addr, message.header.prefix_len).ok()?,
             global: message.header.scope == AddressScope::Universe,
             secondary: flags.contains(AddressFlags::Secondary),
-            temporary: !flags.contains(AddressFlags::Permanent),
+            has_lifetime: !flags.contains(AddressFlags::Permanent),
             unusable: flags.intersects(
                 AddressFlags::Deprecated | AddressFlags::Tentative | AddressFlags::Dadfailed,
             ),

@@ -145,7 +145,7 @@ impl Surroundings<'_> {
             let mut addresses = self.addresses_of(link);
             self.default_routes(link).next().is_some()
                 || addresses.any(|address| {
-                    address.global && address.temporary && address.net.addr().is_ipv6()
+                    address.global && address.has_lifetime && address.net.addr().is_ipv6()
                 })
         };
         let hear = self

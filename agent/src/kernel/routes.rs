@@ -59,7 +59,7 @@ impl Kernel {
             let there = existing.remove(range).unwrap_or_default();
             let Some(wanted) = found(way, device) else {
                 // Whether there is a device could not be seen: what there is of routes stays.
-                notes.wayless += usize::from(*way != Way::Gateway);
+                notes.unrouted += usize::from(*way != Way::Gateway);
                 continue;
             };
             let mut is_there = false;

@@ -22,7 +22,7 @@ fn address(index: u32, net: &str) -> Address {
         net: net.parse().expect("an address"),
         global: true,
         secondary: false,
-        temporary: false,
+        has_lifetime: false,
         unusable: false,
     }
 }
