@@ -4,7 +4,11 @@ use std::{sync::Barrier, thread};
 
 use rstest::rstest;
 use serde_json::json;
-use underpass_tests::{leak::Traces, prelude::*, runtime::Call};
+use underpass_tests::{
+    leak::Traces,
+    prelude::*,
+    runtime::{Call, Conf},
+};
 
 /// What attaches the first program.
 const FIRST_FILTER: (&str, usize) = ("RTM_NEWTFILTER", 0);
@@ -106,26 +110,7 @@ fn an_add_after_a_del_that_gets_the_same_address(
         }
     };
     let conf = lab.conf().with_ipam("ranges", json!([[range]]));
-    lab.pod_with("first", &conf)?.del()?;
-    let traces = Traces::of(&lab.node)?;
-    let netns = lab.node.netns().sibling("a")?;
-    let path = netns.path().display().to_string();
-    let call = |verb| Call::new(verb).attachment("a", &path, Pod::IFNAME);
-    let mut second = None;
-    let traced = call("ADD")
-        .conf(&conf)
-        .run_around_one(&lab.node, change.0, change.1, || {
-            call("DEL").conf(&conf).run(&lab.node)?.silence()?;
-            second = Some(call("ADD").conf(&conf).run(&lab.node)?.result()?);
-            Ok(())
-        })?;
-    traced.reply.error()?;
-    let second = second.context("the first ADD did not come so far")?;
-    let remembered = conf.clone().with("prevResult", second);
-    call("CHECK").conf(&remembered).run(&lab.node)?.silence()?;
-    ping::ping(&netns, family.remote())?;
-    call("DEL").conf(&conf).run(&lab.node)?.silence()?;
-    traces.expect_same(&lab.node)
+    expect_second(&lab, &conf, change, &[family])
 }
 
 /// A DEL comes when the programs know the container, and another ADD of it: what the first one takes back is not the second's.
@@ -140,23 +125,37 @@ fn an_add_after_a_del_during_an_add(
         "host port" => lab.conf().with_host_port(8080, 80),
         _ => lab.conf(),
     };
-    lab.pod_with("first", &conf)?.del()?;
+    expect_second(&lab, &conf, change, &Family::BOTH)
+}
+
+/// Has an ADD wait before a change while a DEL and another ADD of the container are made. Fails unless the first one fails, and the second one's container
+/// has all that it should.
+fn expect_second(
+    lab: &Lab,
+    conf: &Conf,
+    (change, after): (&str, usize),
+    families: &[Family],
+) -> Result<()> {
+    lab.pod_with("first", conf)?.del()?;
     let before = Traces::of(&lab.node)?;
     let netns = lab.node.netns().sibling("a")?;
     let path = netns.path().display().to_string();
     let call = |verb| Call::new(verb).attachment("a", &path, Pod::IFNAME);
     let mut second = None;
     let traced = call("ADD")
-        .conf(&conf)
-        .run_around_one(&lab.node, change.0, change.1, || {
-            call("DEL").conf(&conf).run(&lab.node)?.silence()?;
-            second = Some(call("ADD").conf(&conf).run(&lab.node)?.result()?);
+        .conf(conf)
+        .run_around_one(&lab.node, change, after, || {
+            call("DEL").conf(conf).run(&lab.node)?.silence()?;
+            second = Some(call("ADD").conf(conf).run(&lab.node)?.result()?);
             Ok(())
         })?;
     traced.reply.error()?;
     let second = second.context("the first ADD did not come so far")?;
     let remembered = conf.clone().with("prevResult", second);
     call("CHECK").conf(&remembered).run(&lab.node)?.silence()?;
-    call("DEL").conf(&conf).run(&lab.node)?.silence()?;
+    for family in families {
+        ping::ping(&netns, family.remote())?;
+    }
+    call("DEL").conf(conf).run(&lab.node)?.silence()?;
     before.expect_same(&lab.node)
 }

@@ -4,7 +4,11 @@ use std::process::Command;
 
 use rstest::rstest;
 use serde_json::json;
-use underpass_tests::{leak::Traces, prelude::*, runtime::Call};
+use underpass_tests::{
+    leak::Traces,
+    prelude::*,
+    runtime::{Call, Conf},
+};
 
 /// Where another plugin has its container.
 const OTHER: &str = "other";
@@ -36,6 +40,19 @@ fn lab(family: Family) -> Result<Lab> {
     let [taken, _] = first(family);
     ip(&lab, family, &format!("route add {taken} dev {OTHER}"))?;
     Ok(lab)
+}
+
+/// A network that gives its container this address, whatever the node has for it.
+fn asking(lab: &Lab, family: Family, address: &str) -> Conf {
+    let address = match family {
+        V4 => format!("{address}/24"),
+        V6 => format!("{address}/64"),
+    };
+    // The plugin `static` of Debian speaks no newer one.
+    lab.conf().with("cniVersion", "1.0.0").with(
+        "ipam",
+        json!({ "type": "static", "addresses": [{ "address": address }] }),
+    )
 }
 
 /// As the reference plugin `ptp` leaves it.
@@ -70,15 +87,7 @@ fn who_asks_for_it_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {
     lab.pod("first")?.del()?;
     let before = Traces::of(&lab.node)?;
     let [taken, _] = first(family);
-    let address = match family {
-        V4 => format!("{taken}/24"),
-        V6 => format!("{taken}/64"),
-    };
-    // The plugin `static` of Debian speaks no newer one.
-    let conf = lab.conf().with("cniVersion", "1.0.0").with(
-        "ipam",
-        json!({ "type": "static", "addresses": [{ "address": address }] }),
-    );
+    let conf = asking(&lab, family, taken);
     let route = ip(&lab, family, &format!("route show {taken}"))?;
     let netns = lab.node.netns().sibling("a")?;
     let path = netns.path().display().to_string();
@@ -118,14 +127,7 @@ fn a_route_of_another_metric(
         &format!("route add {taken} dev {OTHER} metric {metric}"),
     )?;
     let before = Traces::of(&lab.node)?;
-    let address = match family {
-        V4 => format!("{taken}/24"),
-        V6 => format!("{taken}/64"),
-    };
-    let conf = lab.conf().with("cniVersion", "1.0.0").with(
-        "ipam",
-        json!({ "type": "static", "addresses": [{ "address": address }] }),
-    );
+    let conf = asking(&lab, family, taken);
     if family == V6 && metric < 1024 {
         let netns = lab.node.netns().sibling("a")?;
         let path = netns.path().display().to_string();

@@ -93,11 +93,35 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Verdict> {
 /// which nothing is known: nobody can translate what is behind them.
 #[inline(always)]
 pub fn without_ethernet<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
-    match Skb::new(ctx).hidden_network_header::<I::Header>() {
-        None => ip::<I>(ctx, 0),
-        Some(header) => Ok(untranslated::<I>(&header, Counter::DropUntranslated)),
+    match beginning::<I>(ctx) {
+        Beginning::NetworkHeader => ip::<I>(ctx, 0),
+        Beginning::Other => Ok(Verdict::STACK),
+        Beginning::OtherOfPod => Ok(Verdict::dropped(Counter::DropUntranslated)),
     }
 }
+
+number!(
+    /// What a packet begins with.
+    enum Beginning {
+        /// The network header.
+        NetworkHeader,
+        /// A header that we don't know, before that.
+        Other,
+        /// The same, and it must not leave as it is.
+        OtherOfPod,
+    }
+);
+
+global!(
+    /// Looks at what is before the network header. In a frame of its own: what it compares would be too much beside what follows.
+    fn beginning<I: Net>(ctx: *mut __sk_buff) -> Beginning {
+        match Skb::new(ctx).hidden_network_header::<I::Header>() {
+            None => Beginning::NetworkHeader,
+            Some(header) if must_be_translated::<I>(&header) => Beginning::OtherOfPod,
+            Some(_) => Beginning::Other,
+        }
+    }
+);
 
 global!(
     /// Learns the direction of the packet in [`Work::head`] if the stack has translated it. If that is not so, what is known of the
@@ -140,20 +164,20 @@ global!(
         let Ok(header) = Skb::new(ctx).load::<I::Header>(l3) else {
             return Verdict::STACK;
         };
-        untranslated::<I>(&header, Counter::DropMalformed)
+        if must_be_translated::<I>(&header) {
+            Verdict::dropped(Counter::DropMalformed)
+        } else {
+            Verdict::STACK
+        }
     }
 );
 
-/// What becomes of a packet with this header that can't be translated: it does not leave with the address of a pod that is masqueraded.
+/// Tells whether a packet with this header must not leave as it is, as it has the address of a pod that is masqueraded.
 #[inline(always)]
-fn untranslated<I: Net>(header: &I::Header, reason: Counter) -> Verdict {
+fn must_be_translated<I: Net>(header: &I::Header) -> bool {
     let (src, dst) = I::addresses(header);
     let pod = endpoint(src.wide()).and_then(|owner| device(owner.ifindex));
-    if pod.is_some_and(|pod| masquerade::is_wanted::<I>(pod, dst)) {
-        Verdict::dropped(reason)
-    } else {
-        Verdict::STACK
-    }
+    pod.is_some_and(|pod| masquerade::is_wanted::<I>(pod, dst))
 }
 
 #[inline(always)]

@@ -17,6 +17,14 @@ const SAID: &str = "cannot follow the Nodes";
 /// How long an agent may run that should end at once, in seconds.
 const LIMIT: &str = "20";
 
+/// Has the API know another node on the link. Returns its ranges and addresses.
+fn join_another(cluster: &Cluster) -> ([String; 2], [String; 2]) {
+    let addresses = Family::BOTH.map(|family| outside(family, 0, 97).to_string());
+    let ranges = ["10.244.97.0/24", "fd00:244:97::/64"].map(str::to_owned);
+    cluster.api.set("later", &addresses, &ranges);
+    (ranges, addresses)
+}
+
 #[test]
 fn the_log_says_why_the_api_is_not_reached() -> Result<()> {
     needs_root!();
@@ -66,9 +74,7 @@ fn an_api_that_falls_silent_is_asked_anew() -> Result<()> {
     member.is_ready()?;
     let lists = cluster.api.lists();
     cluster.api.freeze();
-    let addresses = [V4, V6].map(|family| outside(family, 0, 97).to_string());
-    let ranges = ["10.244.97.0/24", "fd00:244:97::/64"].map(str::to_owned);
-    cluster.api.set("later", &addresses, &ranges);
+    let (ranges, addresses) = join_another(&cluster);
     // A watch is over after a minute, and missed five seconds later.
     sleep(Duration::from_secs(20));
     member.learns(&ranges, &addresses)?;
@@ -95,9 +101,7 @@ fn new_credentials_are_read_when_the_old_ones_are_refused() -> Result<()> {
     // What is known stays.
     member.is_ready()?;
     member.write_credentials("second")?;
-    let addresses = [V4, V6].map(|family| outside(family, 0, 97).to_string());
-    let ranges = ["10.244.97.0/24", "fd00:244:97::/64"].map(str::to_owned);
-    cluster.api.set("later", &addresses, &ranges);
+    let (ranges, addresses) = join_another(&cluster);
     member.learns(&ranges, &addresses)?;
     // It went on from where it was.
     let now = cluster.api.lists();
@@ -121,9 +125,7 @@ fn credentials_that_were_taken_away_go_on() -> Result<()> {
         Ok(())
     })?;
     cluster.api.be_down(false);
-    let addresses = [V4, V6].map(|family| outside(family, 0, 97).to_string());
-    let ranges = ["10.244.97.0/24", "fd00:244:97::/64"].map(str::to_owned);
-    cluster.api.set("later", &addresses, &ranges);
+    let (ranges, addresses) = join_another(&cluster);
     member.learns(&ranges, &addresses)
 }
 
