@@ -5,7 +5,7 @@
 //! connection that did not come to be. The next request reads the files again. Where they can't be read, as where somebody has taken them away
 //! when the agent had started, it goes on by those of before. Who watches goes on where it was.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -14,6 +14,8 @@ use kube::client::Body;
 use kube::config::KubeConfigOptions;
 use kube::{Client, Config};
 use tower::service_fn;
+
+use crate::health::hold;
 
 /// How long the API server may be silent in the middle of an answer. A watch that has nothing to say ends before
 /// that, after a minute.
@@ -65,10 +67,6 @@ async fn send(
     };
     hold(&current).has_failed = is_refused;
     Ok(answer?)
-}
-
-fn hold(current: &Mutex<Current>) -> MutexGuard<'_, Current> {
-    current.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn renew() -> anyhow::Result<Client> {

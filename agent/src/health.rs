@@ -257,7 +257,7 @@ impl Health {
 }
 
 /// Locks what nobody holds for long.
-fn hold<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn hold<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

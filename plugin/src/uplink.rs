@@ -73,8 +73,7 @@ impl Surroundings<'_> {
         };
         let chosen: Vec<&Link> = self.links.iter().filter(|link| is_chosen(link)).collect();
         // Who names a part has the whole, if that is an uplink: of this network, or already of another one.
-        let indices = chosen.iter().map(|link| link.index);
-        let wholes: Vec<u32> = indices.chain(self.known.iter().copied()).collect();
+        let wholes = self.wholes(chosen.iter().map(|link| link.index));
         let mut seen = BTreeSet::new();
         chosen
             .into_iter()
@@ -90,11 +89,23 @@ impl Surroundings<'_> {
             .collect()
     }
 
-    /// Tells whether a device is a part of one of these, as the ports of a bridge and the members of a bond are. What comes and
-    /// goes by it does so by the whole as well, and what is translated at both becomes another's.
+    /// Lists the devices that are uplinks already, and have become parts of one of these, or of another one that is known: as the ports of a bridge and
+    /// the members of a bond do. What comes and goes by a part does so by the whole as well, and what is translated at both becomes another's.
     #[must_use]
-    pub fn is_part_of(&self, link: &Link, wholes: &[u32]) -> bool {
-        self.whole_of(link, wholes).is_some()
+    pub fn parts(&self, uplinks: &[Uplink]) -> Vec<&Link> {
+        let chosen: Vec<u32> = uplinks.iter().map(|uplink| uplink.index).collect();
+        let wholes = self.wholes(chosen.iter().copied());
+        let is_part = |link: &&Link| {
+            self.known.contains(&link.index)
+                && !chosen.contains(&link.index)
+                && self.whole_of(link, &wholes).is_some()
+        };
+        self.links.iter().filter(is_part).collect()
+    }
+
+    /// Lists what a device can be a part of: those that were chosen, and the uplinks of whichever network.
+    fn wholes(&self, chosen: impl Iterator<Item = u32>) -> Vec<u32> {
+        chosen.chain(self.known.iter().copied()).collect()
     }
 
     /// Finds the outermost one of these of which a device is a part.

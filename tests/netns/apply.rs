@@ -1,6 +1,6 @@
 //! `underpass apply`: what changes on the node behind our back is put right without a call of the runtime, once.
 
-use std::net::SocketAddr;
+use std::{fs, net::SocketAddr, process::Command};
 
 use aya::maps::{HashMap, Map};
 use rstest::rstest;
@@ -11,10 +11,14 @@ use underpass_tests::{
     leak::Traces,
     prelude::*,
     second::{Kind, Second},
+    traffic::serve,
     wire::Wire,
 };
 
-use crate::net_dir::{self, NET_DIR};
+use crate::{
+    net_dir::{self, NET_DIR},
+    uplinks::{BRIDGE, put_at_bridge},
+};
 
 const PORT: u16 = 443;
 const HOST: u16 = 8080;
@@ -262,4 +266,55 @@ fn nodad(family: Family) -> &'static str {
         V4 => "",
         V6 => "nodad",
     }
+}
+
+/// One network names what has become the port of a bridge, the other one what leads out now: neither takes from the other what it has
+/// put there.
+#[test]
+fn two_networks_agree_on_what_is_a_part() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let ranges = json!([[{ "subnet": "10.77.0.0/24" }], [{ "subnet": "fd00:77::/64" }]]);
+    let other = lab.conf().with("name", "other").with_ipam("ranges", ranges);
+    let named = lab.conf().with("uplinks", json!([Node::UPLINK]));
+    let pods = [
+        Pod::add(&lab.node, "named", &named)?,
+        Pod::add(&lab.node, "other", &other)?,
+    ];
+    let node = lab.node.netns();
+    put_at_bridge(node, vec![2, 0, 0, 0, 0xbb, 1], &Family::BOTH)?;
+    node.set_mtu(BRIDGE, 1400)?;
+    // Whoever comes last.
+    Pod::add(&lab.node, "later-other", &other)?;
+    let later = Pod::add(&lab.node, "later-named", &named)?;
+    let link = later
+        .netns()
+        .ip_json(&["link", "show", "dev", Pod::IFNAME])?;
+    ensure!(link[0]["mtu"] == 1400, "{link}");
+    for pod in &pods {
+        pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    }
+    net_dir::put(&lab.node, "10-other.conflist", &other)?;
+    net_dir::put(&lab.node, "20-named.conflist", &named)?;
+    let said = lab.node.underpass(&APPLY)?;
+    ensure!(said == NOTHING, "{said}");
+    // Whichever network is left looks after it.
+    node.run(|| fs::remove_file(format!("{NET_DIR}/10-other.conflist")))?;
+    node.expect(
+        Command::new("tc").args(["qdisc", "del", "dev", BRIDGE, "clsact"]),
+        &[],
+    )?;
+    let said = lab.node.underpass(&APPLY)?;
+    ensure!(said.contains(&format!("{BRIDGE}: attached")), "{said}");
+    for (family, pod) in Family::BOTH
+        .iter()
+        .flat_map(|family| pods.iter().map(move |pod| (*family, pod)))
+    {
+        ping::ping(node, family.gateway())?;
+        let remote = family.remote_at(PORT);
+        let _server = serve(lab.world.netns(), remote)?;
+        let seen = tcp::visit(pod.netns(), remote)?;
+        ensure!(seen == family.node(), "{} is {seen}", pod.name());
+    }
+    Ok(())
 }

@@ -6,7 +6,6 @@ use std::{net::SocketAddr, process::Command};
 use anyhow::bail;
 use rstest::rstest;
 use rtnetlink::LinkBridge;
-use serde_json::json;
 use underpass_dataplane::kernel::version;
 use underpass_tests::{
     capture::Capture,
@@ -30,7 +29,6 @@ const PIECES: usize = 3;
 /// Where a client and a server of their own are.
 const SOURCE: u16 = 45_678;
 const INSIDE: u16 = 80;
-const REMOTE: u16 = 443;
 /// Until chance puts pieces in disorder.
 const TRIES: usize = 50;
 
@@ -334,10 +332,10 @@ fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Re
 }
 
 /// What the uplink becomes a port of.
-const BRIDGE: &str = "br0";
+pub(crate) const BRIDGE: &str = "br0";
 
 /// Makes the uplink the port of a bridge with that MAC, which gets its addresses and routes.
-fn put_at_bridge(node: &Netns, mac: Vec<u8>, families: &[Family]) -> Result<()> {
+pub(crate) fn put_at_bridge(node: &Netns, mac: Vec<u8>, families: &[Family]) -> Result<()> {
     node.rtnl(|rtnl| rtnl.add(LinkBridge::new(BRIDGE).mtu(1500).address(mac).build()))?;
     let bridge = node.ifindex(BRIDGE)?;
     node.rtnl(|rtnl| {
@@ -354,61 +352,6 @@ fn put_at_bridge(node: &Netns, mac: Vec<u8>, families: &[Family]) -> Result<()> 
             family.everywhere(),
             family.gateway()
         )])?;
-    }
-    Ok(())
-}
-
-/// One network names what has become the port of a bridge, the other one what leads out now: neither takes from the other what it has
-/// put there.
-#[test]
-fn two_networks_agree_on_what_is_a_part() -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    let ranges = json!([[{ "subnet": "10.77.0.0/24" }], [{ "subnet": "fd00:77::/64" }]]);
-    let other = lab.conf().with("name", "other").with_ipam("ranges", ranges);
-    let named = lab.conf().with("uplinks", json!([Node::UPLINK]));
-    let pods = [
-        Pod::add(&lab.node, "named", &named)?,
-        Pod::add(&lab.node, "other", &other)?,
-    ];
-    let node = lab.node.netns();
-    put_at_bridge(node, vec![2, 0, 0, 0, 0xbb, 1], &Family::BOTH)?;
-    node.set_mtu(BRIDGE, 1400)?;
-    // Whoever comes last.
-    Pod::add(&lab.node, "later-other", &other)?;
-    let later = Pod::add(&lab.node, "later-named", &named)?;
-    let link = later
-        .netns()
-        .ip_json(&["link", "show", "dev", Pod::IFNAME])?;
-    ensure!(link[0]["mtu"] == 1400, "{link}");
-    for pod in &pods {
-        pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
-    }
-    net_dir::put(&lab.node, "10-other.conflist", &other)?;
-    net_dir::put(&lab.node, "20-named.conflist", &named)?;
-    let apply = || {
-        lab.node
-            .underpass(&["apply", "--net-dir", net_dir::NET_DIR])
-    };
-    let said = apply()?;
-    ensure!(said == "nothing to change\n", "{said}");
-    // Whichever network is left looks after it.
-    node.run(|| std::fs::remove_file(format!("{}/10-other.conflist", net_dir::NET_DIR)))?;
-    node.expect(
-        Command::new("tc").args(["qdisc", "del", "dev", BRIDGE, "clsact"]),
-        &[],
-    )?;
-    let said = apply()?;
-    ensure!(said.contains(&format!("{BRIDGE}: attached")), "{said}");
-    for (family, pod) in Family::BOTH
-        .iter()
-        .flat_map(|family| pods.iter().map(move |pod| (*family, pod)))
-    {
-        ping::ping(node, family.gateway())?;
-        let remote = family.remote_at(REMOTE);
-        let _server = serve(lab.world.netns(), remote)?;
-        let seen = tcp::visit(pod.netns(), remote)?;
-        ensure!(seen == family.node(), "{} is {seen}", pod.name());
     }
     Ok(())
 }

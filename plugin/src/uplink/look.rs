@@ -33,7 +33,7 @@ pub(crate) struct Uplinks<'a> {
     pub(crate) service_addresses: Vec<IpAddr>,
     /// The tunnels that the node is an end of, uplinks or not.
     pub(crate) tunnels: Tunnels,
-    /// Devices that were uplinks, and have become [parts](Surroundings::is_part_of) of those since.
+    /// Devices that were uplinks, and have become [parts](Surroundings::parts) of those since.
     pub(crate) parts: Vec<Device>,
     /// See [`Surroundings::hear_routers`].
     pub(crate) hear_routers: Vec<String>,
@@ -60,14 +60,13 @@ impl<'a> Uplinks<'a> {
     ) -> Result<Self, Error> {
         let all = node.indices()?;
         let known = maps.map(Maps::devices).transpose()?.unwrap_or_default();
-        let indices = |wanted: fn(&Known, bool) -> bool| -> HashSet<u32> {
-            let wanted = known
-                .iter()
-                .filter(|(_, entry)| wanted(entry, is_way(entry)));
-            wanted.map(|(index, _)| *index).collect()
-        };
-        let pods = indices(|entry, is_way| entry.flags & device::POD != 0 && !is_way);
-        let uplinks = indices(|entry, _| entry.flags & device::POD == 0);
+        let is_pods = |entry: &Known| entry.flags & device::POD != 0;
+        let pods = known
+            .iter()
+            .filter(|(_, entry)| is_pods(entry) && !is_way(entry));
+        let pods: HashSet<u32> = pods.map(|(index, _)| *index).collect();
+        let uplinks = known.iter().filter(|(_, entry)| !is_pods(entry));
+        let uplinks: Vec<u32> = uplinks.map(|(index, _)| *index).collect();
         let others: BTreeSet<u32> = all
             .iter()
             .copied()
@@ -88,25 +87,19 @@ impl<'a> Uplinks<'a> {
             addresses = node.addresses_where(|index| wanted.contains(&index))?;
             routes = node.default_routes(MAIN, None)?;
         }
-        let known_uplinks: Vec<u32> = uplinks.iter().copied().collect();
         let surroundings = Surroundings {
             links: &links,
             addresses: &addresses,
             routes: &routes,
             rp_filter: node.rp_filter()?,
-            known: &known_uplinks,
+            known: &uplinks,
         };
         let list = surroundings.uplinks(patterns);
-        let chosen: Vec<u32> = list.iter().map(|uplink| uplink.index).collect();
-        let wholes = [&chosen[..], &known_uplinks].concat();
-        let parts = links.iter().filter(|link| {
-            let is_known = uplinks.contains(&link.index) && !chosen.contains(&link.index);
-            is_known && surroundings.is_part_of(link, &wholes)
-        });
+        let parts = surroundings.parts(&list);
         Ok(Self {
             indices: all,
+            parts: parts.into_iter().map(Device::from).collect(),
             list,
-            parts: parts.map(Device::from).collect(),
             hear_routers: surroundings.hear_routers(),
             service_addresses: surroundings.service_addresses(),
             tunnels: tunnel::tunnels(&links),

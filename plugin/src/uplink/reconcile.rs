@@ -87,14 +87,8 @@ pub(crate) fn uplinks(
             index: *index,
             name: name.clone(),
         };
-        let was_way = maps.device(*index)?.is_some_and(|known| is_way(&known));
         match bring_up_to_date(lock, netlink, maps, &device, *wanted) {
-            Ok(more) => {
-                changes.extend(more);
-                if was_way {
-                    put_at_uplink(netlink, maps, *index)?;
-                }
-            }
+            Ok(more) => changes.extend(more),
             Err(_) if netlink.link(By::Index(*index))?.is_none() => {
                 maps.remove_device(*index)?;
                 changes.push(Change::Forgotten(*index));
@@ -195,6 +189,10 @@ fn bring_up_to_date(
     layout::require_free(netlink, maps.pins(), device, &missing)?;
     let before = maps.device(device.index)?;
     if before != Some(wanted) {
+        // First, as a call that is killed in between is repeated.
+        if before.is_some_and(|before| is_way(&before)) {
+            put_at_uplink(netlink, maps, device.index)?;
+        }
         maps.set_device(device.index, wanted)?;
         changes.push(Change::of_device(&device.name, before.as_ref(), &wanted));
     }

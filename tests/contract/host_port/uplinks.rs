@@ -32,6 +32,13 @@ fn uplinks(lab: &Lab) -> Result<Vec<String>> {
     Ok(names.into_iter().map(str::to_owned).collect())
 }
 
+/// Fails unless the bridge is an uplink.
+fn expect_bridge(lab: &Lab) -> Result<()> {
+    let uplinks = uplinks(lab)?;
+    ensure!(uplinks.contains(&"br0".to_owned()), "{uplinks:?}");
+    Ok(())
+}
+
 /// Of an interface of ours the network has said by which devices its packets leave.
 #[rstest]
 #[case::no_port(json!([]))]
@@ -83,11 +90,7 @@ fn a_bridge_of_others_can_become_an_uplink(#[values(V4, V6)] family: Family) -> 
     let lan = Lan::behind(&lab, family)?;
     let conf = lab.conf().with("uplinks", json!(["br0", Node::UPLINK]));
     let ours = lab.pod_with("ours", &conf)?;
-    ensure!(
-        uplinks(&lab)?.contains(&"br0".to_owned()),
-        "{:?}",
-        uplinks(&lab)?
-    );
+    expect_bridge(&lab)?;
     ours.call_with_result("CHECK").run(&lab.node)?.silence()?;
     theirs.chain.check(&theirs.netns, &theirs.result)?;
     let _server = serve(&lan.netns, SocketAddr::new(lan.own, HOST))?;
@@ -101,11 +104,7 @@ fn a_bridge_of_others_can_become_an_uplink(#[values(V4, V6)] family: Family) -> 
             .with_context(|| format!("their port from {}", from.name()))?;
     }
     theirs.chain.del(&theirs.netns, &theirs.result)?;
-    ensure!(
-        uplinks(&lab)?.contains(&"br0".to_owned()),
-        "{:?}",
-        uplinks(&lab)?
-    );
+    expect_bridge(&lab)?;
     let seen = tcp::visit(ours.netns(), SocketAddr::new(lan.own, HOST))?;
     ensure!(seen == lan.node, "our container is {seen}");
     ours.del()
@@ -194,25 +193,13 @@ fn a_bridge_stays_another_networks_uplink(#[values(V4, V6)] family: Family) -> R
         "ours",
         &lab.conf().with("uplinks", json!(["br0", Node::UPLINK])),
     )?;
-    ensure!(
-        uplinks(&lab)?.contains(&"br0".to_owned()),
-        "{:?}",
-        uplinks(&lab)?
-    );
+    expect_bridge(&lab)?;
     let netns = lab.node.netns().sibling("theirs")?;
     let chain = chain("underpass");
     let result = chain.add(&netns)?;
-    ensure!(
-        uplinks(&lab)?.contains(&"br0".to_owned()),
-        "{:?}",
-        uplinks(&lab)?
-    );
+    expect_bridge(&lab)?;
     chain.check(&netns, &result)?;
     chain.del(&netns, &result)?;
-    ensure!(
-        uplinks(&lab)?.contains(&"br0".to_owned()),
-        "{:?}",
-        uplinks(&lab)?
-    );
+    expect_bridge(&lab)?;
     pod.del()
 }

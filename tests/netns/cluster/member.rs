@@ -280,6 +280,20 @@ impl Member {
         outside(family, self.link, 254)
     }
 
+    /// Waits until its VXLAN device sends from this address, or from none in particular.
+    pub(super) fn sends_from(&self, address: Option<&str>) -> Result<()> {
+        eventually(&format!("a device that sends from {address:?}"), || {
+            let arguments = ["-d", "link", "show", "dev", TUNNEL];
+            let device = self.node.netns().ip_json(&arguments)?;
+            let data = &device[0]["linkinfo"]["info_data"];
+            let mut local = ["local", "local6"]
+                .iter()
+                .filter_map(|key| data[key].as_str());
+            ensure!(data.is_object() && local.next() == address, "{data}");
+            Ok(())
+        })
+    }
+
     /// The address of its VXLAN device.
     pub(super) fn tunnel_address(&self, family: Family) -> Result<IpAddr> {
         let range = self.range(family);
