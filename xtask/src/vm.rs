@@ -376,14 +376,23 @@ fn progress(kernel: &Kernel, folder: &Path, reported: usize) -> usize {
     let records = record::parse(&text).unwrap_or_default();
     let news = records.get(reported..).unwrap_or_default();
     for record in news {
-        if let Record::Test {
-            name,
-            outcome,
-            seconds,
-        } = record
-        {
-            let verb = results::word(outcome);
-            report::step(verb, &format!("{} {name} ({seconds:.1} s)", kernel.name));
+        match record {
+            Record::Test {
+                name,
+                outcome,
+                seconds,
+            } => {
+                let verb = results::word(outcome);
+                report::step(verb, &format!("{} {name} ({seconds:.1} s)", kernel.name));
+            }
+            Record::Failure { name, said } => {
+                let said = said.replace('\n', "\n             | ");
+                report::warn(&format!(
+                    "{} {name} fails:\n             | {said}",
+                    kernel.name
+                ));
+            }
+            _ => {}
         }
     }
     news.len()

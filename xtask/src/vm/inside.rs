@@ -110,6 +110,7 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
 const ALONE: [&str; 1] = ["::cluster::"];
 
 /// Runs tests, some at once, each as soon as there is a place for it, or alone; writes what becomes of them in the order in which they end.
+/// Those that fail have a second try after all others, one by one.
 fn run_all(
     bench: &test::Bench<'_>,
     tests: &[test::Test],
@@ -117,7 +118,8 @@ fn run_all(
     results: &mut Writer,
 ) -> anyhow::Result<()> {
     let waiting = Mutex::new(tests.iter());
-    let results = Mutex::new(results);
+    let failed = Mutex::new(Vec::new());
+    let shared = Mutex::new(&mut *results);
     let place = RwLock::new(());
     let work = || -> anyhow::Result<()> {
         loop {
@@ -126,14 +128,20 @@ fn run_all(
                 return Ok(());
             };
             let name = test.full_name();
-            let record = if ALONE.iter().any(|part| name.contains(part)) {
+            let end = if ALONE.iter().any(|part| name.contains(part)) {
                 let _alone = place.write().expect("a lock");
                 test.run(bench)?
             } else {
                 let _beside = place.read().expect("a lock");
                 test.run(bench)?
             };
-            results.lock().expect("a lock").write(&record)?;
+            let record = if let Some(failure) = end.failure(&name) {
+                failed.lock().expect("a lock").push(test);
+                failure
+            } else {
+                end.record(name)
+            };
+            shared.lock().expect("a lock").write(&record)?;
         }
     };
     thread::scope(|scope| {
@@ -143,7 +151,16 @@ fn run_all(
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
-    })
+    })?;
+    for test in failed.into_inner().expect("a lock") {
+        let name = test.full_name();
+        let end = test.run(bench)?;
+        if let Some(failure) = end.failure(&name) {
+            results.write(&failure)?;
+        }
+        results.write(&end.second().record(name))?;
+    }
+    Ok(())
 }
 
 /// What the kernel itself found wrong meanwhile.

@@ -98,12 +98,13 @@ fn tests(kernels: &[Kept], names: &[String]) -> String {
         "kernel",
         "package",
         "passed",
+        "at the second try",
         "failed",
         "not on this kernel",
         "not yet run",
         "revisions",
     ]);
-    sums += &row(["---"; 7]);
+    sums += &row(["---"; 8]);
     for kept in kernels {
         sums += &sum(kept, names);
     }
@@ -145,6 +146,7 @@ fn sum(kept: &Kept, names: &[String]) -> String {
         &*kept.kernel,
         &unique(|known| &known.package),
         &count(|outcome| *outcome == Outcome::Passed),
+        &count(|outcome| *outcome == Outcome::Unsteady),
         &count(|outcome| *outcome == Outcome::Failed),
         &count(|outcome| matches!(outcome, Outcome::NotHere(_))),
         &(names.len() - by_age.len()).to_string(),
@@ -208,12 +210,11 @@ fn cell(kept: &Kept, names: &[&String]) -> String {
     }
     let mut reasons: Vec<String> = Vec::new();
     for known in &known {
+        let name = &known.name[module(&known.name).len() + 2..];
         let reason = match &known.outcome {
             Outcome::Passed | Outcome::NotRun => continue,
-            Outcome::Failed => format!(
-                "**failed** `{}`",
-                &known.name[module(&known.name).len() + 2..]
-            ),
+            Outcome::Unsteady => format!("at the second try `{name}`"),
+            Outcome::Failed => format!("**failed** `{name}`"),
             Outcome::NotHere(reason) => format!("not on this kernel: {reason}"),
         };
         if !reasons.contains(&reason) {
@@ -267,6 +268,10 @@ mod tests {
                 "1 of 2 (**failed** `one::v6`)",
             ),
             (
+                &[(one, Outcome::Unsteady), (two, Outcome::Passed)],
+                "1 of 2 (at the second try `one::v4`)",
+            ),
+            (
                 &[(one, excused.clone()), (two, excused)],
                 "0 of 2 (not on this kernel: no tcx before 6.6)",
             ),
@@ -283,7 +288,7 @@ mod tests {
         let kept = kept(&[("netns::hops::one", Outcome::Passed)]);
         assert_eq!(
             sum(&kept, &names),
-            "| 5.10 | 5.10-1 | 1 | 0 | 0 | 1 | abc |\n"
+            "| 5.10 | 5.10-1 | 1 | 0 | 0 | 0 | 1 | abc |\n"
         );
     }
 

@@ -31,6 +31,12 @@ pub(super) enum Record {
         /// How long it took.
         seconds: f64,
     },
+    /// A try of a test that failed. The test itself has its record after its last try.
+    Failure {
+        name: String,
+        /// The end of what it printed.
+        said: String,
+    },
     /// The kernel logged a warning or worse.
     Complaint {
         line: String,
@@ -51,11 +57,13 @@ pub(super) struct Program {
     pub(super) milliseconds: u64,
 }
 
-/// How a test ended.
+/// How a test ended, after a second try where the first one failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
     Passed,
+    /// It failed beside others and passed alone, after all of them.
+    Unsteady,
     Failed,
     /// This kernel lacks something that the test is about.
     NotHere(String),

@@ -25,6 +25,7 @@ pub(super) struct Results {
 pub(super) fn word(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Passed => "passed",
+        Outcome::Unsteady => "passed then",
         Outcome::Failed => "FAILED",
         Outcome::NotHere(_) => "not here",
         Outcome::NotRun => "not run",
@@ -94,9 +95,10 @@ impl Results {
             self.tests().filter(|(_, outcome)| wanted(outcome)).count()
         };
         format!(
-            "{} programs, {} tests passed, {} failed, {} not on this kernel, {} not run",
+            "{} programs, {} tests passed, {} more at the second try, {} failed, {} not on this kernel, {} not run",
             self.programs().count(),
             count(|outcome| *outcome == Outcome::Passed),
+            count(|outcome| *outcome == Outcome::Unsteady),
             count(|outcome| *outcome == Outcome::Failed),
             count(|outcome| matches!(outcome, Outcome::NotHere(_))),
             count(|outcome| *outcome == Outcome::NotRun),
@@ -116,10 +118,12 @@ impl Results {
                 Record::Test { name, outcome, .. } => match outcome {
                     Outcome::Failed => Some(format!("{name} failed")),
                     Outcome::NotRun if all => Some(format!("{name} was not run")),
-                    Outcome::NotRun | Outcome::Passed | Outcome::NotHere(_) => None,
+                    Outcome::NotRun | Outcome::Passed | Outcome::Unsteady | Outcome::NotHere(_) => {
+                        None
+                    }
                 },
                 Record::Program(program) => over_budget(program),
-                Record::Feature { .. } | Record::Complete => None,
+                Record::Feature { .. } | Record::Failure { .. } | Record::Complete => None,
             })
             .collect();
         if !self.records.contains(&Record::Complete) {
@@ -178,6 +182,7 @@ mod tests {
         let records = [
             program(VERIFIED, STACK),
             test(Outcome::Passed),
+            test(Outcome::Unsteady),
             excused,
             Record::Complete,
         ];

@@ -33,6 +33,9 @@ pub(super) const LOADED: (&str, &str) = ("UNDERPASS_TEST_LOADED", "/sys/fs/bpf/l
 /// What a test prints at the start of a line, with the reason behind it, before it ends early because the kernel lacks what it is about.
 const NOT_HERE: &str = "not on this kernel: ";
 
+/// How many of the last lines of a failing test's output are reported.
+const LAST: usize = 12;
+
 /// What all tests are run with.
 pub(super) struct Bench<'a> {
     /// A file: once it is there, no test is begun.
@@ -49,6 +52,44 @@ pub(super) struct Test {
     bin: PathBuf,
     file: String,
     name: String,
+}
+
+/// How a try of a test ended.
+pub(super) struct End {
+    outcome: Outcome,
+    seconds: f64,
+    /// The last lines that it printed, if it failed.
+    said: String,
+}
+
+impl End {
+    /// What is reported of a try that failed.
+    pub(super) fn failure(&self, name: &str) -> Option<Record> {
+        (self.outcome == Outcome::Failed).then(|| Record::Failure {
+            name: name.to_owned(),
+            said: self.said.clone(),
+        })
+    }
+
+    /// The same end, of the second try after one that failed.
+    pub(super) fn second(mut self) -> Self {
+        self.outcome = match self.outcome {
+            Outcome::Passed => Outcome::Unsteady,
+            // There was no time left for it, so the first try counts.
+            Outcome::NotRun => Outcome::Failed,
+            other => other,
+        };
+        self
+    }
+
+    /// What is reported of the test.
+    pub(super) fn record(self, name: String) -> Record {
+        Record::Test {
+            name,
+            outcome: self.outcome,
+            seconds: self.seconds,
+        }
+    }
 }
 
 /// The tests of a file.
@@ -81,28 +122,31 @@ impl Test {
         format!("{}::{}", self.file, self.name)
     }
 
-    pub(super) fn run(&self, bench: &Bench<'_>) -> anyhow::Result<Record> {
+    pub(super) fn run(&self, bench: &Bench<'_>) -> anyhow::Result<End> {
         let start = Instant::now();
-        let name = self.full_name();
+        let mut said = String::new();
         let outcome = if bench.stop.exists() {
             Outcome::NotRun
         } else {
-            let log = bench.logs.join(format!("{}.log", name.replace("::", ".")));
+            let log = self.full_name().replace("::", ".");
+            let log = bench.logs.join(format!("{log}.log"));
             let status = self.execute(&log, bench)?;
             let printed =
                 fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
-            let outcome = judge(status, &String::from_utf8_lossy(&printed));
-            if outcome != Outcome::Failed {
+            let printed = String::from_utf8_lossy(&printed);
+            let outcome = judge(status, &printed);
+            if outcome == Outcome::Failed {
+                said = last_lines(&printed);
+            } else {
                 fs::remove_file(&log)
                     .with_context(|| format!("cannot remove {}", log.display()))?;
             }
             outcome
         };
-        let seconds = start.elapsed().as_secs_f64();
-        Ok(Record::Test {
-            name,
+        Ok(End {
             outcome,
-            seconds,
+            seconds: start.elapsed().as_secs_f64(),
+            said,
         })
     }
 
@@ -155,6 +199,12 @@ fn judge(status: Option<ExitStatus>, printed: &str) -> Outcome {
     }
 }
 
+/// The last lines with something in them: a failing test says there why.
+fn last_lines(printed: &str) -> String {
+    let lines: Vec<&str> = printed.lines().filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(LAST)..].join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt as _;
@@ -181,5 +231,29 @@ mod tests {
             ),
             Outcome::NotRun
         );
+    }
+    #[test]
+    fn a_second_try_hides_no_failure() {
+        let end = |outcome| End {
+            outcome,
+            seconds: 1.0,
+            said: String::new(),
+        };
+        for (second, expected) in [
+            (Outcome::Passed, Outcome::Unsteady),
+            (Outcome::NotRun, Outcome::Failed),
+            (Outcome::Failed, Outcome::Failed),
+        ] {
+            assert_eq!(end(second).second().outcome, expected);
+        }
+    }
+
+    #[test]
+    fn the_last_lines_are_those_with_something_in_them() {
+        let printed = (1..20).map(|n| format!("{n}\n\n")).collect::<String>();
+        let lines = last_lines(&printed);
+        assert!(lines.starts_with("8\n9\n"), "{lines}");
+        assert!(lines.ends_with("\n19"), "{lines}");
+        assert_eq!(last_lines("one"), "one");
     }
 }
