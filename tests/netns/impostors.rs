@@ -21,7 +21,7 @@ use underpass_tests::{
     world::World,
 };
 
-mod forged;
+pub(crate) mod forged;
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;

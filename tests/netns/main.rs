@@ -49,6 +49,7 @@ mod routers;
 mod routes;
 mod scene;
 mod sctp;
+mod segments;
 mod selftest;
 mod service;
 mod shared_entries;

@@ -8,7 +8,7 @@ use std::{
 
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{patience, prelude::*, traffic::SILENCE};
+use underpass_tests::{netfilter::LONGEST, patience, prelude::*, traffic::SILENCE};
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
@@ -98,9 +98,12 @@ fn an_exchange_right_after_the_opening_is_noted(#[values(V4, V6)] family: Family
     Ok(())
 }
 
-/// Connection tracking is fed as often as it needs to see that datagrams are a stream, however long its timers are.
+/// Connection tracking is fed as often as it needs to see that datagrams are a stream, however long its timers are, and whoever pauses.
 #[rstest]
-fn a_stream_of_datagrams_is_assured(#[values(V4, V6)] family: Family) -> Result<()> {
+fn a_stream_of_datagrams_is_assured(
+    #[values(V4, V6)] family: Family,
+    #[values((6, 1), (2, 6))] (questions, seconds): (u32, u64),
+) -> Result<()> {
     needs_root!();
     let lab = Lab::open()?;
     // The kernel's own timers, and somebody who asks for connection tracking.
@@ -113,9 +116,11 @@ fn a_stream_of_datagrams_is_assured(#[values(V4, V6)] family: Family) -> Result<
     let at = b.at(family, INSIDE);
     let _server = udp::Server::start(b.netns(), family.port(INSIDE))?;
     let mut client = udp::Client::open_at(a.netns(), family, SOURCE)?;
-    for _ in 0..6 {
+    for question in 0..questions {
+        if question > 0 {
+            thread::sleep(Duration::from_secs(seconds));
+        }
         client.ask(at, 100)?;
-        thread::sleep(Duration::from_secs(1));
     }
     let source = format!("sport={SOURCE}");
     let found = lab.firewall.entries(family, &["udp", &source])?;
@@ -126,10 +131,12 @@ fn a_stream_of_datagrams_is_assured(#[values(V4, V6)] family: Family) -> Result<
     Ok(())
 }
 
-/// What connection tracking could not follow while it was liberal stays on the bypass once it is strict.
+/// What connection tracking could not follow while it was liberal stays on the bypass once it is strict, from the next ADD on: also what the
+/// stack was asked about before that, and called invalid.
 #[rstest]
 fn connections_outlive_a_stricter_connection_tracking(
     #[values(V4, V6)] family: Family,
+    #[values(false, true)] asked: bool,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
@@ -142,7 +149,25 @@ fn connections_outlive_a_stricter_connection_tracking(
         thread::sleep(Duration::from_secs(1));
     }
     lab.firewall.set_liberal(false)?;
-    let _another = lab.pod("c")?;
+    if asked {
+        lab.firewall.tolerate_invalid();
+    }
+    let _another = thread::scope(|scope| {
+        let talk = scope.spawn(|| -> Result<()> {
+            let start = Instant::now();
+            while asked && start.elapsed() < LONGEST {
+                client.exchange(1000, 1000)?;
+                thread::sleep(PAUSE);
+            }
+            Ok(())
+        });
+        if asked {
+            thread::sleep(LONGEST / 2);
+        }
+        let another = lab.pod("c")?;
+        talk.join().expect("it does not panic")?;
+        anyhow::Ok(another)
+    })?;
     let start = Instant::now();
     while start.elapsed() < patience::here(Duration::from_secs(4)) {
         let elapsed = client.exchange(100_000, 100_000)?.elapsed;

@@ -100,6 +100,26 @@ impl Ends {
         written(|frame| segment.write(frame, payload))
     }
 
+    /// A segment with these flags (of `SAFR`), sequence number and acknowledgement.
+    #[must_use]
+    pub fn segment(
+        &self,
+        (sport, dport): (u16, u16),
+        flags: &str,
+        (sequence, acknowledged): (u32, u32),
+        payload: &[u8],
+    ) -> Vec<u8> {
+        let empty = self.ip(HOPS).tcp(sport, dport, sequence, 64_000);
+        let segment = flags.chars().fold(empty, |segment, flag| match flag {
+            'S' => segment.syn(),
+            'A' => segment.ack(acknowledged),
+            'F' => segment.fin(),
+            'R' => segment.rst(),
+            _ => panic!("{flag} is no flag"),
+        });
+        written(|frame| segment.write(frame, payload))
+    }
+
     /// An ICMP or `ICMPv6` message by type and code; `rest` is the header's second word.
     #[must_use]
     pub fn icmp(&self, kind: u8, code: u8, rest: [u8; 4], payload: &[u8]) -> Vec<u8> {

@@ -81,11 +81,11 @@ global!(
 /// through, all of them go there.
 #[inline(always)]
 fn is_due<A>(half: &Half<A>, protocol: u8, since: u32) -> bool {
-    /// Ticks in which connection tracking has to see that UDP goes on: two seconds after the first
-    /// packet it is a stream, with a longer timer.
+    /// Ticks after which what connection tracking sees makes a stream of UDP, with a longer timer: two seconds after the first packet. Until
+    /// it has seen one that late it must see each tick's.
     const YOUNG: u32 = STREAM + 2;
     let now = tick();
-    let interval = if protocol == protocol::UDP && now.wrapping_sub(since) <= YOUNG {
+    let interval = if protocol == protocol::UDP && half.passed.wrapping_sub(since) < YOUNG {
         1
     } else {
         feed_interval(protocol)
@@ -99,8 +99,8 @@ const ASKED: u64 = u64::MAX;
 
 /// Whether connection tracking would not know this TCP any more, whose direction is in
 /// [`Work::half`]: it has become strict, or both ends were silent for longer than the shortest of its
-/// timers. Not if the stack was asked and gave no answer: a rule may have come that drops the
-/// connection.
+/// timers. Not if the stack, as long as it is liberal, was asked and gave no answer: a rule may have come
+/// that drops the connection.
 #[inline(always)]
 fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
     let Work {
@@ -110,11 +110,15 @@ fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
         state: known,
         ..
     } = &mut **work;
-    if key.0.protocol != protocol::TCP || copy.stamp == ASKED {
+    if key.0.protocol != protocol::TCP {
         return false;
     }
     if policy() & policy::LIBERAL == 0 {
+        // Whether the stack was asked or not: it calls the middle of a connection invalid.
         return true;
+    }
+    if copy.stamp == ASKED {
+        return false;
     }
     let is_old = |passed: u32| tick().wrapping_sub(passed) >= tcp_forgotten();
     if !is_old(copy.passed) {

@@ -384,6 +384,9 @@ fn open<I: Net>(
     if let Some(flow) = find::<I>(&work.place.key) {
         if flow.state & state::BY_STACK != 0 {
             // Somebody uses the tuple without a translation. What connection tracking calls invalid is not translated either.
+            if matches!(payer, Payer::Reached { .. }) && is_closed_to_news(flow) {
+                return None;
+            }
             if work.head.tuple.protocol != protocol::TCP || begins(work.head.tcp_flags) {
                 forget_translated(work);
             } else {

@@ -27,7 +27,7 @@ use crate::{
     },
     flow::{
         entry::{find, prolong, remove_one},
-        join::{forget, join, suspend, vacate},
+        join::{ends_on_bypass, forget, is_closed_to_news, join, suspend, vacate},
         learn::{
             self, enter, is_reachable, leave_to_pod, pass, queue, settle_on_wire, show_opening,
         },
@@ -108,6 +108,10 @@ global!(
         }
         let old = work.partner;
         work.place.set(&old);
+        if owner.is_none() && ends_on_bypass(work) {
+            // From the world, by anybody who forges. If it begins the connection again, the pod's answer says so.
+            return true;
+        }
         let payer = owner.unwrap_or(to_ifindex | WORLD) | TRANSLATED;
         let mut known = prepare_translated(work);
         if known == Known::Taken {
@@ -344,11 +348,16 @@ global!(
 );
 
 global!(
-    /// The packet in [`Work::head`] has the tuple of something that was learned, and it is not known how it came by it. That has to be seen
-    /// again, or is over if the packet begins a connection. The entry stays: anybody can have the node send a stray packet with such a
-    /// tuple, and connections are learned from their beginning.
-    pub fn doubt<I: Net>(work: &mut WorkArea<I>) {
-        if find::<I>(&work.place.key).is_none_or(|flow| flow.state & state::BY_STACK == 0) {
+    /// The packet in [`Work::head`], from the device `from` or from this host (0), has the tuple of something that was learned, and it is not
+    /// known how it came by it. That has to be seen again, or is over if the packet begins a connection. The entry stays: anybody can have the
+    /// node send a stray packet with such a tuple, and connections are learned from their beginning.
+    pub fn doubt<I: Net>(work: &mut WorkArea<I>, from: u32) {
+        let Some(flow) = find::<I>(&work.place.key) else {
+            return;
+        };
+        if flow.state & state::BY_STACK == 0
+            || is_closed_to_news(flow) && is_impostor::<I>(work.head.tuple.src, from)
+        {
             return;
         }
         if begins(work.head.tcp_flags) {
@@ -358,3 +367,9 @@ global!(
         }
     }
 );
+
+/// Whether a packet that came by the device `from` has the source address of a container that is not there.
+#[inline(always)]
+fn is_impostor<I: Net>(src: I::Addr, from: u32) -> bool {
+    from != 0 && endpoint(src.wide()).is_some_and(|owner| !container::is_same(from, owner.ifindex))
+}

@@ -12,7 +12,7 @@ use underpass_ebpf::{ip::Head, l4::Kind, packet::Load as _};
 
 use crate::{
     flow::{
-        join::{forget, forget_translated, suspend},
+        join::{ends_on_bypass, forget, forget_translated, suspend},
         learn::{self, learn_to_wire, leave_by_wire, note_others},
         signed,
         tracking::{look_up, note, withdraw},
@@ -130,7 +130,7 @@ global!(
         let skb = Skb::new(ctx);
         let from = skb.ingress_ifindex();
         if from == 0 || !learn_translated(work, ctx, from, skb.ifindex()) {
-            doubt(work);
+            doubt(work, from);
         }
     }
 );
@@ -293,6 +293,13 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Op
             return Ok(Opened::Done);
         }
         return Ok(may_be_translated(&work.head));
+    }
+    if pod.flags & flags::FOREIGN == 0
+        && !container::is_same(skb.ingress_ifindex(), owner)
+        && ends_on_bypass(work)
+    {
+        // In the pod's name, by another: what the stack translates goes on.
+        return Err(Verdict::dropped(Counter::DropNoFlow));
     }
     // The stack may translate such packets as well, but both would have to be known.
     forget_translated(work);

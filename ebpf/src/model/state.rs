@@ -54,16 +54,31 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
         // conversations.
         return tracked | state::RST;
     }
+    // A SYN says nothing of how a connection goes on that ends on the bypass: it may be anybody's who forges.
+    let is_news = before & state::STICKY == 0 || flags & tcp::SYN == 0;
     // An end that ignored the RST goes on; one that did not would send another.
-    let tracked = tracked & !state::RST;
+    let tracked = if is_news {
+        tracked & !state::RST
+    } else {
+        tracked
+    };
     if flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
         // Nor is an offer: a flood of connections to open ports must not either. The opener has to
         // take it up.
-        return tracked & !state::FINISHED | state::OFFERED;
+        let open = if is_news {
+            tracked & !state::FINISHED
+        } else {
+            tracked
+        };
+        return open | state::OFFERED;
     }
     if tracked & state::OFFERED != 0 && tracked & state::ANSWERED == end.other().heard() {
-        // Who made the offer goes on before it was taken up.
-        return tracked;
+        // Who made the offer goes on before it was taken up: to the end, where the question came with the SYN.
+        return if flags & tcp::FIN != 0 {
+            tracked | end.fin()
+        } else {
+            tracked
+        };
     }
     let mut after = tracked | end.heard();
     if flags & tcp::SYN != 0 {

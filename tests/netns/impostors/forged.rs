@@ -25,15 +25,15 @@ use super::{PORT, SOURCE, stray};
 const MUCH: u64 = 5_000_000;
 
 /// Another container of the node, none of ours, whose forged packets nothing filters.
-struct Stranger {
-    link: RawLink,
+pub(crate) struct Stranger {
+    pub(crate) link: RawLink,
     src_mac: [u8; 6],
     dst_mac: [u8; 6],
     _netns: Netns,
 }
 
 impl Stranger {
-    fn move_in(lab: &Lab) -> Result<Self> {
+    pub(crate) fn move_in(lab: &Lab) -> Result<Self> {
         let node = lab.node.netns();
         let netns = node.sibling("others")?;
         node.cable("veth0", &netns, "eth0", 1500)?;
@@ -49,7 +49,7 @@ impl Stranger {
     }
 
     /// What it forges is from the one to the other.
-    const fn ends(&self, src: IpAddr, dst: IpAddr) -> Ends {
+    pub(crate) const fn ends(&self, src: IpAddr, dst: IpAddr) -> Ends {
         Ends {
             src_mac: self.src_mac,
             dst_mac: self.dst_mac,

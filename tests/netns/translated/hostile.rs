@@ -5,6 +5,8 @@ use std::{net::SocketAddr, thread, time::Duration};
 use rstest::rstest;
 use serde_json::Value;
 use underpass_tests::{
+    capture::Capture,
+    frame::Ends,
     netfilter::{
         Transport,
         kube_proxy::{
@@ -13,12 +15,17 @@ use underpass_tests::{
         },
     },
     prelude::*,
-    traffic::raw::RawLink,
+    second::{Kind, Second},
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
+    wire::Wire,
     world::World,
 };
 
 use super::{MANY, MOST, make_forgetful, set_liberal};
-use crate::kube_proxy::{BY_POD, PORT, Scene, crosses, node_at};
+use crate::{
+    impostors::forged::Stranger,
+    kube_proxy::{BY_POD, PORT, Scene, crosses, node_at},
+};
 
 /// The source port that all want.
 const SOURCE: u16 = 40_000;
@@ -216,4 +223,95 @@ fn the_node_itself_gets_the_tuple(#[values(V4, V6)] family: Family) -> Result<()
     new.chat(MANY)?;
     new.exchange(100_000, 100_000)?;
     Ok(())
+}
+
+/// What somebody forges of a connection that connection tracking has forgotten.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Forged {
+    /// A SYN in the container's name, by another on the node, to the address that it talks to.
+    InItsName,
+    /// A SYN in the server's name, from the world straight to the container.
+    AsItsServer,
+    /// A SYN in the name of a client in the world, by an uplink that filters no reverse paths, as the flow's own does.
+    Elsewhere,
+}
+
+/// A connection that connection tracking has forgotten stays on the bypass, whatever others send in the names of its ends.
+#[rstest]
+fn what_is_forged_stalls_no_forgotten_connection(
+    #[values(V4, V6)] family: Family,
+    #[values(Forged::InItsName, Forged::AsItsServer, Forged::Elsewhere)] forged: Forged,
+) -> Result<()> {
+    const MUCH: u64 = 1_000_000;
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    let stranger = Stranger::move_in(&lab)?;
+    for (device, filter) in [("all", "0"), (Node::UPLINK, "1"), (Second::LINK, "0")] {
+        let key = format!("net/ipv4/conf/{device}/rp_filter");
+        lab.node.netns().set_sysctl(&key, filter)?;
+    }
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
+    let (ip, served) = (family.nft(), SocketAddr::new(family.node(), NODE_PORT));
+    lab.firewall.load(&format!(
+        "table inet somebody {{
+            chain in {{
+                type nat hook prerouting priority dstnat; policy accept;
+                {ip} daddr {} tcp dport {PORT} dnat {ip} to {}
+                {ip} daddr {} tcp dport {NODE_PORT} dnat {ip} to {}
+            }}
+        }}",
+        family.service(),
+        family.remote_at(PORT),
+        served.ip(),
+        pod.at(family, PORT),
+    ))?;
+    make_forgetful(&lab)?;
+    let _servers = [
+        tcp::Server::start(lab.world.netns(), family.remote_at(PORT))?,
+        tcp::Server::start(pod.netns(), family.port(PORT))?,
+    ];
+    let mut client = if forged == Forged::Elsewhere {
+        tcp::Client::connect_from(lab.world.netns(), SOURCE, served)?
+    } else {
+        tcp::Client::connect_from(pod.netns(), SOURCE, family.service_at(PORT))?
+    };
+    client.chat(MANY)?;
+    lab.firewall.outlast(family, &["tcp"])?;
+    client.chat(MANY)?;
+    let arrived = match forged {
+        Forged::InItsName => Capture::start(lab.world.netns(), World::LINK)?,
+        Forged::AsItsServer | Forged::Elsewhere => Capture::start(pod.netns(), Pod::IFNAME)?,
+    };
+    match forged {
+        Forged::InItsName => {
+            let ends = stranger.ends(pod.ip(family), family.service());
+            stranger.link.send(&ends.syn(SOURCE, PORT))?;
+        }
+        Forged::AsItsServer => {
+            let ends = lab.ends_from_world(family.remote(), pod.ip(family))?;
+            RawLink::open(lab.world.netns(), World::LINK)?.send(&ends.syn(PORT, SOURCE))?;
+        }
+        Forged::Elsewhere => {
+            let ends = Ends {
+                src_mac: lab.world.netns().mac(Second::LINK)?,
+                dst_mac: lab.node.netns().mac(Second::LINK)?,
+                src: family.gateway(),
+                dst: served.ip(),
+            };
+            let link = RawLink::open(lab.world.netns(), Second::LINK)?;
+            link.send(&ends.syn(SOURCE, NODE_PORT))?;
+        }
+    }
+    let is_opening = |bytes: &[u8]| {
+        let start = bytes.len().saturating_sub(20);
+        // Its sequence number and flags.
+        bytes.get(start + 4..start + 8) == Some(&[0, 0, 0, 1]) && bytes.get(start + 13) == Some(&2)
+    };
+    ensure!(
+        arrived.wait_for(PATIENCE, is_opening).is_some(),
+        "it did not arrive"
+    );
+    client.goes_on(MUCH, SILENCE / 2)
 }

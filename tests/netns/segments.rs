@@ -1,0 +1,135 @@
+//! Connections whose every segment is written by hand, where kernels would send them in another order, or not at all.
+
+use std::net::SocketAddr;
+
+use rstest::rstest;
+use underpass_abi::flow::{protocol, state};
+use underpass_tests::{
+    capture::Capture,
+    flow_table::{self, Then},
+    frame::Ends,
+    netns::Netns,
+    prelude::*,
+    traffic::{PATIENCE, raw::RawLink},
+    world::World,
+};
+
+const PORT: u16 = 443;
+const SOURCE: u16 = 45_678;
+
+/// Ticks that what both ends have closed lives less than, and what was reset (four minutes, and what it lived before).
+const CLOSED: u32 = 60;
+const RESET: u32 = 300;
+
+/// One end of a connection, whose kernel says nothing.
+struct End {
+    link: RawLink,
+    capture: Capture,
+    ends: Ends,
+    ports: (u16, u16),
+}
+
+impl End {
+    fn open(netns: &Netns, interface: &str, ends: Ends, ports: (u16, u16)) -> Result<Self> {
+        netns.nft(
+            "add table inet mute
+             add chain inet mute heard { type filter hook prerouting priority raw; }
+             add rule inet mute heard meta l4proto tcp drop",
+        )?;
+        Ok(Self {
+            link: RawLink::open(netns, interface)?,
+            capture: Capture::start(netns, interface)?,
+            ends,
+            ports,
+        })
+    }
+
+    /// Sends a segment, as [`Ends::segment`], and waits until the other end has it.
+    fn says(&self, other: &Self, flags: &str, numbers: (u32, u32), payload: &[u8]) -> Result<()> {
+        let frame = self.ends.segment(self.ports, flags, numbers, payload);
+        self.link.send(&frame)?;
+        let sent = tail(&frame, payload.len());
+        let has_come = |bytes: &[u8]| tail(bytes, payload.len()) == sent;
+        ensure!(
+            other.capture.wait_for(PATIENCE, has_come).is_some(),
+            "{flags} {numbers:?} did not arrive"
+        );
+        Ok(())
+    }
+}
+
+/// Sequence number, acknowledgement and flags of a segment without options.
+fn tail(frame: &[u8], payload: usize) -> Option<&[u8]> {
+    let start = frame.len().checked_sub(payload + 20)?;
+    frame.get(start + 4..start + 14)
+}
+
+/// The state of the only TCP entry of a node, and for how many ticks it lives on after it was made.
+fn entry(node: &Node, family: Family) -> Result<(u32, u32)> {
+    let mut found = Vec::new();
+    flow_table::walk(node, family, |entry| {
+        if entry.protocol == protocol::TCP {
+            found.push((entry.state, entry.expires.wrapping_sub(entry.since)));
+        }
+        Then::Stays
+    })?;
+    ensure!(found.len() == 1, "{found:?}");
+    Ok(found[0])
+}
+
+/// The question comes with the SYN (RFC 7413), so the server has said all, and closed, before its SYN-ACK is acknowledged: it is over when the
+/// client has closed as well.
+#[rstest]
+fn an_answer_before_the_third_segment_ends_its_connection(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let ifname = Pod::IFNAME;
+    let client = End::open(a.netns(), ifname, a.ends(b.ip(family))?, (SOURCE, PORT))?;
+    let server = End::open(b.netns(), ifname, b.ends(a.ip(family))?, (PORT, SOURCE))?;
+    client.says(&server, "S", (100, 0), b"question")?;
+    server.says(&client, "SA", (200, 109), b"")?;
+    server.says(&client, "A", (201, 109), b"answer")?;
+    server.says(&client, "FA", (207, 109), b"")?;
+    client.says(&server, "A", (109, 208), b"")?;
+    client.says(&server, "FA", (109, 208), b"")?;
+    server.says(&client, "A", (208, 110), b"")?;
+    let (known, lives) = entry(&lab.node, family)?;
+    ensure!(
+        known & state::FINISHED == state::FINISHED && known & state::ASSURED == 0,
+        "state {known:#x}"
+    );
+    ensure!(lives < CLOSED, "it lives for {lives} ticks");
+    Ok(())
+}
+
+/// What was reset, and ends on the bypass, is no conversation again because somebody sends a SYN with its tuple.
+#[rstest]
+fn an_opening_revives_no_connection_that_was_reset(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
+    let from = SocketAddr::new(family.gateway(), SOURCE);
+    let ends = lab.ends_from_world(from.ip(), pod.ip(family))?;
+    let client = End::open(lab.world.netns(), World::LINK, ends, (SOURCE, PORT))?;
+    let ends = pod.ends(from.ip())?;
+    let server = End::open(pod.netns(), Pod::IFNAME, ends, (PORT, SOURCE))?;
+    client.says(&server, "S", (100, 0), b"")?;
+    server.says(&client, "SA", (200, 101), b"")?;
+    client.says(&server, "A", (101, 201), b"question")?;
+    server.says(&client, "A", (201, 109), b"answer")?;
+    let (known, _) = entry(&lab.node, family)?;
+    ensure!(known & state::ASSURED != 0, "state {known:#x}");
+    client.says(&server, "R", (109, 0), b"")?;
+    client.says(&server, "S", (5000, 0), b"")?;
+    let (known, lives) = entry(&lab.node, family)?;
+    ensure!(
+        known & state::RST != 0 && known & state::ASSURED == 0,
+        "state {known:#x}"
+    );
+    ensure!(lives < RESET, "it lives for {lives} ticks");
+    Ok(())
+}
