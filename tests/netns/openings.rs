@@ -1,14 +1,19 @@
 //! What begins a flow, and who sees it: connection tracking must know of every connection that takes the bypass as much as it needs.
 
 use std::{
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
 
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{netfilter::LONGEST, patience, prelude::*, traffic::SILENCE};
+use underpass_tests::{
+    netfilter::LONGEST,
+    patience,
+    prelude::*,
+    traffic::{PATIENCE, SILENCE},
+};
 
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
@@ -121,6 +126,43 @@ fn a_stream_of_datagrams_is_assured(
             thread::sleep(Duration::from_secs(seconds));
         }
         client.ask(at, 100)?;
+    }
+    let source = format!("sport={SOURCE}");
+    let found = lab.firewall.entries(family, &["udp", &source])?;
+    ensure!(
+        found.len() == 1 && found[0].contains("[ASSURED]"),
+        "{found:#?}"
+    );
+    Ok(())
+}
+
+/// The same where the first question was lost.
+#[rstest]
+fn a_late_answer_begins_a_stream(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::open()?;
+    lab.node.netns().nft(
+        "table inet asks {
+            chain forward { type filter hook forward priority 0; ct state invalid drop; }
+        }",
+    )?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let at = b.at(family, INSIDE);
+    let client = a.netns().run(|| UdpSocket::bind(family.port(SOURCE)))?;
+    let server = b.netns().run(|| UdpSocket::bind(at))?;
+    for socket in [&client, &server] {
+        socket.set_read_timeout(Some(patience::here(PATIENCE)))?;
+    }
+    let ask = || -> Result<SocketAddr> {
+        client.send_to(b"question", at)?;
+        Ok(server.recv_from(&mut [0; 64])?.1)
+    };
+    ask()?;
+    thread::sleep(Duration::from_secs(5));
+    for _ in 0..4 {
+        server.send_to(b"answer", ask()?)?;
+        client.recv_from(&mut [0; 64])?;
+        thread::sleep(Duration::from_secs(1));
     }
     let source = format!("sport={SOURCE}");
     let found = lab.firewall.entries(family, &["udp", &source])?;

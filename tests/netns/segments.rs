@@ -1,7 +1,5 @@
 //! Connections whose every segment is written by hand, where kernels would send them in another order, or not at all.
 
-use std::net::SocketAddr;
-
 use rstest::rstest;
 use underpass_abi::flow::{protocol, state};
 use underpass_tests::{
@@ -77,6 +75,17 @@ fn entry(node: &Node, family: Family) -> Result<(u32, u32)> {
     Ok(found[0])
 }
 
+/// Fails unless both ends have closed the connection, and it lives no longer than such ones do.
+fn ensure_over(lab: &Lab, family: Family) -> Result<()> {
+    let (known, lives) = entry(&lab.node, family)?;
+    ensure!(
+        known & state::FINISHED == state::FINISHED && known & state::ASSURED == 0,
+        "state {known:#x}"
+    );
+    ensure!(lives < CLOSED, "it lives for {lives} ticks");
+    Ok(())
+}
+
 /// The question comes with the SYN (RFC 7413), so the server has said all, and closed, before its SYN-ACK is acknowledged: it is over when the
 /// client has closed as well.
 #[rstest]
@@ -96,13 +105,28 @@ fn an_answer_before_the_third_segment_ends_its_connection(
     client.says(&server, "A", (109, 208), b"")?;
     client.says(&server, "FA", (109, 208), b"")?;
     server.says(&client, "A", (208, 110), b"")?;
-    let (known, lives) = entry(&lab.node, family)?;
-    ensure!(
-        known & state::FINISHED == state::FINISHED && known & state::ASSURED == 0,
-        "state {known:#x}"
-    );
-    ensure!(lives < CLOSED, "it lives for {lives} ticks");
-    Ok(())
+    ensure_over(&lab, family)
+}
+
+/// A connection between the world and a container, which it has opened and in which both have spoken: the world's end, and the container's.
+fn opened(lab: &Lab, pod: &Pod, family: Family) -> Result<(End, End)> {
+    let peer = family.gateway();
+    let ends = lab.ends_from_world(peer, pod.ip(family))?;
+    let client = End::open(lab.world.netns(), World::LINK, ends, (SOURCE, PORT))?;
+    let server = End::open(pod.netns(), Pod::IFNAME, pod.ends(peer)?, (PORT, SOURCE))?;
+    client.says(&server, "S", (100, 0), b"")?;
+    server.says(&client, "SA", (200, 101), b"")?;
+    client.says(&server, "A", (101, 201), b"question")?;
+    server.says(&client, "A", (201, 109), b"answer")?;
+    let (known, _) = entry(&lab.node, family)?;
+    ensure!(known & state::ASSURED != 0, "state {known:#x}");
+    Ok((client, server))
+}
+
+/// A pod that the world has a route to.
+fn routed(lab: &Lab) -> Result<Pod> {
+    lab.world.route_pods()?;
+    lab.pod_with("a", &lab.conf().with("ipMasq", false))
 }
 
 /// What was reset, and ends on the bypass, is no conversation again because somebody sends a SYN with its tuple.
@@ -110,19 +134,8 @@ fn an_answer_before_the_third_segment_ends_its_connection(
 fn an_opening_revives_no_connection_that_was_reset(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    lab.world.route_pods()?;
-    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
-    let from = SocketAddr::new(family.gateway(), SOURCE);
-    let ends = lab.ends_from_world(from.ip(), pod.ip(family))?;
-    let client = End::open(lab.world.netns(), World::LINK, ends, (SOURCE, PORT))?;
-    let ends = pod.ends(from.ip())?;
-    let server = End::open(pod.netns(), Pod::IFNAME, ends, (PORT, SOURCE))?;
-    client.says(&server, "S", (100, 0), b"")?;
-    server.says(&client, "SA", (200, 101), b"")?;
-    client.says(&server, "A", (101, 201), b"question")?;
-    server.says(&client, "A", (201, 109), b"answer")?;
-    let (known, _) = entry(&lab.node, family)?;
-    ensure!(known & state::ASSURED != 0, "state {known:#x}");
+    let pod = routed(&lab)?;
+    let (client, server) = opened(&lab, &pod, family)?;
     client.says(&server, "R", (109, 0), b"")?;
     client.says(&server, "S", (5000, 0), b"")?;
     let (known, lives) = entry(&lab.node, family)?;
@@ -132,4 +145,18 @@ fn an_opening_revives_no_connection_that_was_reset(#[values(V4, V6)] family: Fam
     );
     ensure!(lives < RESET, "it lives for {lives} ticks");
     Ok(())
+}
+
+/// Nor does it keep one open that both ends close.
+#[rstest]
+fn an_opening_keeps_no_connection_open(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = routed(&lab)?;
+    let (client, server) = opened(&lab, &pod, family)?;
+    client.says(&server, "FA", (109, 207), b"")?;
+    client.says(&server, "S", (5000, 0), b"")?;
+    server.says(&client, "FA", (207, 110), b"")?;
+    client.says(&server, "A", (110, 208), b"")?;
+    ensure_over(&lab, family)
 }

@@ -258,7 +258,7 @@ pub struct Flow<A> {
     pub state: u32,
     /// Tick after which the flow is as good as gone, unless a packet comes before.
     pub expires: u32,
-    /// Tick at which the entry was made.
+    /// Tick at which the entry was made or, once both ends were heard, at which they were.
     pub since: u32,
     /// Index of the slot that has the entry's key. A slot with the key of an entry that names another
     /// one is free.

@@ -179,13 +179,14 @@ global!(
         let tick = tick();
         let as_guest = is_guest(flow, *end);
         let is_pods = half_of(flow, *end).in_ifindex != 0;
+        let before = flow.state;
         if !as_guest {
             advance(flow, *end, head.tcp_flags, is_pods);
         }
         let half = half_of(flow, *end);
         *partner = outgoing::<I>(half, protocol);
         if half.rewrite == 0 {
-            mature(flow, protocol, tick);
+            mature(flow, before, protocol, tick);
             prolong(flow, protocol, tick);
             return Noted::Whole;
         }
@@ -207,13 +208,14 @@ global!(
         }
         if is_guest(other, from) {
             prolong(other, protocol, tick);
-            mature(flow, protocol, tick);
+            mature(flow, before, protocol, tick);
             prolong(flow, protocol, tick);
             return Noted::Whole;
         }
+        let others = other.state;
         advance(other, partner_place.end, head.tcp_flags, is_pods);
         if as_guest {
-            mature(other, protocol, tick);
+            mature(other, others, protocol, tick);
             prolong(other, protocol, tick);
             return Noted::Whole;
         }
@@ -221,8 +223,8 @@ global!(
             flow.state |= state::ANSWERED;
             other.state |= state::ANSWERED;
         }
-        mature(flow, protocol, tick);
-        mature(other, protocol, tick);
+        mature(flow, before, protocol, tick);
+        mature(other, others, protocol, tick);
         prolong(flow, protocol, tick);
         prolong(other, protocol, tick);
         Noted::Whole
@@ -297,9 +299,10 @@ fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
     }
 }
 
-/// Tells a conversation from what is none yet, or no more; gives an answered flow's quota back.
+/// Tells a conversation from what is none yet, or no more; gives an answered flow's quota back. `before` is the state before the packet: how
+/// long a flow is answered counts from its first answer, as connection tracking makes a stream of what comes after that.
 #[inline(always)]
-fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
+fn mature<A>(flow: &mut Flow<A>, before: u32, protocol: u8, tick: u32) {
     let is_answered = flow.state & state::ANSWERED == state::ANSWERED;
     let is_assured = is_answered
         && match protocol {
@@ -317,6 +320,9 @@ fn mature<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
     }
     flow.state &= !state::SURPLUS;
     let may_refund = tick.wrapping_sub(flow.since) < WINDOW;
+    if before & state::ANSWERED != state::ANSWERED {
+        flow.since = tick;
+    }
     for end in [End::A, End::B] {
         if flow.state & end.charged() != 0 {
             flow.state &= !end.charged();

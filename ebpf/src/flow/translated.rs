@@ -107,9 +107,13 @@ global!(
             return false;
         }
         let old = work.partner;
+        // From the world, by anybody who forges: be it that this connection's packets entered like this, or that they come out like this. If it
+        // begins the connection again, the pod's answer says so.
+        if owner.is_none() && ends_on_bypass(work) {
+            return true;
+        }
         work.place.set(&old);
         if owner.is_none() && ends_on_bypass(work) {
-            // From the world, by anybody who forges. If it begins the connection again, the pod's answer says so.
             return true;
         }
         let payer = owner.unwrap_or(to_ifindex | WORLD) | TRANSLATED;

@@ -294,8 +294,10 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Op
         }
         return Ok(may_be_translated(&work.head));
     }
-    if pod.flags & flags::FOREIGN == 0
-        && !container::is_same(skb.ingress_ifindex(), owner)
+    let from = skb.ingress_ifindex();
+    if from != 0
+        && pod.flags & flags::FOREIGN == 0
+        && !container::is_same(from, owner)
         && ends_on_bypass(work)
     {
         // In the pod's name, by another: what the stack translates goes on.

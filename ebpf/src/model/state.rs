@@ -82,7 +82,9 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
     }
     let mut after = tracked | end.heard();
     if flags & tcp::SYN != 0 {
-        after &= !(state::FINISHED | state::OFFERED);
+        if is_news || before & state::ANSWERED != state::ANSWERED {
+            after &= !(state::FINISHED | state::OFFERED);
+        }
     } else if tracked & state::OFFERED != 0 {
         after |= state::ANSWERED;
     }

@@ -29,8 +29,9 @@ use crate::{
 
 /// The source port that all want.
 const SOURCE: u16 = 40_000;
-/// A port of the node.
+/// Ports of the node.
 const NODE_PORT: u16 = 30_500;
+const ANOTHER_PORT: u16 = 30_501;
 
 /// A lab whose stack sends what goes to the Service to a server in the world, and masquerades such pods. They keep their source port where
 /// that is free.
@@ -226,12 +227,14 @@ fn the_node_itself_gets_the_tuple(#[values(V4, V6)] family: Family) -> Result<()
 }
 
 /// What somebody forges of a connection that connection tracking has forgotten.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Forged {
     /// A SYN in the container's name, by another on the node, to the address that it talks to.
     InItsName,
     /// A SYN in the server's name, from the world straight to the container.
     AsItsServer,
+    /// A SYN in the name of a client in the world, to another port of the node that leads to the same server.
+    ToAnotherPort,
     /// A SYN in the name of a client in the world, by an uplink that filters no reverse paths, as the flow's own does.
     Elsewhere,
 }
@@ -240,7 +243,13 @@ enum Forged {
 #[rstest]
 fn what_is_forged_stalls_no_forgotten_connection(
     #[values(V4, V6)] family: Family,
-    #[values(Forged::InItsName, Forged::AsItsServer, Forged::Elsewhere)] forged: Forged,
+    #[values(
+        Forged::InItsName,
+        Forged::AsItsServer,
+        Forged::ToAnotherPort,
+        Forged::Elsewhere
+    )]
+    forged: Forged,
 ) -> Result<()> {
     const MUCH: u64 = 1_000_000;
     needs_root!();
@@ -259,7 +268,7 @@ fn what_is_forged_stalls_no_forgotten_connection(
             chain in {{
                 type nat hook prerouting priority dstnat; policy accept;
                 {ip} daddr {} tcp dport {PORT} dnat {ip} to {}
-                {ip} daddr {} tcp dport {NODE_PORT} dnat {ip} to {}
+                {ip} daddr {} tcp dport {{ {NODE_PORT}, {ANOTHER_PORT} }} dnat {ip} to {}
             }}
         }}",
         family.service(),
@@ -272,17 +281,20 @@ fn what_is_forged_stalls_no_forgotten_connection(
         tcp::Server::start(lab.world.netns(), family.remote_at(PORT))?,
         tcp::Server::start(pod.netns(), family.port(PORT))?,
     ];
-    let mut client = if forged == Forged::Elsewhere {
-        tcp::Client::connect_from(lab.world.netns(), SOURCE, served)?
-    } else {
-        tcp::Client::connect_from(pod.netns(), SOURCE, family.service_at(PORT))?
+    let mut client = match forged {
+        Forged::InItsName | Forged::AsItsServer => {
+            tcp::Client::connect_from(pod.netns(), SOURCE, family.service_at(PORT))?
+        }
+        Forged::ToAnotherPort | Forged::Elsewhere => {
+            tcp::Client::connect_from(lab.world.netns(), SOURCE, served)?
+        }
     };
     client.chat(MANY)?;
     lab.firewall.outlast(family, &["tcp"])?;
     client.chat(MANY)?;
     let arrived = match forged {
         Forged::InItsName => Capture::start(lab.world.netns(), World::LINK)?,
-        Forged::AsItsServer | Forged::Elsewhere => Capture::start(pod.netns(), Pod::IFNAME)?,
+        _ => Capture::start(pod.netns(), Pod::IFNAME)?,
     };
     match forged {
         Forged::InItsName => {
@@ -292,6 +304,10 @@ fn what_is_forged_stalls_no_forgotten_connection(
         Forged::AsItsServer => {
             let ends = lab.ends_from_world(family.remote(), pod.ip(family))?;
             RawLink::open(lab.world.netns(), World::LINK)?.send(&ends.syn(PORT, SOURCE))?;
+        }
+        Forged::ToAnotherPort => {
+            let ends = lab.ends_from_world(family.gateway(), served.ip())?;
+            RawLink::open(lab.world.netns(), World::LINK)?.send(&ends.syn(SOURCE, ANOTHER_PORT))?;
         }
         Forged::Elsewhere => {
             let ends = Ends {
