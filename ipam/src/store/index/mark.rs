@@ -57,9 +57,7 @@ impl Mark {
         boot: &Boot,
         machine: &Machine,
     ) -> Result<SystemTime, StoreError> {
-        let time = SystemTime::now()
-            .checked_sub(MARK_AGE)
-            .unwrap_or(SystemTime::UNIX_EPOCH);
+        let time = past(SystemTime::now());
         set_modified(leases, time).attempt("set the time of", leases)?;
         let time = fs::metadata(leases)
             .and_then(|meta| meta.modified())
@@ -71,6 +69,12 @@ impl Mark {
         fs::write(path, format!("{boot} {seconds} {nanos} {machine}\n")).attempt("write", path)?;
         Ok(time)
     }
+}
+
+/// A time that no clock shows again, and none before 1970, which can't be noted: there a clock begins that nobody has set.
+fn past(now: SystemTime) -> SystemTime {
+    let first = SystemTime::UNIX_EPOCH;
+    now.checked_sub(MARK_AGE).unwrap_or(first).max(first)
 }
 
 pub(super) fn set_modified(folder: &Path, time: SystemTime) -> std::io::Result<()> {
@@ -165,5 +169,32 @@ impl fmt::Display for Machine {
             Self::Unknown => "unknown",
             Self::Several => "several",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn a_mark_can_be_set_by_any_clock() {
+        let folder = TempDir::new().expect("a temporary folder");
+        let day = MARK_AGE.as_secs();
+        for (now, expected) in [
+            (0, 0),
+            (3_600, 0),
+            (day, 0),
+            (day + 1, 1),
+            (3 * day, 2 * day),
+        ] {
+            let time = past(SystemTime::UNIX_EPOCH + Duration::from_secs(now));
+            let outcome = set_modified(folder.path(), time);
+            assert!(outcome.is_ok(), "at {now}: {outcome:?}");
+            let modified = fs::metadata(folder.path()).and_then(|meta| meta.modified());
+            let expected = SystemTime::UNIX_EPOCH + Duration::from_secs(expected);
+            assert_eq!(modified.expect("a time"), expected, "at {now}");
+        }
     }
 }
