@@ -1,8 +1,10 @@
 //! ADD: one address from each pool, or nothing.
 
 use std::collections::HashSet;
+use std::mem;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use thiserror::Error;
@@ -123,10 +125,16 @@ enum PoolFailure {
     #[error(transparent)]
     Exhausted(Exhausted),
     #[error(
-        "the {MANY} next free addresses of range set {}, up to {last}, are the node's own or lead to others",
+        "{MANY} of the next free addresses of range set {}, up to {last}, are in ranges that are the node's own",
         shorten::part(pool)
     )]
-    Unusable { pool: Pool, last: IpAddr },
+    Kept { pool: Pool, last: IpAddr },
+    #[error(
+        "the next free addresses of range set {}, up to {last}, are the node's own or lead to others, \
+         and there are too many for one call",
+        shorten::part(pool)
+    )]
+    Late { pool: Pool, last: IpAddr },
 }
 
 fn spaced(ips: &[IpAddr]) -> String {
@@ -162,10 +170,17 @@ impl AllocationError {
                     .to_owned()
             }
             Self::Pool {
-                source: PoolFailure::Unusable { last, .. },
+                source: PoolFailure::Kept { last, .. },
                 ..
             } => format!(
                 "see `ip route get {last}`: give the network another range, or take away the route that leads its addresses elsewhere"
+            ),
+            Self::Pool {
+                source: PoolFailure::Late { last, .. },
+                ..
+            } => format!(
+                "repeat the call, which goes on behind {last}; see `ip route get {last}`: give the network another range, \
+                 or take away the routes that lead its addresses elsewhere"
             ),
             Self::Pool { .. } | Self::Store(_) => String::new(),
         }
@@ -178,7 +193,10 @@ impl From<AllocationError> for CniError {
             AllocationError::Store(_) => Code::Io,
             // An address may become free.
             AllocationError::Pool {
-                source: PoolFailure::Exhausted(_) | PoolFailure::Unavailable { .. },
+                source:
+                    PoolFailure::Exhausted(_)
+                    | PoolFailure::Unavailable { .. }
+                    | PoolFailure::Late { .. },
                 ..
             } => Code::TryAgainLater,
             AllocationError::Pool {
@@ -186,7 +204,7 @@ impl From<AllocationError> for CniError {
                 ..
             } => Code::Other(CODE_TAKEN),
             AllocationError::Pool {
-                source: PoolFailure::Gateway(_) | PoolFailure::Unusable { .. },
+                source: PoolFailure::Gateway(_) | PoolFailure::Kept { .. },
                 ..
             }
             | AllocationError::LeftOver(_) => Code::InvalidConfig,
@@ -195,13 +213,22 @@ impl From<AllocationError> for CniError {
     }
 }
 
+/// Why no container can have an address, although nobody has leased it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unusable {
+    /// The node has it, or a route of somebody else for it alone.
+    Alone,
+    /// The node has it together with a range around it.
+    WithRange,
+}
+
 /// Leases one address from each pool, all under one lock. On failure nothing is leased that was not
 /// before. An interface plugin says where its container's device will be, and which addresses are of
-/// no use to anybody, as they are the node's own: those are passed over, unless they are asked for.
+/// no use to it: those are passed over, unless they are asked for.
 pub fn add(
     request: &Request,
     home: Option<Home>,
-    is_usable: impl Fn(IpAddr) -> bool,
+    unusable: impl Fn(IpAddr) -> Option<Unusable>,
 ) -> Result<Allocation, CniError> {
     let pools = config::pools(&request.conf)?;
     let requested = config::requested(&request.conf, &request.attachment)?;
@@ -217,7 +244,8 @@ pub fn add(
             owner: &owner,
             home,
         },
-        is_usable: &is_usable,
+        unusable: &unusable,
+        patience: PATIENCE,
     };
     match allocate(&mut locked, &pools, wish, &mut taken) {
         Ok(ips) => {
@@ -247,22 +275,21 @@ struct Wish<'a> {
     /// Addresses that are asked for, each of another pool.
     requested: Vec<IpAddr>,
     holder: Holder<'a>,
-    /// Whether a container could have an address.
-    is_usable: &'a dyn Fn(IpAddr) -> bool,
+    /// Why no container could have an address, if so.
+    unusable: &'a dyn Fn(IpAddr) -> Option<Unusable>,
+    /// How long addresses that are of no use are passed over.
+    patience: Duration,
 }
 
 fn allocate(
     locked: &mut Locked,
     pools: &[Pool],
-    wish: Wish<'_>,
+    mut wish: Wish<'_>,
     taken: &mut Vec<IpAddr>,
 ) -> Result<Vec<IpConfig>, AllocationError> {
-    let Wish {
-        mut requested,
-        holder,
-        is_usable,
-    } = wish;
+    let mut requested = mem::take(&mut wish.requested);
     let mut ips = Vec::with_capacity(pools.len());
+    let holder = wish.holder;
     let owner = holder.owner;
     let held: Vec<IpAddr> = locked.owned(owner)?.into_iter().map(|(ip, _)| ip).collect();
     for (index, pool) in pools.iter().enumerate() {
@@ -285,14 +312,21 @@ fn allocate(
                 }));
             }
             let candidates = pool.candidates(locked.last_reserved(index));
-            match take_next(locked, candidates, holder, is_usable)? {
+            match take_next(locked, candidates, &wish)? {
                 Next::Is(ip, range) => (ip, range),
-                Next::Unusable(last) => {
+                // Nobody looks at these again before all others: what is behind them may be of use.
+                Next::Kept(last) => {
+                    locked.set_last_reserved(index, last)?;
                     let pool = pool.clone();
-                    return Err(failed(PoolFailure::Unusable { pool, last }));
+                    return Err(failed(PoolFailure::Kept { pool, last }));
                 }
-                Next::None => {
-                    let exhausted = Exhausted::of(locked.store(), pool);
+                Next::Late(last) => {
+                    locked.set_last_reserved(index, last)?;
+                    let pool = pool.clone();
+                    return Err(failed(PoolFailure::Late { pool, last }));
+                }
+                Next::None { unusable } => {
+                    let exhausted = Exhausted::of(locked.store(), pool).but_for(unusable);
                     return Err(failed(PoolFailure::Exhausted(exhausted)));
                 }
             }
@@ -331,44 +365,63 @@ fn take_requested<'a>(
     })
 }
 
-/// Where addresses of a range are of no use by the hundred, all are: nobody looks at the rest, of which IPv6 has too many.
+/// Where the node has so many addresses of a range as a part of its own ones, it has all: nobody looks at the rest, of which IPv6
+/// has too many. Those that lead elsewhere one by one are no more than the node has routes.
 const MANY: usize = 256;
+
+/// So long one call passes over addresses that lead elsewhere: all others of the network wait for the lock.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the candidates came to.
 enum Next<'a> {
     Is(IpAddr, &'a Range),
-    /// Many were free, and of no use; the last of them.
-    Unusable(IpAddr),
-    None,
+    /// Many were free, and the node's own with a range around them; the last of them.
+    Kept(IpAddr),
+    /// It took long; the last that was free, and of no use.
+    Late(IpAddr),
+    /// All are looked at; the last that was free, and of no use.
+    None {
+        unusable: Option<IpAddr>,
+    },
 }
 
 /// The first of the candidates that is free and of use. Of one that is leased nobody asks whether it is.
 fn take_next<'a>(
     locked: &mut Locked,
     candidates: impl Iterator<Item = Candidate<'a>>,
-    holder: Holder<'_>,
-    is_usable: &dyn Fn(IpAddr) -> bool,
+    wish: &Wish<'_>,
 ) -> Result<Next<'a>, StoreError> {
-    let mut unusable = 0;
+    let begin = Instant::now();
+    let mut kept = 0;
+    let mut last = None;
     let mut listed: Option<HashSet<IpAddr>> = None;
     for (attempt, Candidate { ip, range }) in candidates.enumerate() {
         if attempt == PROBES {
             listed = Some(locked.leased()?);
         }
-        if listed.as_ref().is_none_or(|listed| !listed.contains(&ip))
-            && locked.reserve_for(ip, holder)?
-        {
-            if is_usable(ip) {
+        let is_leased = match &listed {
+            Some(listed) => listed.contains(&ip),
+            None => locked.store().is_leased(ip),
+        };
+        if is_leased {
+            continue;
+        }
+        let Some(why) = (wish.unusable)(ip) else {
+            if locked.reserve_for(ip, wish.holder)? {
                 return Ok(Next::Is(ip, range));
             }
-            locked.release(ip, holder.owner)?;
-            unusable += 1;
-            if unusable == MANY {
-                return Ok(Next::Unusable(ip));
-            }
+            continue;
+        };
+        last = Some(ip);
+        kept += usize::from(why == Unusable::WithRange);
+        if kept == MANY {
+            return Ok(Next::Kept(ip));
+        }
+        if begin.elapsed() > wish.patience {
+            return Ok(Next::Late(ip));
         }
     }
-    Ok(Next::None)
+    Ok(Next::None { unusable: last })
 }
 
 /// Frees what an ADD took that gave `result`, and nothing that the container held before.
@@ -390,3 +443,6 @@ fn release(locked: &mut Locked, taken: &[IpAddr], owner: &Owner) -> Result<(), S
     }
     outcome
 }
+
+#[cfg(test)]
+mod tests;

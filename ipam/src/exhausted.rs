@@ -16,7 +16,7 @@ const NAMED: usize = 3;
 #[derive(Debug, Error)]
 #[error(
     "no IP addresses available in range set: {}: {} holds {}; {}",
-    shorten::part(pool), shorten::path(folder), held(*leases, holders), remedy(*leases)
+    shorten::part(pool), shorten::path(folder), held(*leases, holders), remedy(*leases, *unusable)
 )]
 pub(crate) struct Exhausted {
     pool: Pool,
@@ -25,6 +25,8 @@ pub(crate) struct Exhausted {
     leases: usize,
     /// Some of this pool's, as text.
     holders: Vec<String>,
+    /// One that nobody has leased, and that is of no use.
+    unusable: Option<IpAddr>,
 }
 
 impl Exhausted {
@@ -41,7 +43,13 @@ impl Exhausted {
             folder: store.dir().to_owned(),
             leases: leased.len(),
             holders: ours.into_iter().filter_map(holder).take(NAMED).collect(),
+            unusable: None,
         }
+    }
+
+    /// Names an address that is free, and that no container can have.
+    pub(crate) fn but_for(self, unusable: Option<IpAddr>) -> Self {
+        Self { unusable, ..self }
     }
 }
 
@@ -57,10 +65,15 @@ fn held(leases: usize, holders: &[String]) -> String {
     }
 }
 
-fn remedy(leases: usize) -> &'static str {
-    if leases == 0 {
-        "enlarge the range: it has no address besides the gateway's"
-    } else {
-        "enlarge the range, or free what containers that are gone still hold: by DEL, by GC, or by removing their files"
+fn remedy(leases: usize, unusable: Option<IpAddr>) -> String {
+    const MORE: &str = "enlarge the range, or free what containers that are gone still hold: by DEL, by GC, or by removing their files";
+    match unusable {
+        Some(ip) => {
+            format!("{ip} is the node's own or leads to others (`ip route get {ip}`): {MORE}")
+        }
+        None if leases == 0 => {
+            "enlarge the range: it has no address besides the gateway's".to_owned()
+        }
+        None => MORE.to_owned(),
     }
 }

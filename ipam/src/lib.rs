@@ -30,7 +30,7 @@ mod usage;
 
 use underpass_cni::{CniResult, Error, NetworkRequest, Plugin, Request};
 
-pub use add::{Allocation, Claim, Lease, add};
+pub use add::{Allocation, Claim, Lease, Unusable, add};
 pub use check::check;
 pub use config::{data_dir, known_pools};
 pub use dead::{Freed, free_dead};
@@ -51,7 +51,7 @@ impl Plugin for HostLocal {
     fn add(&self, request: &Request) -> Result<CniResult, Error> {
         let Allocation {
             ips, routes, dns, ..
-        } = add(request, None, |_| true)?;
+        } = add(request, None, |_| None)?;
         Ok(CniResult {
             interfaces: Vec::new(),
             ips,

@@ -141,6 +141,12 @@ impl Store {
         }
     }
 
+    /// Tells whether `ip` has a file, and none that the next ADD takes for nobody's.
+    #[must_use]
+    pub fn is_leased(&self, ip: IpAddr) -> bool {
+        fs::symlink_metadata(self.path(ip)).is_ok_and(|meta| !is_reclaimed(&meta))
+    }
+
     /// Tells whether the file of `ip` is empty, so that the next ADD takes it for nobody's.
     #[must_use]
     pub fn is_empty(&self, ip: IpAddr) -> bool {

@@ -27,6 +27,18 @@ const LENGTH_AT: usize = 1;
 /// Scope of destinations on the link itself.
 pub const SCOPE_LINK: u8 = 253;
 
+/// Kinds of routes to a namespace itself.
+const KEPT: [RouteType; 3] = [RouteType::Local, RouteType::Broadcast, RouteType::Anycast];
+
+/// How many addresses share what leads a packet to somebody.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Led {
+    /// The route is for this address alone.
+    Alone,
+    /// The namespace itself has a range around it.
+    WithRange,
+}
+
 /// A unicast route, apart from the device to leave by.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Route {
@@ -237,19 +249,20 @@ impl Netlink {
     /// Tells whether the address is one of this namespace's own, or one by which it and others are spoken to at once (a link's
     /// broadcast address, the anycast address of its routers): nobody else who has it hears what is sent there.
     pub fn keeps(&self, addr: IpAddr) -> Result<bool, Error> {
-        let kinds = [RouteType::Local, RouteType::Broadcast, RouteType::Anycast];
         let route = self.route_to(addr, RouteFlags::empty(), None)?;
-        Ok(route.is_some_and(|route| kinds.contains(&route.header.kind)))
+        Ok(route.is_some_and(|route| KEPT.contains(&route.header.kind)))
     }
 
     /// Tells whether a packet for the address goes to somebody by now: this namespace [keeps](Self::keeps) it, or a route is for
     /// this address alone. Needs Linux 4.14 (`RTM_F_FIB_MATCH`).
-    pub fn is_led(&self, addr: IpAddr) -> Result<bool, Error> {
-        let kept = [RouteType::Local, RouteType::Broadcast, RouteType::Anycast];
+    pub fn led(&self, addr: IpAddr) -> Result<Option<Led>, Error> {
         let route = self.route_to(addr, RouteFlags::FibMatch, None)?;
-        Ok(route.is_some_and(|RouteMessage { header, .. }| {
-            kept.contains(&header.kind)
-                || header.destination_prefix_length == IpNet::from(addr).prefix_len()
+        Ok(route.and_then(|RouteMessage { header, .. }| {
+            if header.destination_prefix_length == IpNet::from(addr).prefix_len() {
+                Some(Led::Alone)
+            } else {
+                KEPT.contains(&header.kind).then_some(Led::WithRange)
+            }
         }))
     }
 

@@ -12,6 +12,8 @@ use underpass_tests::{
 
 /// Where another plugin has its container.
 const OTHER: &str = "other";
+/// More than anybody would try of a range that the node has.
+const MANY: u16 = 300;
 
 /// The first address that the network gives, and the second.
 fn first(family: Family) -> [&'static str; 2] {
@@ -76,6 +78,36 @@ fn a_container_of_another_plugin_keeps_its_route(#[values(V4, V6)] family: Famil
     ensure!(theirs()? == before, "{}", theirs()?);
     pod.del()?;
     ensure!(theirs()? == before, "{}", theirs()?);
+    Ok(())
+}
+
+/// The folder of leases was lost, and its containers live: a route is there for each.
+#[rstest]
+fn behind_many_that_are_led_is_one_that_is_not(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab(family)?;
+    let address = |place: u16| match family {
+        V4 => format!("10.22.{}.{}", (place + 2) >> 8, (place + 2) & 0xff),
+        V6 => format!("fd00:22::{:x}", place + 2),
+    };
+    let routes = (1..MANY).map(|place| format!("route add {} dev {OTHER}", address(place)));
+    lab.node.netns().ip(&routes.collect::<Vec<_>>())?;
+    let subnet = match family {
+        V4 => "10.22.0.0/16",
+        V6 => "fd00:22::/64",
+    };
+    let conf = lab
+        .conf()
+        .with_ipam("ranges", json!([[{ "subnet": subnet }]]));
+    for (place, name) in [(MANY, "a"), (MANY + 1, "b")] {
+        let pod = lab.pod_with(name, &conf)?;
+        ensure!(
+            pod.ip(family).to_string() == address(place),
+            "{}",
+            pod.result()
+        );
+        pod.del()?;
+    }
     Ok(())
 }
 

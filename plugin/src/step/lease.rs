@@ -4,8 +4,8 @@
 use std::{collections::HashSet, net::IpAddr, path::PathBuf};
 
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request, delegate};
-use underpass_ipam::{Claim, Freed, Home, Sample, Usage, pool::Pool, store::Store};
-use underpass_netlink::Netlink;
+use underpass_ipam::{Claim, Freed, Home, Sample, Unusable, Usage, pool::Pool, store::Store};
+use underpass_netlink::{Netlink, route::Led};
 
 use super::Undo;
 use crate::{
@@ -87,10 +87,15 @@ pub(crate) fn take<'a>(
             // Without it the lease would be taken for another plugin's, which nobody but a DEL or GC frees.
             let home = Home::current().ok();
             // What can't be seen is refused by who sees it later, if at all; and a range of the loopback for what it is.
-            let is_usable = |address: IpAddr| {
-                address.is_loopback() || !node.is_led(address).unwrap_or_default()
+            let unusable = |address: IpAddr| {
+                let is_asked = !address.is_loopback();
+                let led = is_asked.then(|| node.led(address).unwrap_or_default());
+                led.flatten().map(|led| match led {
+                    Led::Alone => Unusable::Alone,
+                    Led::WithRange => Unusable::WithRange,
+                })
             };
-            let allocation = underpass_ipam::add(request, home, is_usable)?;
+            let allocation = underpass_ipam::add(request, home, unusable)?;
             let claim = Some(allocation.lease.claim());
             undo.push(NAME, move || {
                 if !is_attached() {
