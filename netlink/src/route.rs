@@ -17,8 +17,10 @@ use netlink_packet_route::{
 use super::{Error, Mode, Netlink, addr::family, link::Device};
 
 mod entry;
+mod question;
 
 pub use self::entry::{Entry, Fate, Hop};
+use self::question::Question;
 
 /// Table that routes are in unless they say otherwise.
 pub const MAIN: u32 = 254;
@@ -253,17 +255,46 @@ impl Netlink {
         Ok(route.is_some_and(|route| KEPT.contains(&route.header.kind)))
     }
 
-    /// Tells whether a packet for the address goes to somebody by now: this namespace [keeps](Self::keeps) it, or a route is for
-    /// this address alone. Needs Linux 4.14 (`RTM_F_FIB_MATCH`).
+    /// Tells whether what becomes of a packet for the address is settled by now: this namespace [keeps](Self::keeps) it, or a route is
+    /// for this address alone, be it one that [stops](Self::is_stopped) the packet. Needs Linux 4.14 (`RTM_F_FIB_MATCH`).
     pub fn led(&self, addr: IpAddr) -> Result<Option<Led>, Error> {
-        let route = self.route_to(addr, RouteFlags::FibMatch, None)?;
-        Ok(route.and_then(|RouteMessage { header, .. }| {
+        let Some(RouteMessage { header, .. }) = self.route_to(addr, RouteFlags::FibMatch, None)?
+        else {
+            return Ok(self.is_stopped(addr)?.then_some(Led::Alone));
+        };
+        Ok(
             if header.destination_prefix_length == IpNet::from(addr).prefix_len() {
                 Some(Led::Alone)
             } else {
                 KEPT.contains(&header.kind).then_some(Led::WithRange)
-            }
-        }))
+            },
+        )
+    }
+
+    /// Tells whether packets for the address are dropped or refused by a route of the main table for this address alone. Of such a
+    /// route the kernel answers with its error, and that is the same for one that stops a range (as `underpass-agent` has one for the
+    /// addresses that no pod has); so the routes of that kind are listed. Needs Linux 4.20 (`NETLINK_GET_STRICT_CHK`).
+    pub fn is_stopped(&self, addr: IpAddr) -> Result<bool, Error> {
+        let kind = match self.look_up(addr, RouteFlags::FibMatch, None) {
+            Ok(_) => return Ok(false),
+            Err(error) => match error.errno() {
+                Some(libc::EINVAL) => RouteType::BlackHole,
+                Some(libc::EHOSTUNREACH) => RouteType::Unreachable,
+                Some(libc::EACCES) => RouteType::Prohibit,
+                Some(_) => return Ok(false),
+                None => return Err(error),
+            },
+        };
+        let alone = IpNet::from(addr);
+        let question = Question {
+            family: family(addr),
+            kind,
+            ..Question::of(MAIN)
+        };
+        let routes = self.dump_family(&question, |payload| {
+            entry::destination(payload) == Some(alone)
+        })?;
+        Ok(!routes.is_empty())
     }
 
     /// Finds the device of the route that is for this address alone, if the kernel chooses such a one. Needs Linux 4.14 (`RTM_F_FIB_MATCH`).
@@ -290,6 +321,20 @@ impl Netlink {
         flags: RouteFlags,
         how: Option<RouteAttribute>,
     ) -> Result<Option<RouteMessage>, Error> {
+        match self.look_up(addr, flags, how) {
+            // No route at all, or one that says so.
+            Err(error) if error.errno().is_some() => Ok(None),
+            answer => answer,
+        }
+    }
+
+    /// Asks for the route that the kernel chooses. Its error number says that it knows none, or what the route says.
+    fn look_up(
+        &self,
+        addr: IpAddr,
+        flags: RouteFlags,
+        how: Option<RouteAttribute>,
+    ) -> Result<Option<RouteMessage>, Error> {
         let mut message = RouteMessage::default();
         message.header.flags = flags;
         message.header.address_family = family(addr);
@@ -298,14 +343,11 @@ impl Netlink {
         message.attributes.extend(how);
         let answer = self.get(&RouteNetlinkMessage::GetRoute(message), || {
             format!("look up the route to {addr}")
-        });
-        match answer {
-            Ok(Some(RouteNetlinkMessage::NewRoute(route))) => Ok(Some(route)),
-            Ok(_) => Ok(None),
-            // No route at all, or one that says so.
-            Err(error) if error.errno().is_some() => Ok(None),
-            Err(error) => Err(error),
-        }
+        })?;
+        Ok(match answer {
+            Some(RouteNetlinkMessage::NewRoute(route)) => Some(route),
+            _ => None,
+        })
     }
 
     /// Lists the unicast routes of one table by one device; a route with several next hops is several, some
@@ -341,25 +383,36 @@ impl Netlink {
     ) -> Result<Vec<RouteMessage>, Error> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut message = RouteMessage::default();
-            message.header.address_family = family;
-            message.header.table = u8::try_from(table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
-            message.header.protocol = protocol;
-            message.attributes.push(RouteAttribute::Table(table));
-            message.attributes.extend(by.map(RouteAttribute::Oif));
-            let message = RouteNetlinkMessage::GetRoute(message);
-            let answers = match self.dump(&message, &mut wanted, || {
-                format!("list the routes of table {table}")
-            }) {
-                // Without that table, or without that device.
-                Err(error) if error.is_absent() => continue,
-                answers => answers?,
+            let question = Question {
+                family,
+                by,
+                protocol,
+                ..Question::of(table)
             };
-            routes.extend(answers.into_iter().filter_map(|answer| match answer {
-                RouteNetlinkMessage::NewRoute(message) => Some(message),
-                _ => None,
-            }));
+            routes.extend(self.dump_family(&question, &mut wanted)?);
         }
         Ok(routes)
+    }
+
+    /// Lists routes of one family. The kernel leaves out all others than are asked for.
+    fn dump_family(
+        &self,
+        question: &Question,
+        wanted: impl FnMut(&[u8]) -> bool,
+    ) -> Result<Vec<RouteMessage>, Error> {
+        let table = question.table;
+        let message = RouteNetlinkMessage::GetRoute(question.message());
+        let answers = match self.dump(&message, wanted, || {
+            format!("list the routes of table {table}")
+        }) {
+            // Without that table, or without that device.
+            Err(error) if error.is_absent() => return Ok(Vec::new()),
+            answers => answers?,
+        };
+        let routes = answers.into_iter().filter_map(|answer| match answer {
+            RouteNetlinkMessage::NewRoute(message) => Some(message),
+            _ => None,
+        });
+        Ok(routes.collect())
     }
 }

@@ -177,6 +177,74 @@ fn a_route_of_another_metric(
     before.expect_same(&lab.node)
 }
 
+/// A lab with a route that stops what goes to the first address, before ours by IPv6; and with one for the whole range, as
+/// `underpass-agent` makes it, which is no reason to give none of it.
+fn stopped(family: Family, kind: &str, is_range_stopped: bool) -> Result<Lab> {
+    let lab = Lab::new()?;
+    // What is loaded stays.
+    lab.pod("first")?.del()?;
+    let [taken, _] = first(family);
+    let (metric, range) = match family {
+        V4 => ("", "10.22.0.0/24"),
+        V6 => (" metric 100", "fd00:22::/64"),
+    };
+    ip(&lab, family, &format!("route add {kind} {taken}{metric}"))?;
+    if is_range_stopped {
+        let covering = format!("route add unreachable {range} metric 2000");
+        ip(&lab, family, &covering)?;
+    }
+    Ok(lab)
+}
+
+#[rstest]
+fn an_address_that_nothing_is_sent_to_is_passed_over(
+    #[values(V4, V6)] family: Family,
+    #[values("blackhole", "unreachable", "prohibit")] kind: &str,
+    #[values(true, false)] is_range_stopped: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = stopped(family, kind, is_range_stopped)?;
+    let before = Traces::of(&lab.node)?;
+    let [_, next] = first(family);
+    let subnet = match family {
+        V4 => "10.22.0.0/24",
+        V6 => "fd00:22::/64",
+    };
+    let conf = lab
+        .conf()
+        .with_ipam("ranges", json!([[{ "subnet": subnet }]]));
+    let pod = lab.pod_with("a", &conf)?;
+    ensure!(pod.ip(family).to_string() == next, "{}", pod.result());
+    ping::ping(lab.node.netns(), pod.ip(family))?;
+    pod.del()?;
+    before.expect_same(&lab.node)
+}
+
+#[rstest]
+fn who_asks_for_one_that_nothing_is_sent_to_is_refused(
+    #[values(V4, V6)] family: Family,
+    #[values("blackhole", "unreachable", "prohibit")] kind: &str,
+    #[values(true, false)] is_range_stopped: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = stopped(family, kind, is_range_stopped)?;
+    let before = Traces::of(&lab.node)?;
+    let [taken, next] = first(family);
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let call = Call::new("ADD").attachment("a", &path, Pod::IFNAME);
+    let conf = asking(&lab, family, taken);
+    let error = call.conf(&conf).run(&lab.node)?.error()?;
+    ensure!(error.code == 11 && error.msg.contains(taken), "{error}");
+    netns.unlink()?;
+    before.expect_same(&lab.node)?;
+    let pod = lab.pod_with("b", &asking(&lab, family, next))?;
+    let way = ip(&lab, family, &format!("route get {next}"))?;
+    ensure!(way.contains(pod.host_veth()), "{way}");
+    pod.del()?;
+    before.expect_same(&lab.node)
+}
+
 /// The node has them all: nobody looks for one that it has not, through so many.
 #[rstest]
 fn a_range_of_the_node_itself_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {

@@ -126,7 +126,7 @@ impl Netlink {
 }
 
 /// Reads the destination of what follows a message's header; a default route has none.
-fn destination(payload: &[u8]) -> Option<IpNet> {
+pub(super) fn destination(payload: &[u8]) -> Option<IpNet> {
     let bytes = attribute(payload, HEADER, DESTINATION)?;
     let addr = match AddressFamily::from(*payload.first()?) {
         AddressFamily::Inet => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),

@@ -92,6 +92,7 @@ fn lead(node: &Netlink, host: &Device, route: &Route, address: IpAddr) -> Result
             // The kernel refuses a second route of the same metric alone.
             match node.device_led_to(address)? {
                 Some(by) if by != host.index => Some(by),
+                None if node.is_stopped(address)? => None,
                 _ => return Ok(()),
             }
         }
