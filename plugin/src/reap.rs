@@ -12,7 +12,7 @@ use underpass_netlink::{Netlink, link::By};
 use crate::{
     error::Error,
     identity::{Identity, network_id},
-    step::{forget, lease},
+    step::{forget, lease, port},
 };
 
 /// What was taken away.
@@ -20,6 +20,8 @@ use crate::{
 pub(crate) struct Reaped {
     /// Attachments, as the maps knew them.
     pub(crate) attachments: Vec<Record>,
+    /// Attachments that the maps still know, and whose host ports are taken away.
+    pub(crate) ports: Vec<Record>,
     /// Their leases.
     pub(crate) leases: Vec<Freed>,
     /// What could not be taken away, and why.
@@ -62,8 +64,8 @@ pub(crate) fn dead(maps: &Maps, devices: &BTreeSet<u32>) -> Result<Vec<(Owner, R
 
 /// Takes away what is left of attachments whose devices are none of `devices`: of the networks of `confs`, and of all whose
 /// leases are where one of these has its own, so that the addresses of the dead can be freed. The maps are the only ones who
-/// know that they are dead; where nothing is known of their addresses, they stay there for another call. Goes on past
-/// errors.
+/// know that they are dead; where nothing is known of their addresses, they stay there for another call. Host ports have nothing to
+/// do with addresses: those of all the dead go. Goes on past errors.
 pub(crate) fn reap(
     node: &Netlink,
     maps: &mut Maps,
@@ -71,20 +73,39 @@ pub(crate) fn reap(
     confs: &[&NetConf],
 ) -> Result<Reaped, Error> {
     let mut reaped = Reaped::default();
-    let dead = dead(maps, devices)?;
+    let mut dead = dead(maps, devices)?;
     if dead.is_empty() {
         return Ok(reaped);
     }
     let networks = confs.iter().map(|conf| Network::of(conf));
     let networks = networks.collect::<Result<Vec<_>, _>>()?;
+    let may_reap = |record: &Record| networks.iter().any(|network| network.may_reap(record));
+    dead.retain(|(_, record)| {
+        (record.port_count > 0 || may_reap(record))
+            && is_gone(node, record).unwrap_or_else(|error| {
+                reaped.errors.push(error);
+                false
+            })
+    });
+    let losers = port::give_up_all(node, maps, &dead).unwrap_or_else(|error| {
+        reaped.errors.push(error);
+        BTreeSet::new()
+    });
     for (owner, record) in dead {
-        if networks.iter().any(|network| network.may_reap(&record))
-            && let Err(error) = one(node, maps, owner, &record, &networks, &mut reaped)
-        {
+        if !may_reap(&record) {
+            reaped
+                .ports
+                .extend(losers.contains(&owner).then_some(record));
+        } else if let Err(error) = one(node, maps, owner, &record, &networks, &mut reaped) {
             reaped.errors.push(error);
         }
     }
     Ok(reaped)
+}
+
+/// The list of devices may be older than the attachment: its device was there before it.
+fn is_gone(node: &Netlink, record: &Record) -> Result<bool, Error> {
+    Ok(node.link(By::Index(record.ifindex))?.is_none())
 }
 
 /// The leases come first: while the maps know the attachment, nobody can attach the container anew, so a lease
@@ -97,10 +118,6 @@ fn one(
     networks: &[Network<'_>],
     reaped: &mut Reaped,
 ) -> Result<(), Error> {
-    // The list of devices may be older than the attachment: its device was there before it.
-    if node.link(By::Index(record.ifindex))?.is_some() {
-        return Ok(());
-    }
     let is_dead = |network: &str, container: &str, ifname: &str| {
         let identity = Identity {
             network: network.to_owned(),

@@ -6,11 +6,14 @@ use std::{fs::File, net::SocketAddr, thread, time::Duration};
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
+    counter::Registry,
     leak::Traces,
     patience,
     prelude::*,
     runtime::{Call, Conf},
 };
+
+use crate::net_dir::{self, NET_DIR};
 
 const PORT: u16 = 8080;
 const INSIDE: u16 = 80;
@@ -128,6 +131,48 @@ fn a_port_goes_to_the_living(
     }
     tcp::visit(lab.world.netns(), at_node)?;
     drop(server);
+    Ok(())
+}
+
+/// Nobody knows any more where its address was leased: its network was renamed, or removed. Its host port is the host's again all the same.
+#[rstest]
+fn a_port_goes_without_its_network(
+    #[values(V4, V6)] family: Family,
+    #[values("ADD", "GC", "gc --orphans")] by: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let other = another(&lab);
+    let former = lab
+        .conf()
+        .with("name", "former")
+        .with_ipam("dataDir", "/run/cni/elsewhere")
+        .with_host_port(PORT, INSIDE);
+    lose(lab.pod_with("dead", &former)?)?;
+    let left = Registry::read(&lab.node)?;
+    ensure!(!left.ports.is_empty(), "{left:#?}");
+    let at_node = SocketAddr::new(family.node(), PORT);
+    let server = tcp::Server::start(lab.node.netns(), at_node)?;
+    match by {
+        "GC" => gc(&other, &[]).run(&lab.node)?.silence()?,
+        "ADD" => lab.pod_with("next", &other)?.del()?,
+        _ => {
+            net_dir::put(&lab.node, "10-another.conflist", &other)?;
+            let gc = ["gc", "--orphans", "--net-dir", NET_DIR];
+            let said = lab.node.underpass(&gc)?;
+            ensure!(
+                said.starts_with("host ports (4 entries) of the attachment"),
+                "{said}"
+            );
+            ensure!(lab.node.underpass(&gc)? == "nothing to free\n");
+        }
+    }
+    tcp::visit(lab.world.netns(), at_node)?;
+    drop(server);
+    let now = Registry::read(&lab.node)?;
+    ensure!(now.ports.is_empty(), "{now:#?}");
+    // Its lease can be freed where it is.
+    ensure!(now.owners == left.owners, "{now:#?}");
     Ok(())
 }
 

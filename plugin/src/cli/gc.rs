@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     identity::{Alias, Identity, host_name, network_id},
     reap::{Reaped, reap},
-    step::lease,
+    step::{endpoint, lease},
 };
 
 /// Who is attached, as far as anybody on the node knows.
@@ -148,24 +148,28 @@ fn describe(reaped: &Reaped, confs: &[&NetConf]) -> Vec<String> {
         known.map_or_else(|| format!("#{id:08x}"), |conf| conf.name.clone())
     };
     let attachment = |record: &Record| {
-        let count = usize::try_from(record.address_count).unwrap_or(usize::MAX);
-        let addresses: Vec<String> = record
-            .addresses
-            .iter()
-            .take(count)
-            .map(|addr| IpAddr::from(*addr).to_string())
-            .collect();
-        let ports = match record.port_count {
-            0 => String::new(),
-            count => format!(", with host ports ({count} entries)"),
-        };
+        let addresses = endpoint::addresses(record).map(|addr| IpAddr::from(addr).to_string());
+        let addresses: Vec<String> = addresses.collect();
         format!(
-            "attachment to network {} at {}{ports}: its device is gone",
+            "attachment to network {} at {}",
             name(record.network),
             addresses.join(" and ")
         )
     };
-    let attachments = reaped.attachments.iter().map(attachment);
+    let attachments = reaped.attachments.iter().map(|record| {
+        let ports = match record.port_count {
+            0 => String::new(),
+            count => format!(", with host ports ({count} entries)"),
+        };
+        format!("{}{ports}: its device is gone", attachment(record))
+    });
+    let ports = reaped.ports.iter().map(|record| {
+        format!(
+            "host ports ({} entries) of the {}: its device is gone",
+            record.port_count,
+            attachment(record)
+        )
+    });
     let leases = reaped.leases.iter().map(ToString::to_string);
-    attachments.chain(leases).collect()
+    attachments.chain(ports).chain(leases).collect()
 }

@@ -1,6 +1,6 @@
 //! Host ports: the entries that lead from ports of the host to the container.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use tracing::warn;
 use underpass_abi::{
@@ -14,7 +14,7 @@ use underpass_dataplane::{
 };
 use underpass_netlink::Netlink;
 
-use self::precedence::{Pinned, claim, release};
+use self::precedence::{Pinned, claim, owners, release};
 use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo, detachment::lock_known};
 use crate::{
     change::Change,
@@ -198,8 +198,41 @@ pub(super) fn give_up(
         maps,
         node,
     };
-    release(&mut table, owner)?;
+    release(&mut table, &BTreeSet::from([owner]))?;
     Ok(maps.raise_epoch()?)
+}
+
+/// Takes their ports from attachments whose devices are gone, as far as the maps still know them by these records. Returns who
+/// had any.
+pub(crate) fn give_up_all(
+    node: &Netlink,
+    maps: &Maps,
+    dead: &[(Owner, Record)],
+) -> Result<BTreeSet<Owner>, Error> {
+    let mut losers = BTreeSet::new();
+    if dead.iter().all(|(_, record)| record.port_count == 0) {
+        return Ok(losers);
+    }
+    let mut table = Pinned {
+        ports: Ports::open(maps.pins())?,
+        maps,
+        node,
+    };
+    // Those of whom nothing but the attachment is left have been here before.
+    let all = owners(&table)?;
+    if dead.iter().all(|(owner, _)| !all.contains(owner)) {
+        return Ok(losers);
+    }
+    let _lock = Lock::acquire(maps.pins().root())?;
+    for (owner, record) in dead {
+        // Who was attached anew meanwhile has ports of his own.
+        if all.contains(owner) && maps.attachment(*owner)?.as_ref() == Some(record) {
+            losers.insert(*owner);
+        }
+    }
+    release(&mut table, &losers)?;
+    maps.raise_epoch()?;
+    Ok(losers)
 }
 
 fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner, record: &Record) -> Result<(), Error> {

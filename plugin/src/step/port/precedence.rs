@@ -3,7 +3,7 @@
 //! Every write leaves the maps in a state that a repeated call can go on from, so a call may be
 //! killed between any two.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 use underpass_abi::{
     endpoint::Owner,
@@ -48,16 +48,23 @@ pub(super) fn claim(
     table.serve(port, &target)
 }
 
-/// Takes all ports from an owner. Those that it serves go to the newest of the older owners that is
+/// Lists who serves a port, or would.
+pub(super) fn owners(table: &impl Table) -> Result<BTreeSet<Owner>, Error> {
+    let serving = table.serving()?.into_iter().map(|(_, target)| target.owner);
+    let shadowed = table.shadowed()?.into_iter().map(|(key, _)| key.owner);
+    Ok(serving.chain(shadowed).collect())
+}
+
+/// Takes all ports from owners. Those that they serve go to the newest of the older owners that is
 /// still there.
-pub(super) fn release(table: &mut impl Table, owner: Owner) -> Result<(), Error> {
+pub(super) fn release(table: &mut impl Table, owners: &BTreeSet<Owner>) -> Result<(), Error> {
     let (own, mut others): (Vec<_>, Vec<_>) = table
         .shadowed()?
         .into_iter()
-        .partition(|(key, _)| key.owner == owner);
+        .partition(|(key, _)| owners.contains(&key.owner));
     others.sort_unstable_by_key(|(_, target)| Reverse(target.serial));
     for (port, target) in table.serving()? {
-        if target.owner == owner {
+        if owners.contains(&target.owner) {
             pass_on(table, &port, &others)?;
         } else if let Some((key, _)) = others
             .iter()

@@ -1,4 +1,4 @@
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use super::*;
 
@@ -63,8 +63,13 @@ impl Model {
     }
 
     fn del(&mut self, owner: u8) {
-        release(self, [owner; 16]).expect("memory does not fail");
-        self.alive.remove(&[owner; 16]);
+        self.del_all(&[owner]);
+    }
+
+    fn del_all(&mut self, owners: &[u8]) {
+        let owners = owners.iter().map(|owner| [*owner; 16]).collect();
+        release(self, &owners).expect("memory does not fail");
+        self.alive.retain(|owner| !owners.contains(owner));
     }
 
     /// The owner that serves a port.
@@ -122,6 +127,23 @@ fn an_older_one_leaves_without_a_trace() {
     assert_eq!(model.owner(80), Some(3));
     assert!(model.shadowed.is_empty());
     model.del(3);
+    assert!(model.is_empty());
+}
+
+#[test]
+fn of_several_that_leave_none_inherits_from_another() {
+    let mut model = Model::default();
+    for owner in 1..=4 {
+        model.add(owner, &[80]);
+    }
+    model.add(5, &[81]);
+    assert_eq!(
+        owners(&model).expect("memory does not fail"),
+        (1..=5).map(|owner| [owner; 16]).collect()
+    );
+    model.del_all(&[2, 4, 5]);
+    assert_eq!((model.owner(80), model.owner(81)), (Some(3), None));
+    model.del_all(&[1, 3]);
     assert!(model.is_empty());
 }
 
