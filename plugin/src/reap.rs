@@ -1,7 +1,10 @@
 //! Attachments that a lost DEL has left: their devices went with the container, and what the maps and the
 //! folders of leases have of them did not.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use underpass_abi::endpoint::{Attachment as Record, Owner, role};
 use underpass_cni::NetConf;
@@ -12,7 +15,7 @@ use underpass_netlink::{Netlink, link::By};
 use crate::{
     error::Error,
     identity::{Identity, network_id},
-    step::{forget, lease, port},
+    step::{end_unless_attached, forget, lease, port},
 };
 
 /// What was taken away.
@@ -33,15 +36,20 @@ struct Network<'a> {
     conf: &'a NetConf,
     id: u32,
     is_chained: bool,
-    /// The networks whose leases are in its dataDir, if this process gives its addresses.
+    /// Its dataDir, if this process gives its addresses.
+    data_dir: Option<PathBuf>,
+    /// The networks whose leases are there.
     leases: BTreeSet<u32>,
 }
 
 impl<'a> Network<'a> {
     fn of(conf: &'a NetConf) -> Result<Self, Error> {
-        let names = lease::networks(conf)?;
+        let data_dir = lease::data_dir(conf)?;
+        let names = data_dir.as_deref().map(lease::networks).transpose()?;
+        let names = names.unwrap_or_default();
         Ok(Self {
             conf,
+            data_dir,
             id: network_id(&conf.name),
             is_chained: conf.prev_result()?.is_some(),
             leases: names.iter().map(|name| network_id(name)).collect(),
@@ -91,12 +99,17 @@ pub(crate) fn reap(
         reaped.errors.push(error);
         BTreeSet::new()
     });
+    let mut ours: BTreeMap<u32, BTreeMap<Owner, Record>> = BTreeMap::new();
     for (owner, record) in dead {
-        if !may_reap(&record) {
-            reaped
-                .ports
-                .extend(losers.contains(&owner).then_some(record));
-        } else if let Err(error) = one(node, maps, owner, &record, &networks, &mut reaped) {
+        if may_reap(&record) {
+            let of_network = ours.entry(record.network).or_default();
+            of_network.insert(owner, record);
+        } else if losers.contains(&owner) {
+            reaped.ports.push(record);
+        }
+    }
+    for (id, dead) in ours {
+        if let Err(error) = of_network(node, maps, id, &dead, &networks, &mut reaped) {
             reaped.errors.push(error);
         }
     }
@@ -108,13 +121,13 @@ fn is_gone(node: &Netlink, record: &Record) -> Result<bool, Error> {
     Ok(node.link(By::Index(record.ifindex))?.is_none())
 }
 
-/// The leases come first: while the maps know the attachment, nobody can attach the container anew, so a lease
-/// is that of the dead.
-fn one(
+/// Takes away the dead of one network, whose folder of leases is read once for all of them. The leases come first: while the maps know
+/// an attachment, nobody can attach the container anew, so a lease is that of the dead.
+fn of_network(
     node: &Netlink,
     maps: &mut Maps,
-    owner: Owner,
-    record: &Record,
+    id: u32,
+    dead: &BTreeMap<Owner, Record>,
     networks: &[Network<'_>],
     reaped: &mut Reaped,
 ) -> Result<(), Error> {
@@ -124,15 +137,25 @@ fn one(
             container: container.to_owned(),
             ifname: ifname.to_owned(),
         };
-        identity.owner() == owner
-            && matches!(maps.attachment(owner), Ok(Some(known)) if known == *record)
+        let owner = identity.owner();
+        let record = dead.get(&owner);
+        record.is_some_and(
+            |record| matches!(maps.attachment(owner), Ok(Some(known)) if known == *record),
+        )
     };
-    let is_of = |network: &str| network_id(network) == record.network;
+    let is_of = |network: &str| network_id(network) == id;
+    let mut folders = BTreeSet::new();
     for network in networks {
-        let freed = lease::free_dead(network.conf, is_of, is_dead)?;
-        reaped.leases.extend(freed);
+        if network.leases.contains(&id) && folders.insert(&network.data_dir) {
+            let freed = lease::free_dead(network.conf, is_of, is_dead)?;
+            reaped.leases.extend(freed);
+        }
     }
-    forget(node, maps, owner, record)?;
-    reaped.attachments.push(*record);
-    Ok(())
+    for (owner, record) in dead {
+        match forget(node, maps, *owner, record) {
+            Ok(()) => reaped.attachments.push(*record),
+            Err(error) => reaped.errors.push(error),
+        }
+    }
+    end_unless_attached(maps, id)
 }

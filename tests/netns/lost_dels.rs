@@ -3,6 +3,7 @@
 
 use std::{fs::File, net::SocketAddr, thread, time::Duration};
 
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
@@ -174,6 +175,79 @@ fn a_port_goes_without_its_network(
     // Its lease can be freed where it is.
     ensure!(now.owners == left.owners, "{now:#?}");
     Ok(())
+}
+
+/// However many are dead: the lease of a container that lives is read as often as for one.
+#[rstest]
+fn leases_are_read_once_for_all(#[values("ADD", "GC")] verb: &str) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let other = another(&lab);
+    let living = lab.pod("living")?;
+    let reads = |dead: usize| -> Result<usize> {
+        // Any ADD takes away who is dead by then.
+        let lost = (0..dead).map(|number| lab.pod(&format!("lost{dead}-{number}")));
+        let lost = lost.collect::<Result<Vec<_>>>()?;
+        lost.into_iter().try_for_each(lose)?;
+        let lease = lab
+            .node
+            .data_dir()
+            .join("lab")
+            .join(living.ip(V4).to_string());
+        let events = Inotify::init(InitFlags::IN_NONBLOCK)?;
+        // Two alike in a row would be told once.
+        let flags = AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE;
+        lab.node.netns().run(|| events.add_watch(&lease, flags))?;
+        match verb {
+            "GC" => gc(&other, &[]).run(&lab.node)?.silence()?,
+            _ => lab.pod_with(&format!("next{dead}"), &other)?.del()?,
+        }
+        let mut count = 0;
+        while let Ok(some) = events.read_events() {
+            let opened = some.iter().map(|event| event.mask);
+            count += opened
+                .filter(|mask| mask.contains(AddWatchFlags::IN_OPEN))
+                .count();
+        }
+        Ok(count)
+    };
+    let (one, many) = (reads(1)?, reads(6)?);
+    ensure!(
+        one > 0 && many == one,
+        "{one} times for one, {many} for six"
+    );
+    living.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// What a network has beside its attachments goes with the last of them, and not before.
+#[rstest]
+fn the_network_ends_with_the_last(#[values("ADD", "GC")] verb: &str) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let other = another(&lab);
+    lab.pod("first")?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let nets = json!(["203.0.113.0/24", "2001:db8:77::/48"]);
+    let conf = lab.conf().with("nonMasqueradeCIDRs", nets);
+    let reap = |name| match verb {
+        "GC" => gc(&other, &[]).run(&lab.node)?.silence(),
+        _ => lab.pod_with(name, &other)?.del(),
+    };
+    let living = lab.pod_with("living", &conf)?;
+    let lost = (0..3).map(|number| lab.pod_with(&format!("lost{number}"), &conf));
+    let lost = lost.collect::<Result<Vec<_>>>()?;
+    lost.into_iter().try_for_each(lose)?;
+    let full = Registry::read(&lab.node)?.destinations;
+    reap("next")?;
+    let now = Registry::read(&lab.node)?;
+    ensure!(
+        now.destinations == full && now.owners.len() == 1,
+        "{now:#?}"
+    );
+    let again = lab.pod_with("again", &conf)?;
+    [living, again].into_iter().try_for_each(lose)?;
+    reap("last")?;
+    before.expect_same(&lab.node)
 }
 
 /// The same container comes back at once, with the same id: no call of it was lost on the way but the DEL.

@@ -144,7 +144,10 @@ impl Locked {
     /// Frees `ip`, whose owner is gone, and forgets the owner if that was the last one.
     pub fn free(&mut self, ip: IpAddr, owner: &Owner) -> Result<(), StoreError> {
         self.remove(ip)?;
-        if self.owned(owner).is_ok_and(|left| left.is_empty()) {
+        // Without an index nothing is to be forgotten, and every lease would be read.
+        if matches!(self.index.bring_up_to_date(), Ok(true))
+            && self.owned(owner).is_ok_and(|left| left.is_empty())
+        {
             self.index.forget_owner(owner);
         }
         Ok(())

@@ -69,7 +69,7 @@ pub(crate) fn detach_chained(node: &Netlink, maps: &mut Maps, owner: Owner) -> R
     }
 }
 
-/// Makes the maps forget an attachment whose device is gone.
+/// Makes the maps forget an attachment whose device is gone. Whether its network has [another](end_unless_attached) is not asked.
 pub(crate) fn forget(
     node: &Netlink,
     maps: &mut Maps,
@@ -82,8 +82,14 @@ pub(crate) fn forget(
     port::give_up(&lock, node, maps, owner, record)?;
     match record.role {
         role::CHAINED => chained::remove(&lock, node, maps, owner, record),
-        _ => endpoint::remove(&lock, maps, owner, record),
+        _ => endpoint::forget(&lock, maps, owner, record),
     }
+}
+
+/// Takes away what a network has beside its attachments, if it has none.
+pub(crate) fn end_unless_attached(maps: &Maps, network: u32) -> Result<(), Error> {
+    let lock = Lock::acquire(maps.pins().root())?;
+    endpoint::end_unless_attached(&lock, maps, network)
 }
 
 /// Takes the lock, if the maps still know the attachment by this record: meanwhile another call may have

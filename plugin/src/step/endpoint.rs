@@ -139,8 +139,20 @@ impl Revert for Entries {
     }
 }
 
-/// Removes all entries of an attachment. The lock is held from the first to the last: two calls may be at it.
+/// Removes all entries of an attachment, and of its network if it was the last. The lock is held from the first to the last: two
+/// calls may be at it.
 pub(super) fn remove(
+    lock: &Lock,
+    maps: &mut Maps,
+    owner: Owner,
+    record: &Record,
+) -> Result<(), Error> {
+    forget(lock, maps, owner, record)?;
+    end_unless_attached(lock, maps, record.network)
+}
+
+/// Removes all entries of an attachment.
+pub(super) fn forget(
     _lock: &Lock,
     maps: &mut Maps,
     owner: Owner,
@@ -151,14 +163,19 @@ pub(super) fn remove(
     }
     maps.remove_device(record.ifindex)?;
     maps.remove_attachment(owner)?;
-    let last = maps
-        .attachments()?
-        .iter()
-        .all(|(_, other)| other.network != record.network);
-    if last {
-        maps.clear_no_masquerade(record.network)?;
-    }
     Ok(maps.raise_epoch()?)
+}
+
+/// Removes the entries of a network that has no attachment: they concern no packet.
+pub(super) fn end_unless_attached(_lock: &Lock, maps: &Maps, network: u32) -> Result<(), Error> {
+    let attachments = maps.attachments()?;
+    if attachments
+        .iter()
+        .all(|(_, other)| other.network != network)
+    {
+        maps.clear_no_masquerade(network)?;
+    }
+    Ok(())
 }
 
 /// Refuses addresses that lead to another container which lives, whatever the leases say: they may be lost, or of an

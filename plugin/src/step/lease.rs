@@ -1,7 +1,11 @@
 //! Addresses: from the allocator in this process, or from another IPAM plugin by the contract's
 //! delegation.
 
-use std::{collections::HashSet, net::IpAddr, path::PathBuf};
+use std::{
+    collections::HashSet,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request, delegate};
 use underpass_ipam::{Claim, Freed, Home, Sample, Unusable, Usage, pool::Pool, store::Store};
@@ -178,15 +182,17 @@ pub(crate) fn is_built_in(conf: &NetConf) -> Result<bool, Error> {
     Ok(matches!(ipam(conf)?, Ipam::BuiltIn))
 }
 
-/// Lists the networks whose leases are in this one's dataDir, where this process gives its addresses.
-pub(crate) fn networks(conf: &NetConf) -> Result<Vec<String>, Error> {
+/// Finds the network's dataDir, where this process gives its addresses.
+pub(crate) fn data_dir(conf: &NetConf) -> Result<Option<PathBuf>, Error> {
     match ipam(conf)? {
-        Ipam::BuiltIn => {
-            let data_dir = underpass_ipam::data_dir(conf)?;
-            Ok(Store::networks(&data_dir).map_err(CniError::from)?)
-        }
-        Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => Ok(Vec::new()),
+        Ipam::BuiltIn => Ok(Some(underpass_ipam::data_dir(conf)?)),
+        Ipam::None | Ipam::Refused(_) | Ipam::Delegate(_) => Ok(None),
     }
+}
+
+/// Lists the networks whose leases are in a dataDir.
+pub(crate) fn networks(data_dir: &Path) -> Result<Vec<String>, Error> {
+    Ok(Store::networks(data_dir).map_err(CniError::from)?)
 }
 
 /// Gives back addresses, where this process gives them, of the networks that `is_of` names: of the attachments
