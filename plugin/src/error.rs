@@ -83,13 +83,14 @@ pub enum Error {
     },
     /// The node has a route for it that is none of ours.
     #[error(
-        "the node has a route to {address} already, by the device {device}, which is somebody else's: remove that route, or keep the address out of what the IPAM gives"
+        "the node has a route to {address} already, {}, which is somebody else's: remove that route, or keep the address out of what the IPAM gives",
+        device.as_ref().map_or_else(|| "by no device (blackhole, unreachable or prohibit)".to_owned(), |device| format!("by the device {device}"))
     )]
     RouteTaken {
         /// The address that was leased.
         address: IpAddr,
-        /// Where the route leads.
-        device: String,
+        /// Where the route leads, if it does.
+        device: Option<String>,
     },
     /// The lease went while the ADD was under way.
     #[error(

@@ -235,7 +235,10 @@ fn who_asks_for_one_that_nothing_is_sent_to_is_refused(
     let call = Call::new("ADD").attachment("a", &path, Pod::IFNAME);
     let conf = asking(&lab, family, taken);
     let error = call.conf(&conf).run(&lab.node)?.error()?;
-    ensure!(error.code == 11 && error.msg.contains(taken), "{error}");
+    ensure!(error.code == 11, "{error}");
+    for part in [taken, "by no device", kind] {
+        ensure!(error.msg.contains(part), "{part} is missing: {error}");
+    }
     netns.unlink()?;
     before.expect_same(&lab.node)?;
     let pod = lab.pod_with("b", &asking(&lab, family, next))?;

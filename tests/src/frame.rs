@@ -101,6 +101,9 @@ impl Ends {
     }
 
     /// A segment with these flags (of `SAFR`), sequence number and acknowledgement.
+    ///
+    /// # Panics
+    /// If one of the flags is none.
     #[must_use]
     pub fn segment(
         &self,

@@ -110,7 +110,7 @@ fn lead(node: &Netlink, host: &Device, route: &Route, address: IpAddr) -> Result
     }
     Err(Error::RouteTaken {
         address,
-        device: device.map_or_else(|| "none".to_owned(), |device| device.name),
+        device: device.map(|device| device.name),
     })
 }
 
