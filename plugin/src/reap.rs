@@ -85,8 +85,14 @@ pub(crate) fn reap(
     if dead.is_empty() {
         return Ok(reaped);
     }
-    let networks = confs.iter().map(|conf| Network::of(conf));
-    let networks = networks.collect::<Result<Vec<_>, _>>()?;
+    let mut networks = Vec::new();
+    for conf in confs {
+        // What can't be asked for its leases keeps its own dead, and nobody else's.
+        match Network::of(conf) {
+            Ok(network) => networks.push(network),
+            Err(error) => reaped.errors.push(error),
+        }
+    }
     let may_reap = |record: &Record| networks.iter().any(|network| network.may_reap(record));
     dead.retain(|(_, record)| {
         (record.port_count > 0 || may_reap(record))

@@ -1,7 +1,12 @@
 //! A container is gone and its DEL never came: what the maps and the leases have of it goes with the next
 //! call that changes anything, of whatever network.
 
-use std::{fs::File, net::SocketAddr, thread, time::Duration};
+use std::{
+    fs::{self, File},
+    net::SocketAddr,
+    thread,
+    time::Duration,
+};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use rstest::rstest;
@@ -174,6 +179,40 @@ fn a_port_goes_without_its_network(
     ensure!(now.ports.is_empty(), "{now:#?}");
     // Its lease can be freed where it is.
     ensure!(now.owners == left.owners, "{now:#?}");
+    Ok(())
+}
+
+/// The leases of one network can't be read, and what its dead hold stays. The host ports of all go, and what the dead of another network hold.
+#[rstest]
+fn a_folder_that_cannot_be_read_keeps_its_own(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let folder = lab.node.data_dir().join("file");
+    let conf = lab
+        .conf()
+        .with("name", "unreadable")
+        .with_ipam("dataDir", folder.display().to_string());
+    let dead = lab.pod_with("dead", &conf.clone().with_host_port(PORT, INSIDE))?;
+    let of_another = lab.pod("another")?;
+    let address = of_another.ip(family).to_string();
+    let lease = lab.node.data_dir().join("lab").join(&address);
+    lose(dead)?;
+    lose(of_another)?;
+    lab.node.netns().run(|| -> Result<()> {
+        fs::rename(&folder, folder.with_extension("away"))?;
+        Ok(fs::write(&folder, "no folder")?)
+    })?;
+    net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
+    net_dir::put(&lab.node, "20-unreadable.conflist", &conf)?;
+    let gc = ["gc", "--orphans", "--net-dir", NET_DIR];
+    let said = lab.node.underpass(&gc);
+    let now = Registry::read(&lab.node)?;
+    ensure!(now.ports.is_empty(), "{said:?}: {now:#?}");
+    ensure!(now.owners.len() == 1, "{said:?}: {now:#?}");
+    let is_there = lab.node.netns().run(|| lease.exists());
+    ensure!(!is_there, "{said:?}: {} is there", lease.display());
+    let error = said.err().context("nothing is said of the folder")?;
+    ensure!(format!("{error:#}").contains("file"), "{error:#}");
     Ok(())
 }
 

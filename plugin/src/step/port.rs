@@ -230,6 +230,11 @@ pub(crate) fn give_up_all(
             losers.insert(*owner);
         }
     }
+    if losers.is_empty() {
+        return Ok(losers);
+    }
+    // Whoever is killed in between leaves nothing that another call would raise it for.
+    maps.raise_epoch()?;
     release(&mut table, &losers)?;
     maps.raise_epoch()?;
     Ok(losers)
