@@ -57,6 +57,16 @@ fn asking(lab: &Lab, family: Family, address: &str) -> Conf {
     )
 }
 
+/// A network of the range that [`first`] has addresses of.
+fn in_range(lab: &Lab, family: Family) -> Conf {
+    let subnet = match family {
+        V4 => "10.22.0.0/24",
+        V6 => "fd00:22::/64",
+    };
+    lab.conf()
+        .with_ipam("ranges", json!([[{ "subnet": subnet }]]))
+}
+
 /// As the reference plugin `ptp` leaves it.
 #[rstest]
 fn a_container_of_another_plugin_keeps_its_route(#[values(V4, V6)] family: Family) -> Result<()> {
@@ -66,13 +76,7 @@ fn a_container_of_another_plugin_keeps_its_route(#[values(V4, V6)] family: Famil
     let theirs = || ip(&lab, family, &format!("route show {taken}"));
     let before = theirs()?;
     ensure!(before.contains(OTHER), "{before}");
-    let subnet = match family {
-        V4 => "10.22.0.0/24",
-        V6 => "fd00:22::/64",
-    };
-    let conf = lab
-        .conf()
-        .with_ipam("ranges", json!([[{ "subnet": subnet }]]));
+    let conf = in_range(&lab, family);
     let pod = lab.pod_with("a", &conf)?;
     ensure!(pod.ip(family).to_string() == next, "{}", pod.result());
     ensure!(theirs()? == before, "{}", theirs()?);
@@ -206,13 +210,7 @@ fn an_address_that_nothing_is_sent_to_is_passed_over(
     let lab = stopped(family, kind, is_range_stopped)?;
     let before = Traces::of(&lab.node)?;
     let [_, next] = first(family);
-    let subnet = match family {
-        V4 => "10.22.0.0/24",
-        V6 => "fd00:22::/64",
-    };
-    let conf = lab
-        .conf()
-        .with_ipam("ranges", json!([[{ "subnet": subnet }]]));
+    let conf = in_range(&lab, family);
     let pod = lab.pod_with("a", &conf)?;
     ensure!(pod.ip(family).to_string() == next, "{}", pod.result());
     ping::ping(lab.node.netns(), pod.ip(family))?;

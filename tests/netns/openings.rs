@@ -103,6 +103,28 @@ fn an_exchange_right_after_the_opening_is_noted(#[values(V4, V6)] family: Family
     Ok(())
 }
 
+/// The kernel's own timers, and somebody who asks for connection tracking.
+fn with_usual_timers() -> Result<Lab> {
+    let lab = Lab::open()?;
+    lab.node.netns().nft(
+        "table inet asks {
+            chain forward { type filter hook forward priority 0; ct state invalid drop; }
+        }",
+    )?;
+    Ok(lab)
+}
+
+/// Fails unless connection tracking takes the datagrams from the source port for a stream.
+fn ensure_assured(lab: &Lab, family: Family) -> Result<()> {
+    let source = format!("sport={SOURCE}");
+    let found = lab.firewall.entries(family, &["udp", &source])?;
+    ensure!(
+        found.len() == 1 && found[0].contains("[ASSURED]"),
+        "{found:#?}"
+    );
+    Ok(())
+}
+
 /// Connection tracking is fed as often as it needs to see that datagrams are a stream, however long its timers are, and whoever pauses.
 #[rstest]
 fn a_stream_of_datagrams_is_assured(
@@ -110,13 +132,7 @@ fn a_stream_of_datagrams_is_assured(
     #[values((6, 1), (2, 6))] (questions, seconds): (u32, u64),
 ) -> Result<()> {
     needs_root!();
-    let lab = Lab::open()?;
-    // The kernel's own timers, and somebody who asks for connection tracking.
-    lab.node.netns().nft(
-        "table inet asks {
-            chain forward { type filter hook forward priority 0; ct state invalid drop; }
-        }",
-    )?;
+    let lab = with_usual_timers()?;
     let (a, b) = (lab.pod("a")?, lab.pod("b")?);
     let at = b.at(family, INSIDE);
     let _server = udp::Server::start(b.netns(), family.port(INSIDE))?;
@@ -127,25 +143,14 @@ fn a_stream_of_datagrams_is_assured(
         }
         client.ask(at, 100)?;
     }
-    let source = format!("sport={SOURCE}");
-    let found = lab.firewall.entries(family, &["udp", &source])?;
-    ensure!(
-        found.len() == 1 && found[0].contains("[ASSURED]"),
-        "{found:#?}"
-    );
-    Ok(())
+    ensure_assured(&lab, family)
 }
 
 /// The same where the first question was lost.
 #[rstest]
 fn a_late_answer_begins_a_stream(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    let lab = Lab::open()?;
-    lab.node.netns().nft(
-        "table inet asks {
-            chain forward { type filter hook forward priority 0; ct state invalid drop; }
-        }",
-    )?;
+    let lab = with_usual_timers()?;
     let (a, b) = (lab.pod("a")?, lab.pod("b")?);
     let at = b.at(family, INSIDE);
     let client = a.netns().run(|| UdpSocket::bind(family.port(SOURCE)))?;
@@ -164,13 +169,7 @@ fn a_late_answer_begins_a_stream(#[values(V4, V6)] family: Family) -> Result<()>
         client.recv_from(&mut [0; 64])?;
         thread::sleep(Duration::from_secs(1));
     }
-    let source = format!("sport={SOURCE}");
-    let found = lab.firewall.entries(family, &["udp", &source])?;
-    ensure!(
-        found.len() == 1 && found[0].contains("[ASSURED]"),
-        "{found:#?}"
-    );
-    Ok(())
+    ensure_assured(&lab, family)
 }
 
 /// What connection tracking could not follow while it was liberal stays on the bypass once it is strict, from the next ADD on: also what the

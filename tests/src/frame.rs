@@ -359,6 +359,14 @@ fn quoted(frame: &[u8]) -> Option<[IpAddr; 2]> {
     }
 }
 
+/// Tells whether a frame ends with a segment as [`Ends::syn`] makes it.
+#[must_use]
+pub fn is_syn(frame: &[u8]) -> bool {
+    let start = frame.len().saturating_sub(20);
+    // Its sequence number and flags.
+    frame.get(start + 4..start + 8) == Some(&[0, 0, 0, 1]) && frame.get(start + 13) == Some(&2)
+}
+
 /// Whether a frame carries the ICMP error of a router that got a packet with no hops left.
 #[must_use]
 pub fn is_time_exceeded(frame: &[u8]) -> bool {

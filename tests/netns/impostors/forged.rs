@@ -246,13 +246,8 @@ fn what_the_world_forges_stalls_no_connection(
             RawLink::open(lab.world.netns(), Second::LINK)?.send(&elsewhere.syn(SOURCE, PORT))?;
         }
     }
-    let is_opening = |bytes: &[u8]| {
-        let start = bytes.len().saturating_sub(20);
-        // Its sequence number and flags.
-        bytes.get(start + 4..start + 8) == Some(&[0, 0, 0, 1]) && bytes.get(start + 13) == Some(&2)
-    };
     ensure!(
-        arrived.wait_for(PATIENCE, is_opening).is_some(),
+        arrived.wait_for(PATIENCE, frame::is_syn).is_some(),
         "it did not arrive"
     );
     client.goes_on(MUCH, SILENCE / 2)

@@ -6,7 +6,7 @@ use rstest::rstest;
 use serde_json::Value;
 use underpass_tests::{
     capture::Capture,
-    frame::Ends,
+    frame::{self, Ends},
     netfilter::{
         Transport,
         kube_proxy::{
@@ -320,13 +320,8 @@ fn what_is_forged_stalls_no_forgotten_connection(
             link.send(&ends.syn(SOURCE, NODE_PORT))?;
         }
     }
-    let is_opening = |bytes: &[u8]| {
-        let start = bytes.len().saturating_sub(20);
-        // Its sequence number and flags.
-        bytes.get(start + 4..start + 8) == Some(&[0, 0, 0, 1]) && bytes.get(start + 13) == Some(&2)
-    };
     ensure!(
-        arrived.wait_for(PATIENCE, is_opening).is_some(),
+        arrived.wait_for(PATIENCE, frame::is_syn).is_some(),
         "it did not arrive"
     );
     client.goes_on(MUCH, SILENCE / 2)
