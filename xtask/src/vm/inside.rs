@@ -106,8 +106,9 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
     Ok(tests)
 }
 
-/// Parts of the names of tests that make several nodes. Beside others the verifier would take longer for their programs than they wait for it.
-const ALONE: [&str; 1] = ["::cluster::"];
+/// Parts of the names of tests that make several nodes, or that fill a table before the first of its entries is old. Beside others the verifier would
+/// take longer for their programs than they wait for it, and the table's entries would grow old.
+const ALONE: [&str; 2] = ["::cluster::", "bpf::ports::"];
 
 /// Runs tests, some at once, each as soon as there is a place for it, or alone; writes what becomes of them in the order in which they end.
 /// Those that fail have a second try after all others, one by one.
