@@ -1,8 +1,7 @@
 //! Packets that have the tuple of a flow and are not its own: from another pod, by another uplink, in nobody's window.
 
-use std::{net::IpAddr, thread, time::Duration};
+use std::{thread, time::Duration};
 
-use etherparse::PacketBuilder;
 use rstest::rstest;
 use underpass_abi::{
     counter::Counter,
@@ -11,7 +10,7 @@ use underpass_abi::{
 use underpass_tests::{
     capture::Capture,
     flow_table::{self, Then},
-    frame::{self, Ends, HOPS},
+    frame::{self, Ends},
     netfilter::LONGEST,
     patience,
     prelude::*,
@@ -96,25 +95,6 @@ fn lives(node: &Node, family: Family) -> Result<(Vec<(u32, u32)>, u32)> {
     Ok((of_tcp, newest.context("no entry")?))
 }
 
-/// An end of a connection, in nobody's window: a reset, or a FIN.
-fn stray(end: &str, ends: &Ends, sport: u16, dport: u16) -> Result<Vec<u8>> {
-    let ethernet = PacketBuilder::ethernet2(ends.src_mac, ends.dst_mac);
-    let ip = match (ends.src, ends.dst) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => ethernet.ipv4(src.octets(), dst.octets(), HOPS),
-        (IpAddr::V6(src), IpAddr::V6(dst)) => ethernet.ipv6(src.octets(), dst.octets(), HOPS),
-        _ => anyhow::bail!("{ends:?} are of different families"),
-    };
-    let mut frame = Vec::new();
-    let segment = ip.tcp(sport, dport, 1, 0);
-    let segment = if end == "RST" {
-        segment.rst()
-    } else {
-        segment.fin().ack(1)
-    };
-    segment.write(&mut frame, &[])?;
-    Ok(frame)
-}
-
 /// Its receiver ignores it, so the connection is not forgotten soon after.
 #[rstest]
 fn a_stray_reset_costs_no_life(#[values(V4, V6)] family: Family) -> Result<()> {
@@ -131,7 +111,7 @@ fn a_stray_reset_costs_no_life(#[values(V4, V6)] family: Family) -> Result<()> {
     thread::sleep(SILENCE / 2);
     let link = RawLink::open(lab.world.netns(), World::LINK)?;
     let ends = lab.ends_from_world(remote.ip(), family.node())?;
-    link.send(&stray("RST", &ends, PORT, seen.port())?)?;
+    link.send(&ends.rst(PORT, seen.port()))?;
     thread::sleep(SILENCE / 2);
     // It has a new entry made.
     udp::Client::open(pod.netns(), family)?.ask(remote, 100)?;
@@ -230,7 +210,7 @@ fn a_forged_end_ends_no_connection(
     let arrived = Capture::start(lab.world.netns(), World::LINK)?;
     let before = arrived.frames().len();
     // The server, out of whose window it is, ignores it.
-    link.send(&stray("FIN", &ends, SOURCE, PORT)?)?;
+    link.send(&ends.segment((SOURCE, PORT), "FA", (1, 1), &[]))?;
     thread::sleep(PAUSE);
     ensure!(arrived.frames().len() > before, "it did not arrive");
     let meter = Meter::start(&lab.node)?;
@@ -260,7 +240,7 @@ fn a_forged_end_after_a_silence(#[values(V4, V6)] family: Family) -> Result<()> 
     let link = RawLink::open(forger.netns(), Pod::IFNAME)?;
     let ends = forger.ends(remote.ip())?.from_ip(pod.ip(family));
     let meter = Meter::start(&lab.node)?;
-    link.send(&stray("RST", &ends, SOURCE, PORT)?)?;
+    link.send(&ends.rst(SOURCE, PORT))?;
     meter.expect(Counter::DropSourceAddress, 1)?;
     // All that the node did with it is done.
     let mut states = Vec::new();

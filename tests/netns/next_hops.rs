@@ -116,18 +116,11 @@ fn lose_first_answers(world: &Netns) -> Result<()> {
     ))?;
     // The mark is read (an extension of the packet, at SKF_AD_OFF + SKF_AD_MARK); with that one the packet is stolen (4), others go on (0).
     let stolen = format!("4,32 0 0 4294963220,21 0 1 {LOST},6 0 0 4,6 0 0 0");
+    let tc = |words: &[&str]| world.expect(std::process::Command::new("tc").args(words), &[]);
     for link in [World::LINK, Second::LINK] {
-        for line in [
-            format!("qdisc add dev {link} clsact"),
-            format!("filter add dev {link} egress bpf direct-action bytecode"),
-        ] {
-            let mut tc = std::process::Command::new("tc");
-            tc.args(line.split(' '));
-            if line.ends_with("bytecode") {
-                tc.arg(&stolen);
-            }
-            world.expect(&mut tc, &[])?;
-        }
+        let bpf = ["bpf", "direct-action", "bytecode", &stolen];
+        tc(&["qdisc", "add", "dev", link, "clsact"])?;
+        tc(&[&["filter", "add", "dev", link, "egress"], &bpf[..]].concat())?;
     }
     Ok(())
 }

@@ -75,29 +75,25 @@ impl Ends {
     /// The first segment of a connection.
     #[must_use]
     pub fn syn(&self, sport: u16, dport: u16) -> Vec<u8> {
-        let segment = self.ip(HOPS).tcp(sport, dport, 1, 64_000).syn();
-        written(|frame| segment.write(frame, &[]))
+        self.segment((sport, dport), "S", (1, 0), &[])
     }
 
     /// A segment that no connection has: it begins and ends one.
     #[must_use]
     pub fn syn_fin(&self, sport: u16, dport: u16) -> Vec<u8> {
-        let segment = self.ip(HOPS).tcp(sport, dport, 1, 64_000).syn().fin();
-        written(|frame| segment.write(frame, &[]))
+        self.segment((sport, dport), "SF", (1, 0), &[])
     }
 
     /// A segment that ends a connection at once.
     #[must_use]
     pub fn rst(&self, sport: u16, dport: u16) -> Vec<u8> {
-        let segment = self.ip(HOPS).tcp(sport, dport, 1, 64_000).rst();
-        written(|frame| segment.write(frame, &[]))
+        self.segment((sport, dport), "R", (1, 0), &[])
     }
 
     /// A segment in the middle of a connection.
     #[must_use]
     pub fn ack(&self, sport: u16, dport: u16, payload: &[u8]) -> Vec<u8> {
-        let segment = self.ip(HOPS).tcp(sport, dport, 1, 64_000).ack(1);
-        written(|frame| segment.write(frame, payload))
+        self.segment((sport, dport), "A", (1, 1), payload)
     }
 
     /// A segment with these flags (of `SAFR`), sequence number and acknowledgement.

@@ -13,9 +13,6 @@ struct Fixture {
     pool: Pool,
 }
 
-/// What an ADD was given, or the code of its error.
-type Outcome = Result<String, u32>;
-
 impl Fixture {
     fn new(subnet: &str) -> Self {
         let bounds = Bounds {
@@ -39,12 +36,23 @@ impl Fixture {
         range.numbered(range.first_number() + 1 + place).to_string()
     }
 
+    /// What an ADD is given, or the code of its error.
     fn add(
         &self,
         container: &str,
         patience: Duration,
         unusable: impl Fn(IpAddr) -> Option<Unusable>,
-    ) -> Outcome {
+    ) -> Result<String, u32> {
+        self.try_add(container, patience, unusable)
+            .map_err(|error| error.code.number())
+    }
+
+    fn try_add(
+        &self,
+        container: &str,
+        patience: Duration,
+        unusable: impl Fn(IpAddr) -> Option<Unusable>,
+    ) -> Result<String, CniError> {
         let owner = Owner::new(container, "eth0");
         let wish = Wish {
             requested: Vec::new(),
@@ -60,7 +68,7 @@ impl Fixture {
         let pools = std::slice::from_ref(&self.pool);
         match allocate(&mut locked, pools, wish, &mut Vec::new()) {
             Ok(ips) => Ok(ips[0].address.addr().to_string()),
-            Err(error) => Err(CniError::from(error).code.number()),
+            Err(error) => Err(CniError::from(error)),
         }
     }
 }
@@ -116,21 +124,8 @@ fn of_a_range_that_the_node_has_a_part_is_tried() {
 #[test]
 fn a_range_without_a_free_address_names_one_of_no_use() {
     let fixture = Fixture::new("10.0.0.0/29");
-    let owner = Owner::new("c1", "eth0");
-    let store = Store::new(fixture.folder.path(), "net");
-    let mut locked = store.lock().expect("the lock");
-    let wish = Wish {
-        requested: Vec::new(),
-        holder: Holder {
-            owner: &owner,
-            home: None,
-        },
-        unusable: &|_| Some(Unusable::Alone),
-        patience: PATIENCE,
-    };
-    let pools = std::slice::from_ref(&fixture.pool);
-    let error = allocate(&mut locked, pools, wish, &mut Vec::new()).expect_err("all are led");
-    let error = CniError::from(error);
+    let outcome = fixture.try_add("c1", PATIENCE, |_| Some(Unusable::Alone));
+    let error = outcome.expect_err("all are led");
     assert_eq!(error.code.number(), 11);
     assert!(
         error.msg.contains("10.0.0.6 is the node's own or leads"),

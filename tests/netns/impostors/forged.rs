@@ -19,7 +19,7 @@ use underpass_tests::{
     world::World,
 };
 
-use super::{PORT, SOURCE, stray};
+use super::{PORT, SOURCE};
 
 /// Bytes of an exchange.
 const MUCH: u64 = 5_000_000;
@@ -234,7 +234,7 @@ fn what_the_world_forges_stalls_no_connection(
     match forged {
         Forged::OddOpening => link.send(&with_options(family, &opening))?,
         Forged::ResetAndOpening => {
-            link.send(&stray("RST", &ends, SOURCE, PORT)?)?;
+            link.send(&ends.rst(SOURCE, PORT))?;
             link.send(&opening)?;
         }
         Forged::OpeningElsewhere => {

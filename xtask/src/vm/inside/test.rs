@@ -232,6 +232,7 @@ mod tests {
             Outcome::NotRun
         );
     }
+
     #[test]
     fn a_second_try_hides_no_failure() {
         let end = |outcome| End {
