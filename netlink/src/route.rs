@@ -258,9 +258,10 @@ impl Netlink {
     /// Tells whether what becomes of a packet for the address is settled by now: this namespace [keeps](Self::keeps) it, or a route is
     /// for this address alone, be it one that [stops](Self::is_stopped) the packet. Needs Linux 4.14 (`RTM_F_FIB_MATCH`).
     pub fn led(&self, addr: IpAddr) -> Result<Option<Led>, Error> {
-        let Some(RouteMessage { header, .. }) = self.route_to(addr, RouteFlags::FibMatch, None)?
-        else {
-            return Ok(self.is_stopped(addr)?.then_some(Led::Alone));
+        let header = match self.look_up(addr, RouteFlags::FibMatch, None) {
+            Ok(Some(route)) => route.header,
+            Ok(None) => return Ok(None),
+            Err(error) => return Ok(self.stops(addr, error)?.then_some(Led::Alone)),
         };
         Ok(
             if header.destination_prefix_length == IpNet::from(addr).prefix_len() {
@@ -271,19 +272,24 @@ impl Netlink {
         )
     }
 
-    /// Tells whether packets for the address are dropped or refused by a route of the main table for this address alone. Of such a
-    /// route the kernel answers with its error, and that is the same for one that stops a range (as `underpass-agent` has one for the
-    /// addresses that no pod has); so the routes of that kind are listed. Needs Linux 4.20 (`NETLINK_GET_STRICT_CHK`).
+    /// Tells whether packets for the address are dropped or refused by a route of the main table for this address alone. Needs Linux 4.20
+    /// (`NETLINK_GET_STRICT_CHK`).
     pub fn is_stopped(&self, addr: IpAddr) -> Result<bool, Error> {
-        let kind = match self.look_up(addr, RouteFlags::FibMatch, None) {
-            Ok(_) => return Ok(false),
-            Err(error) => match error.errno() {
-                Some(libc::EINVAL) => RouteType::BlackHole,
-                Some(libc::EHOSTUNREACH) => RouteType::Unreachable,
-                Some(libc::EACCES) => RouteType::Prohibit,
-                Some(_) => return Ok(false),
-                None => return Err(error),
-            },
+        match self.look_up(addr, RouteFlags::FibMatch, None) {
+            Ok(_) => Ok(false),
+            Err(error) => self.stops(addr, error),
+        }
+    }
+
+    /// Tells whether what the kernel said of the way to the address is said by a route for this address alone. It says the same of one that
+    /// stops a range (as `underpass-agent` has one for the addresses that no pod has); so the routes of that kind are listed.
+    fn stops(&self, addr: IpAddr, said: Error) -> Result<bool, Error> {
+        let kind = match said.errno() {
+            Some(libc::EINVAL) => RouteType::BlackHole,
+            Some(libc::EHOSTUNREACH) => RouteType::Unreachable,
+            Some(libc::EACCES) => RouteType::Prohibit,
+            Some(_) => return Ok(false),
+            None => return Err(said),
         };
         let alone = IpNet::from(addr);
         let question = Question {
