@@ -114,13 +114,15 @@ global!(
         let may_be_reset = flow.state & state::RST != 0;
         let tag = &raw const flow.tag;
         let half = half_of(flow, end);
+        if !is_usual(&skb, &head, side, half, is_sticky) {
+            return Ok(back_to_stack(&head, is_sticky));
+        }
         let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
         if !is_sticky && (changes_state || head.control) {
             // After a long silence connection tracking may not know what ends here.
             let is_late = trust == Trust::Stamp
                 && head.tcp_flags & (tcp::FIN | tcp::RST) != 0
-                && tick().wrapping_sub(half.passed) >= tcp_forgotten()
-                && is_usual(&skb, &head, side, half, is_sticky);
+                && tick().wrapping_sub(half.passed) >= tcp_forgotten();
             return Ok(if is_late {
                 Unsent::Stale
             } else {
@@ -132,11 +134,8 @@ global!(
         let fits = length <= half.mtu;
         let is_too_long =
             !fits && trust == Trust::Settled && !(is_sticky && goes_anyway(half, length));
-        if is_too_long || !is_usual(&skb, &head, side, half, is_sticky) {
-            if is_sticky && head.tcp_flags & tcp::SYN == 0 {
-                count(Counter::CameBack);
-            }
-            return Ok(Unsent::Stack);
+        if is_too_long {
+            return Ok(back_to_stack(&head, is_sticky));
         }
         let is_reset = may_be_reset || head.tcp_flags & tcp::RST != 0;
         if trust == Trust::Stamp && (is_reset || !fits || half.stamp != stamp()) {
@@ -185,6 +184,15 @@ global!(
         })
     }
 );
+
+/// The stack gets a packet of a flow that has a bypass. What ends on that may be INVALID there.
+#[inline(always)]
+fn back_to_stack<I: Net>(head: &Head<I>, is_sticky: bool) -> Unsent {
+    if is_sticky && head.tcp_flags & tcp::SYN == 0 {
+        count(Counter::CameBack);
+    }
+    Unsent::Stack
+}
 
 /// Takes note of a packet of a flow whose way is as its stamp says: its state is all that may change.
 #[inline(always)]

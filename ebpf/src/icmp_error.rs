@@ -7,7 +7,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::LOOPBACK,
-    flow::{Flow, Tuple, action, rewrite, state},
+    flow::{Flow, action, rewrite, state},
 };
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
 
@@ -15,7 +15,7 @@ use crate::{
     flow::entry::{find, is_owned},
     kernel::{
         ETHERNET, container,
-        global::global,
+        global::{global, number},
         maps::{device, endpoint, stamp},
         net::Net,
         skb::Skb,
@@ -39,7 +39,6 @@ global!(
     ) -> Step<Verdict> {
         let mut skb = Skb::new(ctx);
         let Work {
-            head,
             inner,
             partner: quote,
             partner_place,
@@ -57,10 +56,9 @@ global!(
         }
         if half.rewrite & rewrite::DST != 0 {
             *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
-            let (src, dst) = (head.tuple.src, quote.src);
-            rewrite(&mut skb, head, inner, quote, src, dst)?;
+            rewrite(work, ctx, Names::Receiver)?;
         }
-        if half.action != action::PEER || !is_past_tracking || head.l3 != ETHERNET {
+        if half.action != action::PEER || !is_past_tracking || work.head.l3 != ETHERNET {
             return Ok(if half.rewrite & rewrite::DST != 0 && skb.is_at_bridge() {
                 skb.receive_again()
             } else {
@@ -87,7 +85,6 @@ global!(
         ctx: *mut __sk_buff,
         is_quoted: bool,
     ) -> Step<Verdict> {
-        let mut skb = Skb::new(ctx);
         let Work {
             head,
             inner,
@@ -104,8 +101,12 @@ global!(
             return Ok(Verdict::STACK);
         }
         *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
-        let (src, dst) = (source(head, inner, quote), head.tuple.dst);
-        rewrite(&mut skb, head, inner, quote, src, dst)
+        let named = if is_its_own(head, inner) {
+            Names::Sender
+        } else {
+            Names::Nobody
+        };
+        rewrite(work, ctx, named)
     }
 );
 
@@ -117,7 +118,6 @@ global!(
         ctx: *mut __sk_buff,
         is_quoted: bool,
     ) -> Step<Verdict> {
-        let mut skb = Skb::new(ctx);
         let Work {
             head,
             inner,
@@ -153,13 +153,12 @@ global!(
             return Ok(Verdict::STACK);
         }
         *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
-        let src = if sender.is_some() {
-            quote.dst
+        let named = if sender.is_some() {
+            Names::Sender
         } else {
-            head.tuple.src
+            Names::Nobody
         };
-        let dst = head.tuple.dst;
-        rewrite(&mut skb, head, inner, quote, src, dst)
+        rewrite(work, ctx, named)
     }
 );
 
@@ -210,8 +209,12 @@ global!(
             return Err(hairpin::return_to_host(work, &mut skb)?);
         }
         *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
-        let (src, dst) = (source(head, inner, quote), quote.src);
-        rewrite(&mut skb, head, inner, quote, src, dst)?;
+        let named = if is_its_own(head, inner) {
+            Names::Both
+        } else {
+            Names::Receiver
+        };
+        rewrite(work, ctx, named)?;
         Err(if is_finishing || is_early {
             Verdict::STACK
         } else {
@@ -236,28 +239,46 @@ fn subject<I: Net>(
     find::<I>(&place.key).filter(|flow| flow.state & state::BY_STACK == 0)
 }
 
-/// Who an error comes from: where the quoted packet was for the sender itself, that has another
-/// address in the new quote. A router keeps its own.
+/// Whether the quoted packet was for the error's sender itself, that has another address in the new quote. A router keeps its own.
 #[inline(always)]
-fn source<I: Net>(head: &Head<I>, inner: &Head<I>, quote: &Tuple<I::Addr>) -> I::Addr {
-    if head.tuple.src == inner.tuple.dst {
-        quote.dst
-    } else {
-        head.tuple.src
-    }
+fn is_its_own<I: Net>(head: &Head<I>, inner: &Head<I>) -> bool {
+    head.tuple.src == inner.tuple.dst
 }
 
-#[inline(always)]
-fn rewrite<I: Net>(
-    skb: &mut Skb,
-    head: &mut Head<I>,
-    inner: &mut Head<I>,
-    quote: &Tuple<I::Addr>,
-    src: I::Addr,
-    dst: I::Addr,
-) -> Step<Verdict> {
-    let malformed = Verdict::dropped(Counter::DropMalformed);
-    translate_error(skb, head, inner, quote, src, dst).map_err(|_| malformed)?;
-    skb.store(head.l3, &head.header).map_err(|_| malformed)?;
-    Ok(Verdict::STACK)
-}
+number!(
+    /// Whose address of the error itself is replaced, with what that end has in the new quote.
+    enum Names {
+        /// None.
+        Nobody,
+        /// The source.
+        Sender,
+        /// The destination.
+        Receiver,
+        /// Both of them.
+        Both,
+    }
+);
+
+global!(
+    /// Gives the error in [`Work::head`] the quote of a packet with the tuple in [`Work::partner`], and the addresses that go with it.
+    fn rewrite<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, names: Names) -> Step<Verdict> {
+        let mut skb = Skb::new(ctx);
+        let Work {
+            head,
+            inner,
+            partner: quote,
+            ..
+        } = &mut **work;
+        let (mut src, mut dst) = (head.tuple.src, head.tuple.dst);
+        if matches!(names, Names::Sender | Names::Both) {
+            src = quote.dst;
+        }
+        if matches!(names, Names::Receiver | Names::Both) {
+            dst = quote.src;
+        }
+        let malformed = Verdict::dropped(Counter::DropMalformed);
+        translate_error(&mut skb, head, inner, quote, src, dst).map_err(|_| malformed)?;
+        skb.store(head.l3, &head.header).map_err(|_| malformed)?;
+        Ok(Verdict::STACK)
+    }
+);

@@ -259,16 +259,30 @@ global!(
 /// Takes note of what a packet from `end`, which may be a pod's own, does to the state of an entry.
 #[inline(always)]
 fn advance<A>(flow: &mut Flow<A>, end: End, tcp_flags: u8, is_pods: bool) {
-    let is_new = begins_anew(flow.state, tcp_flags);
-    flow.state = after(flow.state, end, tcp_flags);
-    if is_new {
+    let next = next(flow.state, end, tcp_flags, is_pods);
+    flow.state = next & !ANEW;
+    if next & ANEW != 0 {
         unlearn(flow);
     }
-    if is_pods && tcp_flags & tcp::RST != 0 && flow.state & state::STICKY != 0 {
-        // No stray one.
-        flow.state |= state::FINISHED;
-    }
 }
+
+/// Beside a state: a new connection begins on the tuple of one that has ended.
+const ANEW: u32 = 1 << 31;
+
+global!(
+    /// The state of a flow after a packet from `end`, which may be a pod's own, and [`ANEW`] if that is so.
+    fn next(before: u32, end: End, tcp_flags: u8, is_pods: bool) -> u32 {
+        let after = after(before, end, tcp_flags);
+        if begins_anew(before, tcp_flags) {
+            after | ANEW
+        } else if is_pods && tcp_flags & tcp::RST != 0 && after & state::STICKY != 0 {
+            // No stray one.
+            after | state::FINISHED
+        } else {
+            after
+        }
+    }
+);
 
 /// What is left of an entry whose own flow went.
 const KEPT: u32 = state::ANSWERED | state::ASSURED;
@@ -303,23 +317,12 @@ fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
 /// long a flow is answered counts from its first answer, as connection tracking makes a stream of what comes after that.
 #[inline(always)]
 fn mature<A>(flow: &mut Flow<A>, before: u32, protocol: u8, tick: u32) {
-    let is_answered = flow.state & state::ANSWERED == state::ANSWERED;
-    let is_assured = is_answered
-        && match protocol {
-            protocol::TCP => !is_ending(flow.state),
-            protocol::UDP | protocol::SCTP => tick.wrapping_sub(flow.since) >= STREAM,
-            _ => false,
-        };
-    if is_assured {
-        flow.state |= state::ASSURED;
-    } else {
-        flow.state &= !state::ASSURED;
-    }
-    if !is_answered {
+    let age = tick.wrapping_sub(flow.since);
+    let now = matured(flow.state, protocol, age);
+    flow.state = now;
+    if now & state::ANSWERED != state::ANSWERED {
         return;
     }
-    flow.state &= !state::SURPLUS;
-    let may_refund = tick.wrapping_sub(flow.since) < WINDOW;
     if before & state::ANSWERED != state::ANSWERED {
         flow.since = tick;
     }
@@ -327,12 +330,32 @@ fn mature<A>(flow: &mut Flow<A>, before: u32, protocol: u8, tick: u32) {
         if flow.state & end.charged() != 0 {
             flow.state &= !end.charged();
             // After that time the charge has run off.
-            if may_refund {
+            if age < WINDOW {
                 refund(account(flow, end));
             }
         }
     }
 }
+
+global!(
+    /// The state of a flow that is so many ticks old, of which it is said as well whether it is a conversation.
+    fn matured(flow_state: u32, protocol: u8, age: u32) -> u32 {
+        if flow_state & state::ANSWERED != state::ANSWERED {
+            return flow_state & !state::ASSURED;
+        }
+        let is_assured = match protocol {
+            protocol::TCP => !is_ending(flow_state),
+            protocol::UDP | protocol::SCTP => age >= STREAM,
+            _ => false,
+        };
+        let others = flow_state & !(state::ASSURED | state::SURPLUS);
+        if is_assured {
+            others | state::ASSURED
+        } else {
+            others
+        }
+    }
+);
 
 /// The account that a flow was charged to for who is at this end; if that is the world, it is one of the pod that was reached.
 #[inline(always)]

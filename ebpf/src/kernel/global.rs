@@ -9,6 +9,7 @@
 use core::num::NonZeroU32;
 
 use aya_ebpf::bindings::__sk_buff;
+use underpass_abi::flow::End;
 
 /// A value that a global function takes or returns, as the register has it.
 pub trait Number: Copy {
@@ -65,6 +66,35 @@ impl Number for u32 {
     #[inline(always)]
     fn decode(raw: Self) -> Self {
         raw
+    }
+}
+
+impl Number for u8 {
+    type Raw = u32;
+
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        self.into()
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "it was one")]
+    fn decode(raw: u32) -> Self {
+        raw as Self
+    }
+}
+
+impl Number for End {
+    type Raw = u32;
+
+    #[inline(always)]
+    fn encode(self) -> u32 {
+        (self == Self::B).into()
+    }
+
+    #[inline(always)]
+    fn decode(raw: u32) -> Self {
+        if raw == 0 { Self::A } else { Self::B }
     }
 }
 

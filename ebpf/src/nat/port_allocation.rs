@@ -128,16 +128,17 @@ fn try_port<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, claim: Claim) -
     }
 }
 
-/// Tries ports at random until one is free.
-#[inline(always)]
-fn search<I: Net>(work: &mut WorkArea<I>, claim: Claim) -> bool {
-    for attempt in 0..ATTEMPTS {
-        if probe(work, attempt, claim) {
-            return true;
+global!(
+    /// Tries ports at random until one is free.
+    fn search<I: Net>(work: &mut WorkArea<I>, claim: Claim) -> bool {
+        for attempt in 0..ATTEMPTS {
+            if probe(work, attempt, claim) {
+                return true;
+            }
         }
+        false
     }
-    false
-}
+);
 
 global!(
     /// Gives the outer tuple of [`Work::request`] another port, and tells whether it may be claimed.
