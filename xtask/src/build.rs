@@ -1,6 +1,8 @@
 //! `cargo xtask build`: the two plugins and the agent, statically linked.
 
 use std::fs;
+use std::panic::resume_unwind;
+use std::thread;
 
 use anyhow::{Context as _, bail};
 use underpass_toolchain::{self as toolchain, Toolchain};
@@ -60,6 +62,20 @@ pub(crate) fn executables(workspace: &Workspace) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The same, and beside it all tests: cargo keeps others out of the folder of one profile only, and where an executable is linked, which takes a
+/// minute, all other processors are idle.
+pub(crate) fn executables_and_tests(workspace: &Workspace) -> anyhow::Result<()> {
+    setup::ensure(workspace, Need::Build)?;
+    let mut tests = workspace.cargo();
+    tests.args(["test", "--no-run", "--workspace", "--locked", "--quiet"]);
+    thread::scope(|scope| {
+        let tests = scope.spawn(|| process::run(&mut tests));
+        let executables = executables(workspace);
+        let tests = tests.join().unwrap_or_else(|panic| resume_unwind(panic));
+        executables.and(tests)
+    })
 }
 
 fn release(workspace: &Workspace, names: &[&str]) -> anyhow::Result<()> {

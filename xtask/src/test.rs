@@ -61,7 +61,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
         "the tests make network namespaces and load eBPF programs",
     )?;
     setup::ensure(workspace, Need::Test)?;
-    build::executables(workspace)?;
+    build::executables_and_tests(workspace)?;
 
     let mut tests = workspace.cargo();
     if process::on_path("cargo-nextest") {
