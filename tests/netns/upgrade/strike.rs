@@ -97,11 +97,9 @@ fn a_strike(
                 return Ok(());
             }
         }
-        // Whoever is loaded now, it can be exchanged for the other, and all is in its place.
-        for build in &builds {
-            upgrade(node, build).with_context(about)?;
-        }
-        other = 0;
+        // Whatever was left, the upgrade is made when it is asked for again.
+        upgrade(node, &builds[other]).with_context(about)?;
+        other = 1 - other;
         served().with_context(about)?;
         witness
             .call_with_result("CHECK")
@@ -109,5 +107,7 @@ fn a_strike(
             .silence()
             .with_context(about)?;
     }
-    Ok(())
+    builds
+        .iter()
+        .try_for_each(|build| upgrade(node, build).map(drop))
 }
