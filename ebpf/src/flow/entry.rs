@@ -39,7 +39,7 @@ pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
 /// A packet came: the flow lives for another timeout, which depends on its state.
 #[inline(always)]
 pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
-    flow.expires = tick + timeout(flow.state, protocol);
+    flow.expires = tick + lifetime(flow.state, protocol);
 }
 
 /// Whether a flow that lives may give its tuple to another: TCP that both ends have closed and that has nothing to send again, and what
@@ -83,21 +83,27 @@ fn is_silent<A>(flow: &Flow<A>, protocol: u8, tick: u32, ticks: u32) -> bool {
 }
 
 global!(
-    /// Ticks without a packet after which a flow in this state expires.
-    fn timeout(flow_state: u32, protocol: u8) -> u32 {
-        let is_assured = flow_state & state::ASSURED != 0;
-        match protocol {
-            // A stray RST, which its receiver ignores, must not cost a connection its life.
-            protocol::TCP if flow_state & state::RST != 0 => constant!(timeout.tcp_opening),
-            protocol::TCP if is_ending(flow_state) => constant!(timeout.tcp_closing),
-            protocol::TCP if is_assured => constant!(timeout.tcp_established),
-            protocol::TCP => constant!(timeout.tcp_opening),
-            protocol::UDP | protocol::SCTP if is_assured => constant!(timeout.udp),
-            protocol::UDP | protocol::SCTP => constant!(timeout.udp_opening),
-            _ => constant!(timeout.icmp),
-        }
+    /// [`timeout`], for who is not deep in calls.
+    fn lifetime(flow_state: u32, protocol: u8) -> u32 {
+        timeout(flow_state, protocol)
     }
 );
+
+/// Ticks without a packet after which a flow in this state expires.
+#[inline(always)]
+fn timeout(flow_state: u32, protocol: u8) -> u32 {
+    let is_assured = flow_state & state::ASSURED != 0;
+    match protocol {
+        // A stray RST, which its receiver ignores, must not cost a connection its life.
+        protocol::TCP if flow_state & state::RST != 0 => constant!(timeout.tcp_opening),
+        protocol::TCP if is_ending(flow_state) => constant!(timeout.tcp_closing),
+        protocol::TCP if is_assured => constant!(timeout.tcp_established),
+        protocol::TCP => constant!(timeout.tcp_opening),
+        protocol::UDP | protocol::SCTP if is_assured => constant!(timeout.udp),
+        protocol::UDP | protocol::SCTP => constant!(timeout.udp_opening),
+        _ => constant!(timeout.icmp),
+    }
+}
 
 /// Whether the pods at either end of a direction are still those that it was learned for: their
 /// addresses may belong to others by now, or to nobody, and then lead out of the node again.
