@@ -7,3 +7,4 @@ pub mod signed;
 pub mod table;
 pub mod tracking;
 pub mod translated;
+pub mod way;

@@ -14,8 +14,8 @@ use crate::{
     flow::{
         entry::find,
         join::{stick, suspend},
-        learn,
         tracking::{Noted, look_up, note},
+        way,
     },
     kernel::{
         ETHERNET,
@@ -167,8 +167,8 @@ global!(
                 return Way::Lost;
             }
             half.mtu = pod.mtu;
-            learn::shape(half, pod);
-            if !learn::is_reachable(half.queue, pod) {
+            way::shape(half, pod);
+            if !way::is_reachable(half.queue, pod) {
                 return Way::Lost;
             }
             let [destination, source] = &mut half.eth;
@@ -216,7 +216,7 @@ global!(
             return Way::Stale;
         };
         let half = half_of(flow, work.place.end);
-        learn::settle_on_wire(half, &work.route, kind);
+        way::settle_on_wire(half, &work.route, kind);
         Way::Settled
     }
 );

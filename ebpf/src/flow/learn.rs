@@ -6,7 +6,7 @@ use underpass_abi::{
     addr::Family as _,
     counter::Counter,
     endpoint::{Device, device as flags},
-    flow::{End, Flow, Half, TOLD, action, protocol, rewrite, state},
+    flow::{End, Flow, Half, action, protocol, rewrite, state},
     node::policy,
     quota::WORLD,
 };
@@ -25,11 +25,12 @@ use crate::{
         join::{forget_translated, is_closed_to_news, join, suspend},
         table::{At, Share, Stored, store},
         tracking::note,
+        way::{enter, is_reachable, leave_to_pod, queue, settle_on_wire},
     },
     kernel::{
         container,
         global::{global, number},
-        maps::{count, device, endpoint, policy, stamp, tick},
+        maps::{count, device, endpoint, policy, tick},
         memory,
         net::Net,
         route::{Asked, find_route},
@@ -38,7 +39,6 @@ use crate::{
     },
     model::{
         direction::{TWICE, half_of, leaves_as, outgoing, set_outgoing},
-        route::Route,
         state::begins,
         work::{Place, Work},
     },
@@ -164,7 +164,7 @@ global!(
         } else {
             let forward = half_of(flow, end);
             set_outgoing::<I>(forward, &work.head.tuple);
-            enter::<I>(forward, if from_pod { from_ifindex } else { 0 }, from);
+            enter(forward, if from_pod { from_ifindex } else { 0 }, from);
             leave_to_pod(forward, to_ifindex, to);
             forward.action = if bypass { action::PEER } else { action::STACK };
             if bypass {
@@ -173,7 +173,7 @@ global!(
             let back = half_of(flow, end.other());
             if back.action == action::NONE && !from_pod {
                 set_outgoing::<I>(back, &work.head.tuple.reversed());
-                enter::<I>(back, to_ifindex, to);
+                enter(back, to_ifindex, to);
                 back.action = action::STACK;
             }
         }
@@ -224,7 +224,7 @@ global!(
             let Some(pod) = device(pod_ifindex) else {
                 return;
             };
-            enter::<I>(out, pod_ifindex, pod);
+            enter(out, pod_ifindex, pod);
         }
         out.out_ifindex = uplink;
         let kind = device(uplink).map_or(0, |uplink| uplink.flags);
@@ -291,77 +291,6 @@ pub fn agrees<I: Net>(
 #[inline(always)]
 fn is_ethernet_uplink(ifindex: u32) -> bool {
     device(ifindex).is_some_and(|device| device.flags & (flags::POD | flags::LAYER3) == 0)
-}
-
-/// The device that packets of this half come from.
-#[inline(always)]
-pub fn enter<I: Net>(half: &mut Half<I::Addr>, ifindex: u32, device: &Device) {
-    half.in_ifindex = ifindex;
-    half.queue = device.flags & SENT;
-    if device.flags & flags::CHECK_MAC != 0 {
-        memory::copy(&mut half.in_mac, &device.peer_mac);
-    } else {
-        memory::clear(&mut half.in_mac);
-    }
-}
-
-/// The pod that packets of this half go to, after [`enter`]. The next packet looks again.
-#[inline(always)]
-pub fn leave_to_pod<A>(half: &mut Half<A>, ifindex: u32, pod: &Device) {
-    half.out_ifindex = ifindex;
-    let [destination, source] = &mut half.eth;
-    memory::copy(destination, &pod.peer_mac);
-    memory::copy(source, &pod.mac);
-    half.mtu = pod.mtu;
-    shape(half, pod);
-    half.stamp = if is_reachable(half.queue, pod) {
-        stamp()
-    } else {
-        0
-    };
-}
-
-/// Whether the bypass can reach a pod: what its host device sends is for the MAC that the pod had at
-/// first, which it may have changed where that is not checked. (What is put past the device arrives
-/// whatever its MAC.)
-#[inline(always)]
-pub fn is_reachable(queue: u32, pod: &Device) -> bool {
-    queue == 0 || pod.flags & flags::CHECK_MAC != 0
-}
-
-/// [`Half::queue`] of packets to a pod from a device with these flags.
-#[inline(always)]
-pub(super) fn queue(from: u32, pod: &Device) -> u32 {
-    from & SENT | pod.flags & flags::SHAPED
-}
-
-/// Has packets to a pod pass the queue of its host device, if that shapes them.
-#[inline(always)]
-pub fn shape<A>(half: &mut Half<A>, pod: &Device) {
-    half.queue = queue(half.queue, pod);
-}
-
-/// The uplink that packets of this half go to. The next packet asks for the next hop and the MTU.
-#[inline(always)]
-pub fn leave_to_wire<A>(half: &mut Half<A>, ifindex: u32) {
-    half.out_ifindex = ifindex;
-    half.mtu = u32::MAX;
-    half.stamp = 0;
-}
-
-/// Packets of this half go the way that the routing table has just named, out of an uplink with these flags. Where the
-/// neighbour is not known it has no Ethernet addresses: the next packet asks again.
-#[inline(always)]
-pub fn settle_on_wire<A>(half: &mut Half<A>, route: &Route<A>, kind: u32) {
-    let told = if half.mtu == route.mtu {
-        half.queue & TOLD
-    } else {
-        0
-    };
-    half.mtu = route.mtu;
-    half.queue = half.queue & flags::NETKIT | kind & flags::TUNNEL | told;
-    memory::copy(&mut half.eth, &route.eth);
-    half.stamp = if half.eth[0] == [0; 6] { 0 } else { stamp() };
 }
 
 /// Who pays for a flow that begins: the pod behind a host veth.

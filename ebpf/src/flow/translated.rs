@@ -28,12 +28,11 @@ use crate::{
     flow::{
         entry::{find, prolong, remove_one},
         join::{ends_on_bypass, forget, is_closed_to_news, join, suspend, vacate},
-        learn::{
-            self, enter, is_reachable, leave_to_pod, pass, queue, settle_on_wire, show_opening,
-        },
+        learn::{self, pass, show_opening},
         signed,
         table::{At, Share, Stored, store},
         tracking::note,
+        way::{enter, is_reachable, leave_to_pod, queue, settle_on_wire},
     },
     kernel::{
         ETHERNET, container,
@@ -150,7 +149,7 @@ global!(
         let half = half_of(flow, place.end);
         set_outgoing::<I>(half, &head.tuple);
         half.rewrite = differences(&old, &head.tuple);
-        enter::<I>(half, owner.unwrap_or(0), from);
+        enter(half, owner.unwrap_or(0), from);
         if to.flags & flags::POD != 0 {
             leave_to_pod(half, to_ifindex, to);
             half.action = action::PEER;

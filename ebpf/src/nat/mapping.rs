@@ -12,9 +12,9 @@ use underpass_ebpf::ip::Ip;
 use crate::{
     flow::{
         entry::{find, is_alive, prolong, remove_all, remove_one},
-        learn::{enter, leave_to_pod, leave_to_wire},
         table::{At, Share, Stored, store},
         tracking::{self, Noted},
+        way::{enter, leave_to_pod, leave_to_wire},
     },
     kernel::{
         global::{global, number},
@@ -75,7 +75,7 @@ pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: 
     let client = device(request.client)
         .filter(|client| client.flags & flags::FOREIGN == 0 || request.opener == Opener::Client);
     if let Some(client) = client {
-        enter::<I>(back, request.client, client);
+        enter(back, request.client, client);
     }
     if let Some(pod) = device(request.owner) {
         leave_to_pod(back, request.owner, pod);
@@ -100,7 +100,7 @@ pub fn share<I: Ip>(request: &Request<I>) -> Share {
 fn fill_inner<I: Net>(out: &mut Half<I::Addr>, request: &Request<I>) {
     set_outgoing::<I>(out, &request.outer);
     if let Some(pod) = device(request.owner) {
-        enter::<I>(out, request.owner, pod);
+        enter(out, request.owner, pod);
     }
     match device(request.client) {
         Some(pod) if both(request) != 0 => leave_to_pod(out, request.client, pod),
