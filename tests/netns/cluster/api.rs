@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io::{BufRead, BufReader, Read as _, Write as _},
+    io::{BufReader, Write as _},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     ops::ControlFlow,
     sync::{
@@ -17,7 +17,10 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use underpass_tests::netns::Netns;
 
+mod http;
 mod patch;
+
+use http::{LAST_CHUNK, Request, answer, chunk, parameter};
 
 /// Where each node finds it, on its own loopback device.
 pub(super) const AT: &str = "127.0.0.1:6443";
@@ -30,9 +33,6 @@ const TURN: Duration = Duration::from_millis(200);
 
 /// How long a watch lasts of whoever names no time.
 const LONG: Duration = Duration::from_hours(1);
-
-/// What an answer in chunks ends with.
-const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// A cluster's Nodes, served to everybody who was given a [`Door`].
 #[derive(Clone, Default)]
@@ -416,73 +416,7 @@ impl State {
     }
 }
 
-/// What somebody asks for.
-struct Request {
-    method: String,
-    path: String,
-    query: String,
-    content_type: String,
-    authorization: String,
-    body: Vec<u8>,
-}
-
-impl Request {
-    /// Reads the next one of a connection, if there is one.
-    fn read(reader: &mut impl BufRead) -> Result<Option<Self>> {
-        let mut first = String::new();
-        if reader.read_line(&mut first)? == 0 {
-            return Ok(None);
-        }
-        let mut words = first.split_whitespace();
-        let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-        let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let mut request = Self {
-            method: method.to_owned(),
-            path: path.to_owned(),
-            query: query.to_owned(),
-            content_type: String::new(),
-            authorization: String::new(),
-            body: Vec::new(),
-        };
-        let mut length = 0;
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line)?;
-            let Some((name, value)) = line.trim_end().split_once(": ") else {
-                break;
-            };
-            match name.to_ascii_lowercase().as_str() {
-                "content-length" => length = value.parse()?,
-                "authorization" => value.clone_into(&mut request.authorization),
-                "content-type" => value.clone_into(&mut request.content_type),
-                _ => {}
-            }
-        }
-        reader.take(length).read_to_end(&mut request.body)?;
-        Ok(Some(request))
-    }
-}
-
-/// A parameter of a query, as it is written there.
-fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.find_map(|(key, value)| (key == name).then_some(value))
-}
-
+/// What a request is answered with that nothing comes of.
 fn status(code: u16, reason: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason})
-}
-
-fn answer(mut stream: &TcpStream, status: &str, body: &Value) -> Result<()> {
-    let body = body.to_string();
-    let head = format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    Ok(stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())?)
-}
-
-fn chunk(mut stream: &TcpStream, event: &Value) -> Result<()> {
-    let line = format!("{event}\n");
-    Ok(stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes())?)
 }
