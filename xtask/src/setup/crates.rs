@@ -21,7 +21,7 @@ const CHECKERS: [Tool; 2] = [
     Tool {
         name: "cargo-deny",
         version: "0.20.2",
-        why: "it checks licences, sources and advisories of all dependencies (some minutes)",
+        why: "it checks licences, sources and advisories of all dependencies (two minutes)",
     },
     Tool {
         name: "cargo-machete",
