@@ -106,7 +106,8 @@ global!(
         } else {
             Names::Nobody
         };
-        rewrite(work, ctx, named)
+        rewrite(work, ctx, named)?;
+        Ok(Verdict::STACK)
     }
 );
 
@@ -158,7 +159,8 @@ global!(
         } else {
             Names::Nobody
         };
-        rewrite(work, ctx, named)
+        rewrite(work, ctx, named)?;
+        Ok(Verdict::STACK)
     }
 );
 
@@ -261,7 +263,7 @@ number!(
 
 global!(
     /// Gives the error in [`Work::head`] the quote of a packet with the tuple in [`Work::partner`], and the addresses that go with it.
-    fn rewrite<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, names: Names) -> Step<Verdict> {
+    fn rewrite<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, names: Names) -> Step<()> {
         let mut skb = Skb::new(ctx);
         let Work {
             head,
@@ -278,7 +280,6 @@ global!(
         }
         let malformed = Verdict::dropped(Counter::DropMalformed);
         translate_error(&mut skb, head, inner, quote, src, dst).map_err(|_| malformed)?;
-        skb.store(head.l3, &head.header).map_err(|_| malformed)?;
-        Ok(Verdict::STACK)
+        skb.store(head.l3, &head.header).map_err(|_| malformed)
     }
 );

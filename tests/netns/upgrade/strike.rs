@@ -97,9 +97,9 @@ fn a_strike(
                 return Ok(());
             }
         }
-        // Whatever was left, the upgrade is made when it is asked for again.
-        upgrade(node, &builds[other]).with_context(about)?;
-        other = 1 - other;
+        // Whoever is loaded now, and whatever was left: the other build is loaded again for the next strike, which goes on with what this one left.
+        upgrade(node, &builds[1]).with_context(about)?;
+        other = 0;
         served().with_context(about)?;
         witness
             .call_with_result("CHECK")
