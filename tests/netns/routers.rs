@@ -9,7 +9,6 @@ use underpass_tests::{
     frame,
     netns::Netns,
     prelude::*,
-    rtnl::Route,
     traffic::{PATIENCE, raw::RawLink},
 };
 
@@ -18,6 +17,9 @@ const SOURCE: u16 = 45_678;
 const HOST: u16 = 8080;
 /// MTU of the link behind the world, which makes a router of it.
 const NARROW: u32 = 1300;
+
+/// Bytes of the segments that are sent to who is behind it.
+const SEGMENT: u32 = 1400;
 
 /// The address of the world on that link, and of what is behind it.
 pub(crate) fn beyond(family: Family) -> [IpAddr; 2] {
@@ -34,10 +36,12 @@ pub(crate) fn far(lab: &Lab) -> Result<Netns> {
     for (family, bits) in [(V4, 24), (V6, 64)] {
         let [router, host] = beyond(family);
         world.rtnl(|world| world.add_address("far", router, bits))?;
-        far.rtnl(|far| {
-            far.add_address("eth0", host, bits)?;
-            far.add_route(Route::default(family).via(router))
-        })?;
+        far.rtnl(|far| far.add_address("eth0", host, bits))?;
+        // With the size of segments that its own link has room for, nobody would send anything that is too long.
+        let everywhere = family.everywhere();
+        far.ip(&[format!(
+            "route add {everywhere} via {router} advmss {SEGMENT}"
+        )])?;
     }
     world.set_sysctl("net/ipv4/ip_forward", "1")?;
     world.set_sysctl("net/ipv6/conf/all/forwarding", "1")?;
