@@ -75,6 +75,8 @@ impl Number for Verdict {
     }
 }
 
+/// A verdict's number says that it is one. So a `Step<Verdict>` comes back from a global function as `Err`, whichever it was: that is for who hands it on,
+/// and who has something to do afterwards wants a `Step<()>`.
 impl<T: Number<Raw = u32>> Number for Step<T> {
     type Raw = u32;
 
