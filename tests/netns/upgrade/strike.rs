@@ -97,8 +97,10 @@ fn a_strike(
                 return Ok(());
             }
         }
-        // Whoever is loaded now, and whatever was left: the other build is loaded again for the next strike, which goes on with what this one left.
-        upgrade(node, &builds[1]).with_context(about)?;
+        // Whoever is loaded now, it can be exchanged for the other, and all is in its place.
+        for build in &builds {
+            upgrade(node, build).with_context(about)?;
+        }
         other = 0;
         served().with_context(about)?;
         witness
@@ -107,7 +109,5 @@ fn a_strike(
             .silence()
             .with_context(about)?;
     }
-    builds
-        .iter()
-        .try_for_each(|build| upgrade(node, build).map(drop))
+    Ok(())
 }
