@@ -7,7 +7,7 @@ mod cold;
 mod stage;
 mod witness;
 
-use std::io;
+use nix::errno::Errno;
 
 use rstest::rstest;
 use underpass_tests::{
@@ -164,13 +164,12 @@ fn is_refusal(traced: &Traced) -> Result<bool> {
 
 fn tells(reply: &Reply, change: &Change) -> Result<()> {
     let error = reply.error()?;
-    let said = io::Error::from(change.errno).to_string();
-    let words = said.split(" (os error").next().unwrap_or_default();
-    // Of memory it says in its own words which is missing.
-    let key = words.rsplit(' ').next().unwrap_or_default();
+    let number = format!("os error {}", change.errno as i32);
+    // Of memory it may say in its own words which is missing.
     ensure!(
-        error.msg.contains(words) || key == "memory" && error.msg.contains(key),
-        "{error} does not say {words:?}"
+        error.msg.contains(&number)
+            || change.errno == Errno::ENOMEM && error.msg.contains("memory"),
+        "{error} does not say {number:?}"
     );
     ensure!(error.msg.len() <= 1024, "{error}");
     Ok(())

@@ -11,6 +11,10 @@ use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{elf, process, report};
 
+mod musl;
+
+pub(crate) use musl::Musl;
+
 /// What runtimes call.
 pub(crate) const PLUGINS: [&str; 2] = ["underpass", "underpass-ipam"];
 
@@ -47,13 +51,18 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
 
 /// The plugins in `target/release`, for who needs no cluster: the agent takes as long to build as all else.
 pub(crate) fn plugins(workspace: &Workspace) -> anyhow::Result<()> {
-    release(workspace, &PLUGINS)
+    setup::ensure(workspace, Need::Build)?;
+    match Musl::find() {
+        Some(musl) => musl.build(workspace, &PLUGINS),
+        None => release(workspace, &PLUGINS),
+    }
 }
 
 /// All executables in `target/release`. Built together with the agent the plugins would have the features of
 /// dependencies that only the agent asks for. Refuses what could not be given out, so that tests see it first.
 pub(crate) fn executables(workspace: &Workspace) -> anyhow::Result<()> {
     plugins(workspace)?;
+    // It runs for months, and has much more to do with memory, at which glibc is better.
     release(workspace, &[AGENT])?;
     for name in EXECUTABLES {
         let built = workspace.released(name);
@@ -79,7 +88,6 @@ pub(crate) fn executables_and_tests(workspace: &Workspace) -> anyhow::Result<()>
 }
 
 fn release(workspace: &Workspace, names: &[&str]) -> anyhow::Result<()> {
-    setup::ensure(workspace, Need::Build)?;
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--release", "--locked"]);
     for name in names {

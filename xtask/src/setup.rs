@@ -15,6 +15,7 @@ mod ebpf;
 mod emulator;
 mod flannel;
 mod kubernetes;
+mod musl;
 mod packages;
 
 /// How much of the machine a command needs. Each of the first three includes the ones before it; the others include those three, and not
@@ -68,7 +69,7 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Resul
 /// Installs what is missing, and says so; says nothing otherwise.
 pub(crate) fn ensure(workspace: &Workspace, need: Need) -> anyhow::Result<()> {
     packages::ensure(need)?;
-    ebpf::ensure(workspace)?;
+    musl::ensure(ebpf::ensure(workspace)?);
     if need.includes(Need::Demo) {
         bpffs::ensure()?;
     }

@@ -24,7 +24,8 @@ const COMPONENT_LIMIT: Duration = Duration::from_secs(20);
 /// A whole toolchain is about 80 MB.
 const TOOLCHAIN_LIMIT: Duration = Duration::from_mins(5);
 
-pub(super) fn ensure(workspace: &Workspace) -> anyhow::Result<()> {
+/// Installs what is missing: where the `core` of the compiler that is there then comes from.
+pub(super) fn ensure(workspace: &Workspace) -> anyhow::Result<Core> {
     if Compiler::find().is_none() {
         install_compiler(workspace)?;
     }
@@ -34,12 +35,12 @@ pub(super) fn ensure(workspace: &Workspace) -> anyhow::Result<()> {
     let toolchain = Toolchain::find(&workspace.root).map_err(anyhow::Error::msg)?;
     fetch("the crates of this workspace", || workspace.cargo())?;
     if toolchain.compiler.core == Core::FromSource {
-        // The sources of `core` name crates of their own.
-        fetch("the crates of `core`", || {
-            toolchain.compiler.cargo(&workspace.root)
+        // The sources of `core` name crates of their own, and those of the rest of the library some more.
+        fetch("the crates of Rust's library", || {
+            toolchain.compiler.cargo_with_std(&workspace.root)
         })?;
     }
-    Ok(())
+    Ok(toolchain.compiler.core)
 }
 
 /// What the build will use.

@@ -141,11 +141,18 @@ impl Compiler {
         if self.core != Core::FromSource {
             return None;
         }
-        let mut command = self.bare(root);
-        command
-            .args(["-Zbuild-std=std,panic_abort", "check", "--locked"])
-            .args(["--target", target]);
+        let mut command = self.cargo_with_std(root);
+        command.args(["check", "--locked", "--target", target]);
         Some(command)
+    }
+
+    /// Calls the cargo of a compiler that has the sources of Rust's library ([`Core::FromSource`]), to compile all of it for a target of Linux. It has none of the parts
+    /// that a caller may leave out: a panic says what and where, and no more.
+    #[must_use]
+    pub fn cargo_with_std(&self, root: &Path) -> Command {
+        let mut command = self.bare(root);
+        command.args(["-Zbuild-std=std,panic_abort", "-Zbuild-std-features="]);
+        command
     }
 
     fn bare(&self, root: &Path) -> Command {

@@ -30,13 +30,16 @@ use std::path::Path;
 
 use nix::sys::statfs::{
     BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, FsType, OVERLAYFS_SUPER_MAGIC,
-    TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs,
+    TMPFS_MAGIC, statfs,
 };
 
 use super::super::file::{addresses, read_short};
 use super::mark::{Boot, Machine, Mark};
 use super::state::{LINK_PREFIX, State};
 use crate::owner::Owner;
+
+/// `XFS_SUPER_MAGIC` of `linux/magic.h`, which the library leaves out where it is built for musl.
+const XFS_SUPER_MAGIC: FsType = FsType(0x5846_5342);
 
 /// That of ext2 and ext3 is ext4's.
 const LOCAL: [FsType; 6] = [
