@@ -107,6 +107,9 @@ pub fn sweep(root: &Path) -> Result<(), Error> {
 /// any error for a kernel that lacks it: one that was short of memory for a moment would have the verifier look at
 /// functions anew for each of their callers, for more than a minute, or give a map entries of another size.
 ///
+/// Names of programs are not asked about: nothing depends on them, and the library tries them with a program for trace points, which a kernel
+/// without tracing (`CONFIG_BPF_EVENTS`, as it often is in routers) refuses.
+///
 /// Who may not load such programs is told so by the kernel when they are loaded.
 fn require_usual() -> Result<(), Error> {
     if !kernel::lets_load() {
@@ -116,7 +119,7 @@ fn require_usual() -> Result<(), Error> {
     let types = features
         .btf()
         .is_some_and(|btf| btf.btf_func() && btf.btf_func_global() && btf.btf_datasec());
-    if types && features.bpf_name() && features.bpf_global_data() && features.devmap_prog_id() {
+    if types && features.bpf_global_data() && features.devmap_prog_id() {
         return Ok(());
     }
     Err(Error::Unusual(kernel::release()))
