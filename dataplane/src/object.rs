@@ -6,11 +6,10 @@ use std::{
     path::Path, thread,
 };
 
-use aya::{Ebpf, EbpfLoader, Pod, maps::Array, programs::Program};
+use aya::{Ebpf, EbpfLoader, Pod, maps::Array, programs::Program, util::online_cpus};
 use nix::{
     sys::sysinfo::sysinfo,
     time::{ClockId, clock_getres},
-    unistd::{SysconfVar, sysconf},
 };
 use sha2::{Digest as _, Sha256};
 use underpass_abi::{
@@ -305,11 +304,12 @@ fn memory() -> u64 {
     sysinfo().map_or(0, |info| info.ram_total())
 }
 
-/// Counts the CPUs that are online, whether this process may run there or not.
+/// Counts the CPUs that are online, whether this process may run there or not: packets are handled on all of them. That is not what `sysconf`
+/// of every C library counts. One where there is no sysfs.
 fn cpus() -> u32 {
-    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
-    online
-        .and_then(|cpus| u32::try_from(cpus).ok())
+    online_cpus()
+        .ok()
+        .and_then(|cpus| u32::try_from(cpus.len()).ok())
         .unwrap_or(1)
 }
 

@@ -6,7 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::maps::{Array, Map, MapData};
+use anyhow::bail;
+use aya::{
+    maps::{Array, Map, MapData, MapInfo},
+    programs::ProgramInfo,
+};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
 use rstest::rstest;
 use underpass_abi::{counter::Counter, map, node::Node as Constants};
 use underpass_tests::{
@@ -69,6 +77,48 @@ fn load_loads_all_of_them_ahead() -> Result<()> {
     }
     let pod = lab.pod("a")?;
     pod.call_with_result("CHECK").run(&lab.node)?.silence()
+}
+
+/// A runtime may be pinned, and whoever loads first decides for all of a node's CPUs.
+#[test]
+fn tables_are_for_all_cpus_whoever_loads_may_use_only_one() -> Result<()> {
+    needs_root!();
+    let size = || -> Result<u32> {
+        let lab = Lab::unloaded()?;
+        lab.node.underpass(&["load"])?;
+        held(&lab.node)
+    };
+    let all = size()?;
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this)?;
+    let first = (0..CpuSet::count()).find(|&cpu| allowed.is_set(cpu).unwrap_or(false));
+    let mut one = CpuSet::new();
+    one.set(first.context("this thread may run nowhere")?)?;
+    // Of this thread, and of what it starts.
+    sched_setaffinity(this, &one)?;
+    let pinned = size();
+    sched_setaffinity(this, &allowed)?;
+    let pinned = pinned?;
+    ensure!(
+        pinned == all,
+        "{pinned} entries, and {all} of who may use all CPUs"
+    );
+    Ok(())
+}
+
+/// The entries of the table of fragments that wait: the one that has room for what a CPU keeps, and no more.
+fn held(node: &Node) -> Result<u32> {
+    on(node, |folder| {
+        let program = ProgramInfo::from_pin(folder.join(map::FROM_POD))?;
+        let ids = program.map_ids()?;
+        for id in ids.context("the kernel does not tell the maps of a program")? {
+            let info = MapInfo::from_id(id)?;
+            if info.name_as_str() == Some("HELD") {
+                return Ok(info.max_entries());
+            }
+        }
+        bail!("{} knows no map HELD", map::FROM_POD)
+    })
 }
 
 /// The programs of the uplink vanish while the others stay: what is learned by one is believed by another only if both know the same
