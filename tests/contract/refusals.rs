@@ -302,7 +302,7 @@ fn names_that_are_too_long_for_the_disk() -> Result<()> {
         &error,
         5,
         &[
-            "name too long",
+            "name too long (os error 36)",
             "shorten ipam.dataDir or the network's name",
         ],
     )

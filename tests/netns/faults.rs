@@ -8,7 +8,6 @@ mod stage;
 mod witness;
 
 use nix::errno::Errno;
-
 use rstest::rstest;
 use underpass_tests::{
     fault::{Change, Fault, Strike, Traced},

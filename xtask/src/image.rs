@@ -22,7 +22,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
 /// Packs the executables that are built: the archive.
 pub(crate) fn pack(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let image = archive(&Source {
-        executables: &workspace.target.join("release"),
+        executables: &workspace.releases(),
         licences: &workspace.root,
         version: VERSION,
         time: time()?,

@@ -101,27 +101,31 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks what a node runs for the other one of the two architectures.
+/// Checks what a node runs for the other one of the two architectures, with each of the C libraries that it may be linked with.
 fn other_architecture(workspace: &Workspace, toolchain: &Toolchain) -> anyhow::Result<()> {
-    let target = match ARCH {
-        "aarch64" => "x86_64-unknown-linux-gnu",
-        _ => "aarch64-unknown-linux-gnu",
+    let architecture = match ARCH {
+        "aarch64" => "x86_64",
+        _ => "aarch64",
     };
-    let Some(mut check) = toolchain.compiler.check_for(&workspace.root, target) else {
-        report::warn(&format!(
-            "nothing was checked for {target}: the sources of the standard library are not here (`rustup component add rust-src --toolchain nightly`)"
-        ));
-        return Ok(());
-    };
-    report::step("checking", &format!("the plugins for {target}"));
-    for plugin in PLUGINS {
-        check.args(["--package", plugin]);
+    for library in ["gnu", "musl"] {
+        let target = format!("{architecture}-unknown-linux-{library}");
+        let Some(mut check) = toolchain.compiler.check_for(&workspace.root, &target) else {
+            report::warn(&format!(
+                "nothing was checked for {target}: the sources of the standard library are not here (`rustup component add rust-src --toolchain nightly`)"
+            ));
+            continue;
+        };
+        report::step("checking", &format!("the plugins for {target}"));
+        for plugin in PLUGINS {
+            check.args(["--package", plugin]);
+        }
+        check
+            .arg("--quiet")
+            .arg("--target-dir")
+            .arg(workspace.target.join("other"));
+        process::run(&mut check)?;
     }
-    check
-        .arg("--quiet")
-        .arg("--target-dir")
-        .arg(workspace.target.join("other"));
-    process::run(&mut check)
+    Ok(())
 }
 
 /// The compiler that Cargo.toml promises to be enough, `rust-version`: the build with it is the proof.

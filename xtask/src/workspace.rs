@@ -57,9 +57,14 @@ impl Workspace {
         command
     }
 
+    /// The folder of released executables.
+    pub(crate) fn releases(&self) -> PathBuf {
+        self.target.join("release")
+    }
+
     /// A released executable.
     pub(crate) fn released(&self, name: &str) -> PathBuf {
-        self.target.join("release").join(name)
+        self.releases().join(name)
     }
 
     /// What set-up installs for this workspace alone.

@@ -7,7 +7,6 @@
 use std::env::consts::ARCH;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::Context as _;
 use underpass_toolchain::{Compiler, Core};
@@ -46,20 +45,6 @@ impl Musl {
     /// Builds plugins, and puts them where the release build of all else is.
     pub(super) fn build(&self, workspace: &Workspace, names: &[&str]) -> anyhow::Result<()> {
         let folder = workspace.target.join("musl");
-        process::run(&mut self.cargo(workspace, &folder, names)?)?;
-        for name in names {
-            let built = folder.join(target()).join("release").join(name);
-            put(&built, &workspace.released(name))?;
-        }
-        Ok(())
-    }
-
-    fn cargo(
-        &self,
-        workspace: &Workspace,
-        folder: &Path,
-        names: &[&str],
-    ) -> anyhow::Result<Command> {
         let start = |file: &str| self.libraries.join(file).display().to_string();
         // Rust links with `libunwind` there, of which nothing is used: who panics aborts.
         let unwinder = folder.join("unwinder");
@@ -80,28 +65,26 @@ impl Musl {
             "-Cforce-unwind-tables=no".to_owned(),
             // This compiler knows lints that the workspace's does not; `cargo xtask lint` is who looks at them.
             "--cap-lints=warn".to_owned(),
+            // A library that is compiled here would name this machine's folders.
+            format!(
+                "--remap-path-prefix={}=/rust",
+                self.compiler.library().display()
+            ),
         ];
         let mut cargo = self.compiler.cargo_with_std(&workspace.root);
         cargo
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
             .env("CARGO_BUILD_WARNINGS", "allow")
-            .args(["build", "--release", "--locked", "--target", &target()])
+            // Behind the verb it would take the place of what is asked for before it.
+            .args(["-Zunstable-options", "build", "--release", "--locked"])
+            .args(["--target", &target()])
             .arg("--target-dir")
-            .arg(folder);
+            .arg(folder)
+            .arg("--artifact-dir")
+            .arg(workspace.releases());
         for name in names {
             cargo.args(["--package", name, "--bin", name]);
         }
-        Ok(cargo)
+        process::run(&mut cargo)
     }
-}
-
-/// Replaces a file by another, in one step: a test may be running it.
-fn put(built: &Path, place: &Path) -> anyhow::Result<()> {
-    let context = || format!("cannot copy {} to {}", built.display(), place.display());
-    let folder = place.parent().with_context(context)?;
-    fs::create_dir_all(folder).with_context(context)?;
-    let new = place.with_extension("new");
-    fs::copy(built, &new)
-        .and_then(|_| fs::rename(&new, place))
-        .with_context(context)
 }

@@ -146,13 +146,24 @@ impl Compiler {
         Some(command)
     }
 
-    /// Calls the cargo of a compiler that has the sources of Rust's library ([`Core::FromSource`]), to compile all of it for a target of Linux. It has none of the parts
-    /// that a caller may leave out: a panic says what and where, and no more.
+    /// Calls the cargo of a compiler that has the sources of Rust's library ([`Core::FromSource`]), to compile all of it for a target of Linux. It has
+    /// none of the parts that a caller may leave out: a panic says what and where, and no more.
     #[must_use]
     pub fn cargo_with_std(&self, root: &Path) -> Command {
         let mut command = self.bare(root);
         command.args(["-Zbuild-std=std,panic_abort", "-Zbuild-std-features="]);
         command
+    }
+
+    /// The folder that has these sources.
+    #[must_use]
+    pub fn library(&self) -> PathBuf {
+        sources(
+            self.rustc
+                .parent()
+                .and_then(Path::parent)
+                .unwrap_or(Path::new("/")),
+        )
     }
 
     fn bare(&self, root: &Path) -> Command {
@@ -187,8 +198,8 @@ impl Compiler {
                 cargo: toolchain.join("bin/cargo"),
                 rustc: toolchain.join("bin/rustc"),
             };
-            let sources = toolchain.join("lib/rustlib/src/rust/library/core/Cargo.toml");
-            (sources.is_file() && found.cargo.is_file() && found.rustc.is_file()).then_some(found)
+            let core = sources(&toolchain).join("library/core/Cargo.toml");
+            (core.is_file() && found.cargo.is_file() && found.rustc.is_file()).then_some(found)
         })
     }
 
@@ -228,6 +239,11 @@ impl Compiler {
             _ => Ok(folder),
         }
     }
+}
+
+/// Where a toolchain has the sources of Rust's library, if it has them.
+fn sources(toolchain: &Path) -> PathBuf {
+    toolchain.join("lib/rustlib/src/rust")
 }
 
 /// `22.1` from the line `LLVM version: 22.1.8` of `rustc -vV`.
