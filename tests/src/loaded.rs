@@ -1,9 +1,9 @@
 //! Maps and programs that were loaded before the test: the verifier takes a second and a half for those of a node, in an emulated machine
 //! more than the rest of the test does.
 //!
-//! `cargo xtask test` names a folder for sets of them. The first test that finds a place there empty leaves what its node has loaded. A later
-//! [`Node`] gets such a set, emptied, as its own pins, and holds it while it lives. What was used longest ago comes first, as
-//! the kernel may still be taking away the devices of the last test that had it.
+//! `cargo xtask test` names a folder for sets of them. A [`Node`] gets one that nobody holds, emptied, as its own pins, and holds it while it
+//! lives. A test that finds none, or only such that were just given back, leaves what its node has loaded in an empty place: the kernel may
+//! still be taking away the devices of the test that had a set before. Once no place is empty it takes the set that was used longest ago.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
@@ -32,6 +32,10 @@ const VARIABLE: &str = "UNDERPASS_TEST_LOADED";
 /// How many sets there are at most. A node that finds all of them held loads its own.
 const SETS: usize = 8;
 
+/// How long after a test its set is rather left alone than given to the next. A network namespace is taken away a moment after its last
+/// process, in an emulated machine a second or two.
+const REST: Duration = Duration::from_secs(4);
+
 /// A set that nobody else uses while this is held.
 #[derive(Debug)]
 pub(crate) struct Set {
@@ -44,10 +48,10 @@ pub(crate) fn lend(node: &Node) -> Result<Option<Set>> {
     let Some(folder) = env::var_os(VARIABLE) else {
         return Ok(None);
     };
-    let Some(set) = Set::hold(Path::new(&folder))? else {
+    let version = format!("v{ABI}");
+    let Some(set) = Set::hold(Path::new(&folder), &version)? else {
         return Ok(None);
     };
-    let version = format!("v{ABI}");
     let pins = set.folder.join(&version);
     let root = node.bpf_root();
     if pins.exists() {
@@ -67,20 +71,25 @@ pub(crate) fn lend(node: &Node) -> Result<Option<Set>> {
 }
 
 impl Set {
-    /// Takes a set that nobody holds.
-    fn hold(folder: &Path) -> Result<Option<Self>> {
+    /// Takes a set that nobody holds, or a place for one. `version` is the folder of its pins.
+    fn hold(folder: &Path, version: &str) -> Result<Option<Self>> {
+        let now = SystemTime::now();
         let mut sets = (0..SETS)
             .map(|number| {
                 let set = folder.join(number.to_string());
                 match fs::create_dir(&set) {
                     Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-                    _ => Ok((fs::metadata(&set)?.modified()?, set)),
+                    _ => {
+                        let used = fs::metadata(&set)?.modified()?;
+                        let turn = turn(set.join(version).exists(), used, now);
+                        Ok((turn, used, set))
+                    }
                 }
             })
             .collect::<Result<Vec<_>, _>>()
             .with_context(|| format!("list the sets in {}", folder.display()))?;
         sets.sort();
-        for (_, set) in sets {
+        for (_, _, set) in sets {
             if let Ok(lock) = Flock::lock(File::open(&set)?, FlockArg::LockExclusiveNonblock) {
                 let held = Self {
                     folder: set,
@@ -103,6 +112,23 @@ impl Drop for Set {
     fn drop(&mut self) {
         // The order of sets is all that this is for.
         let _ = self.used();
+    }
+}
+
+/// When a set comes before others.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    Rested,
+    Empty,
+    JustUsed,
+}
+
+fn turn(loaded: bool, used: SystemTime, now: SystemTime) -> Turn {
+    let rested = now.duration_since(used).is_ok_and(|unused| unused >= REST);
+    match (loaded, rested) {
+        (false, _) => Turn::Empty,
+        (true, true) => Turn::Rested,
+        (true, false) => Turn::JustUsed,
     }
 }
 
@@ -192,4 +218,20 @@ fn empty(data: MapData, name: &str) -> Result<()> {
         _ => RawMap::of(data.fd().as_fd().try_clone_to_owned()?)?.remove_all()?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_loaded_while_a_set_has_rested() {
+        let now = SystemTime::UNIX_EPOCH + REST;
+        let just_used = turn(true, now, now);
+        let empty = turn(false, now, now);
+        let rested = turn(true, now - REST, now);
+        assert!(rested < empty && empty < just_used);
+        // A clock that was set back.
+        assert_eq!(turn(true, now + REST, now), Turn::JustUsed);
+    }
 }

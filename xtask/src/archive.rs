@@ -109,6 +109,46 @@ impl Archive {
         fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))
     }
 
+    /// Fetches packages and all that they need, as for a machine that has none yet, and unpacks them into a folder.
+    pub(crate) fn unpack_with_dependencies(
+        &self,
+        packages: &[&str],
+        into: &Path,
+    ) -> anyhow::Result<()> {
+        let fetched = into.join("fetched");
+        let status = fetched.join("status");
+        fs::create_dir_all(fetched.join("archives/partial"))
+            .and_then(|()| fs::write(&status, []))
+            .with_context(|| format!("cannot write to {}", fetched.display()))?;
+        process::run(
+            self.apt("apt-get")
+                .env("DEBIAN_FRONTEND", "noninteractive")
+                .args(["-qq", "--yes", "--no-install-recommends", "--download-only"])
+                .args([
+                    "--option",
+                    &format!("Dir::State::Status={}", status.display()),
+                ])
+                .args(["--option", &format!("Dir::Cache={}", fetched.display())])
+                .arg("install")
+                .args(packages)
+                // What apt tells of what it would install.
+                .stdout(Stdio::null()),
+        )
+        .with_context(|| format!("the archive did not give {}", packages.join(", ")))?;
+        let files = fs::read_dir(fetched.join("archives"))
+            .with_context(|| format!("cannot list {}", fetched.display()))?;
+        for file in files {
+            let file = file
+                .with_context(|| format!("cannot list {}", fetched.display()))?
+                .path();
+            if file.extension().is_some_and(|extension| extension == "deb") {
+                let mut unpack = Command::new("dpkg-deb");
+                process::run(unpack.arg("--extract").arg(file).arg(into))?;
+            }
+        }
+        fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))
+    }
+
     /// Fetches the newest source of a package and unpacks it into a folder, with Debian's patches: where it is.
     pub(crate) fn source(&self, package: &str, into: &Path) -> anyhow::Result<PathBuf> {
         fs::create_dir_all(into).with_context(|| format!("cannot create {}", into.display()))?;

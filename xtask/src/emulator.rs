@@ -28,7 +28,7 @@ pub(crate) struct Emulator {
 impl Emulator {
     /// Where set-up unpacks it; `tools` is the folder of what it installs for the workspace.
     pub(crate) fn folder(tools: &Path) -> PathBuf {
-        tools.join("emulator")
+        tools.join("emulator-trixie")
     }
 
     /// The emulator in a folder, if it is complete.

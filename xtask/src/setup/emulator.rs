@@ -1,17 +1,21 @@
 //! What guests are started with, unpacked for this workspace alone.
 //!
 //! It is not installed: QEMU's packages exclude other versions of QEMU's tools, and a static busybox excludes the usual one. Whoever has
-//! those keeps them.
+//! those keeps them. It is Debian 13's wherever this runs: tests take 0.7 of the time that they take with the QEMU 7.2 of Debian 12.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 
-use super::packages;
+use crate::archive::{Archive, Suites};
 use crate::emulator::Emulator;
 use crate::{process, report};
 
+/// Where the packages come from.
+const SUITE: &Suites = &[("Debian", &["trixie"])];
+/// Guests are of this kind, and so is what may run them.
+const ARCHITECTURE: &str = "amd64";
 /// Debian's packages, and what they are for.
 const PACKAGES: [(&str, &str); 2] = [
     ("qemu-system-x86", "emulates machines for other kernels"),
@@ -39,7 +43,10 @@ pub(super) fn ensure(tools: &Path) -> anyhow::Result<()> {
             fs::remove_dir_all(old).with_context(|| format!("cannot remove {}", old.display()))?;
         }
     }
-    packages::unpack(&PACKAGES.map(|(name, _)| name), &unfinished)?;
+    let index = tools.join("emulator.index");
+    let archive = Archive::open(&index, SUITE, ARCHITECTURE)?;
+    archive.unpack_with_dependencies(&PACKAGES.map(|(name, _)| name), &unfinished)?;
+    fs::remove_dir_all(&index).with_context(|| format!("cannot remove {}", index.display()))?;
     if Emulator::find(unfinished.clone()).is_none() {
         bail!(
             "the packages were unpacked into {}, but some of what guests are started with is not where it should be",

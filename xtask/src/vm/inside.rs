@@ -19,7 +19,8 @@ const SHARED: &str = "/guest";
 /// A file there that the host makes when it is time to come to an end.
 pub(super) const STOP: &str = "stop";
 
-/// A file there with the names of tests, a line each, in the order of their turns. Those that it does not name come first.
+/// A file there with the names of tests, a line each, in the order of their turns. Those that it does not name come first; then, in the same order,
+/// those that run alone: they take longest.
 pub(super) const ORDER: &str = "order";
 
 /// Tests that run at the same time where all are run: most wait most of the time. A choice of them runs one by one, so
@@ -69,7 +70,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     });
     if let Ok(order) = fs::read_to_string(shared.join(ORDER)) {
         let turns: HashMap<&str, usize> = order.lines().zip(1..).collect();
-        tests.sort_by_key(|test| turns.get(&*test.full_name()).copied());
+        tests.sort_by_key(|test| {
+            let name = test.full_name();
+            (is_alone(&name), turns.get(&*name).copied())
+        });
     }
     let bench = test::Bench {
         stop: shared.join(STOP),
@@ -110,6 +114,10 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
 /// take longer for their programs than they wait for it, and the table's entries would grow old.
 const ALONE: [&str; 2] = ["::cluster::", "bpf::ports::"];
 
+fn is_alone(name: &str) -> bool {
+    ALONE.iter().any(|part| name.contains(part))
+}
+
 /// Runs tests, some at once, each as soon as there is a place for it, or alone; writes what becomes of them in the order in which they end.
 /// Those that fail have a second try after all others, one by one.
 fn run_all(
@@ -129,7 +137,7 @@ fn run_all(
                 return Ok(());
             };
             let name = test.full_name();
-            let end = if ALONE.iter().any(|part| name.contains(part)) {
+            let end = if is_alone(&name) {
                 let _alone = place.write().expect("a lock");
                 test.run(bench)?
             } else {
