@@ -39,7 +39,8 @@ impl fmt::Display for Refusal<'_> {
 /// and its end.
 fn load(f: &mut fmt::Formatter<'_>, error: &io::Error, log: &str) -> fmt::Result {
     write!(f, "the kernel refused to load it: {error}")?;
-    if log.is_empty() {
+    // The verifier had no objection.
+    if log.is_empty() || error.raw_os_error() == Some(ENOTSUPP) {
         return f.write_str(remedy(error));
     }
     write!(
@@ -62,6 +63,10 @@ fn answer<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
         .find_map(|error| error.downcast_ref())
 }
 
+/// What kernels that have no interpreter say of a program that they could not compile (`bpf_prog_select_runtime` of `kernel/bpf/core.c`). It
+/// is the kernel's own number, which no C library has words for.
+const ENOTSUPP: i32 = 524;
+
 /// Says what to do about the kernel's answer, as it follows the answer.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
@@ -80,6 +85,9 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
             ": a part of the pins is gone; remove the folder v<layout> in bpfRoot with `rm -r`, and recreate the containers: the next ADD loads anew"
         }
         Some(libc::ENOSYS) => ": this kernel has no eBPF; it needs CONFIG_BPF_SYSCALL",
+        Some(ENOTSUPP) => {
+            ": it could not compile the program for this processor; see that net.core.bpf_jit_enable is 1, and `dmesg` for want of memory"
+        }
         _ => "",
     }
 }
@@ -149,6 +157,31 @@ mod tests {
             assert!(text.contains(answer) && text.contains(advice), "{text}");
         }
         assert!(told(libc::EINVAL).ends_with("(os error 22)"));
+    }
+
+    #[test]
+    fn a_program_that_was_not_compiled_is_no_fault_of_the_program() {
+        struct Load(i32);
+        impl fmt::Display for Load {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                load(
+                    f,
+                    &io::Error::from_raw_os_error(self.0),
+                    "processed 7 insns",
+                )
+            }
+        }
+
+        let text = Load(ENOTSUPP).to_string();
+        assert!(
+            text.contains("bpf_jit_enable") && !text.contains("7 insns"),
+            "{text}"
+        );
+        let text = Load(libc::EINVAL).to_string();
+        assert!(
+            text.contains("report this") && text.ends_with("7 insns"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 
 use crate::build::{self, EXECUTABLES};
 use crate::workspace::Workspace;
-use crate::{process, report};
+use crate::{licences, process, report};
 
 /// Folders of what these refer to.
 const FOLDERS: [&str; 2] = ["docs", "deploy"];
@@ -41,12 +41,10 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     for text in TEXTS {
         copy(&workspace.root.join(text), &folder)?;
     }
-    for texts in FOLDERS {
-        process::run(
-            Command::new("cp")
-                .arg("--recursive")
-                .args([workspace.root.join(texts), folder.clone()]),
-        )?;
+    let licences = licences::gather(workspace)?;
+    let folders = FOLDERS.map(|name| workspace.root.join(name));
+    for texts in folders.iter().chain([&licences]) {
+        process::run(Command::new("cp").arg("--recursive").args([texts, &folder]))?;
     }
     let mut manual = workspace.cargo();
     manual

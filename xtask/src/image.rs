@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use underpass_image::{NAME, Source, archive};
 
 use crate::workspace::Workspace;
-use crate::{build, report};
+use crate::{build, licences, report};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -24,6 +24,7 @@ pub(crate) fn pack(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let image = archive(&Source {
         executables: &workspace.releases(),
         licences: &workspace.root,
+        of_others: &licences::gather(workspace)?,
         version: VERSION,
         time: time()?,
     })?;

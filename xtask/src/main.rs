@@ -13,6 +13,7 @@ mod elf;
 mod emulator;
 mod fuzz;
 mod image;
+mod licences;
 mod lint;
 mod process;
 mod report;

@@ -5,6 +5,7 @@
 //! by a file that says why: a report of a broken node is the one that is wanted.
 
 use std::{
+    env,
     fs::{self, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
@@ -156,12 +157,20 @@ fn missing(archive: &mut Archive, name: &str, why: &str) {
     );
 }
 
+/// The C library that this executable is linked with.
+const LIBC: &str = if cfg!(target_env = "musl") {
+    "musl"
+} else {
+    "glibc"
+};
+
 fn version() -> String {
     let built = fs::read_to_string("/proc/version").unwrap_or_default();
     format!(
-        "underpass {}, layout {ABI}, build {:08x}\nLinux {}\n{built}",
+        "underpass {}, layout {ABI}, build {:08x}, for {} with {LIBC}\nLinux {}\n{built}",
         env!("CARGO_PKG_VERSION"),
         object::build(),
+        env::consts::ARCH,
         kernel::release(),
     )
 }

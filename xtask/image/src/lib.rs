@@ -61,6 +61,8 @@ pub struct Source<'a> {
     pub executables: &'a Path,
     /// The folder with the licences.
     pub licences: &'a Path,
+    /// A folder of nothing but the licences of what others wrote.
+    pub of_others: &'a Path,
     /// The version, which is also the image's tag.
     pub version: &'a str,
     /// When all files were changed last, in seconds since 1970.
@@ -82,6 +84,11 @@ pub fn archive(source: &Source<'_>) -> Result<Vec<u8>, Error> {
     }
     for name in LICENCES {
         let content = read(&source.licences.join(name))?;
+        files.push((format!("licences/{name}"), content, 0o644));
+    }
+    for path in list(source.of_others)? {
+        let content = read(&path)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         files.push((format!("licences/{name}"), content, 0o644));
     }
     let layer = Blob::new(tarball::pack(files, source.time)?);
@@ -108,6 +115,21 @@ pub fn archive(source: &Source<'_>) -> Result<Vec<u8>, Error> {
     ];
     files.extend([layer, config, manifest].map(|blob| (blob.path(), blob.into_bytes(), 0o644)));
     Ok(tarball::pack(files, source.time)?)
+}
+
+/// The files of a folder, by name.
+fn list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let entries = fs::read_dir(folder).and_then(|entries| {
+        entries
+            .map(|entry| Ok(entry?.path()))
+            .collect::<io::Result<Vec<_>>>()
+    });
+    let mut files = entries.map_err(|source| Error::Unreadable {
+        path: folder.to_owned(),
+        source,
+    })?;
+    files.sort();
+    Ok(files)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {

@@ -8,6 +8,9 @@ use super::*;
 const X86_64: u8 = 62;
 const AARCH64: u8 = 183;
 
+/// Where licences of others are.
+const OF_OTHERS: &str = "of-others";
+
 /// The header of an executable for a machine.
 fn executable(machine: u8) -> Vec<u8> {
     let mut file = vec![0; 0x40];
@@ -29,6 +32,8 @@ fn folder(machines: [u8; 3]) -> TempDir {
         write(name, vec![b'x'; 600]);
     }
     write("sh", executable(X86_64));
+    fs::create_dir(folder.path().join(OF_OTHERS)).expect("a folder");
+    write(&format!("{OF_OTHERS}/crates.txt"), vec![b'x'; 700]);
     folder
 }
 
@@ -36,6 +41,7 @@ fn packed(folder: &TempDir, time: u64) -> Result<Vec<u8>, Error> {
     archive(&Source {
         executables: folder.path(),
         licences: folder.path(),
+        of_others: &folder.path().join(OF_OTHERS),
         version: "1.2.3",
         time,
     })
@@ -136,6 +142,7 @@ fn the_root_has_executables_and_licences_and_nothing_else() {
             ("licences/LICENSE-APACHE", 0o644, 600),
             ("licences/LICENSE-GPL-2.0", 0o644, 600),
             ("licences/LICENSE-MIT", 0o644, 600),
+            ("licences/crates.txt", 0o644, 700),
             ("underpass", 0o755, 0x40),
             ("underpass-agent", 0o755, 0x40),
             ("underpass-ipam", 0o755, 0x40),

@@ -158,12 +158,13 @@ impl Compiler {
     /// The folder that has these sources.
     #[must_use]
     pub fn library(&self) -> PathBuf {
-        sources(
-            self.rustc
-                .parent()
-                .and_then(Path::parent)
-                .unwrap_or(Path::new("/")),
-        )
+        sources(self.root())
+    }
+
+    /// Where this compiler is installed: the folder above its `bin`.
+    pub fn root(&self) -> &Path {
+        let bin = self.rustc.parent();
+        bin.and_then(Path::parent).unwrap_or(Path::new("/"))
     }
 
     fn bare(&self, root: &Path) -> Command {

@@ -225,9 +225,11 @@ fn bind(source: &Path, target: &Path) -> Result<()> {
 
 /// The config and the only layer of the image, as an engine reads them.
 fn image() -> Result<(Value, Vec<u8>)> {
+    let nothing = tempfile::tempdir()?;
     let packed = archive(&Source {
         executables: plugin().parent().context("a folder")?,
         licences: &Path::new(env!("CARGO_MANIFEST_DIR")).join(".."),
+        of_others: nothing.path(),
         version: env!("CARGO_PKG_VERSION"),
         time: 0,
     })?;
