@@ -95,10 +95,16 @@ pub(crate) async fn keep(
     let mut installed: Option<Network> = None;
     let mut last = Said::default();
     let mut upgrade = Upgrade::new(options.resync);
+    // With an upgrade in it a command keeps all calls of the plugin waiting, as that one does, and Nodes can change all the time.
+    let mut refused: Option<Network> = None;
+    let mut retry = Retry::new(options.resync / 2, LONGEST_WITHOUT);
     loop {
         tokio::select! {
             changed = nodes.changed() => if changed.is_err() { return },
-            changed = routed.changed() => if changed.is_err() { return },
+            changed = routed.changed() => {
+                if changed.is_err() { return }
+                refused = None;
+            }
             _ = again.tick() => {}
         }
         let Some(routed) = routed.borrow_and_update().clone() else {
@@ -120,6 +126,12 @@ pub(crate) async fn keep(
         if installed.as_ref() == Some(&network) {
             give(&pass, &all);
         }
+        if refused.as_ref() != Some(&network) {
+            retry.reset();
+        } else if !retry.is_due() {
+            give(&pass, &all);
+            continue;
+        }
         let tested = installed.as_ref().map(|installed| &installed.ranges);
         let is_tested = tested == Some(&network.ranges);
         let outcome = install(verbs, &network, is_tested, &all, &mut nodes, &pass).await;
@@ -132,8 +144,11 @@ pub(crate) async fn keep(
                 Trouble::Outdated
             };
             health.set_trouble(Some(trouble(why)));
+            refused = Some(network);
+            retry.later();
             continue;
         }
+        refused = None;
         let ranges = network.ranges.clone();
         installed = Some(network);
         health.set_trouble(None);
@@ -144,35 +159,68 @@ pub(crate) async fn keep(
     }
 }
 
+/// How long to wait at most before a network is tried again that could not be installed, where neither it nor this node's links have changed.
+const LONGEST_WITHOUT: Duration = Duration::from_mins(5);
+
 /// How long to wait at most before an upgrade is tried again.
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
 
-/// The upgrade of the programs to those of this version. Until it is done those that are there go on, and it is tried again: later and
-/// later, as it may wait half a minute for a call that hangs, and keeps all later ones waiting meanwhile.
-struct Upgrade {
-    /// When it is due; nothing, once it is done.
-    next: Option<Instant>,
-    /// How long to wait after a failure.
+/// When something that failed is tried again: later and later.
+struct Retry {
+    due: Instant,
+    first: Duration,
     wait: Duration,
+    longest: Duration,
+}
+
+impl Retry {
+    fn new(first: Duration, longest: Duration) -> Self {
+        Self {
+            due: Instant::now(),
+            first,
+            wait: first,
+            longest,
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        self.due <= Instant::now()
+    }
+
+    fn later(&mut self) {
+        self.due = Instant::now() + self.wait;
+        self.wait = self.longest.min(self.wait * 2);
+    }
+
+    fn reset(&mut self) {
+        *self = Self::new(self.first, self.longest);
+    }
+}
+
+/// The upgrade of the programs to those of this version. Until it is done those that are there go on, and it is tried again: it may wait half
+/// a minute for a call that hangs, and keeps all later ones waiting meanwhile.
+struct Upgrade {
+    is_done: bool,
+    retry: Retry,
     last: Said,
 }
 
 impl Upgrade {
     fn new(wait: Duration) -> Self {
         Self {
-            next: Some(Instant::now()),
-            wait,
+            is_done: false,
+            retry: Retry::new(wait, LONGEST_WAIT),
             last: Said::default(),
         }
     }
 
     fn is_due(&self) -> bool {
-        self.next.is_some_and(|next| next <= Instant::now())
+        !self.is_done && self.retry.is_due()
     }
 
     fn note(&mut self, outcome: Result<String, Failed>) {
-        self.next = outcome.is_err().then(|| Instant::now() + self.wait);
-        self.wait = LONGEST_WAIT.min(self.wait * 2);
+        self.is_done = outcome.is_ok();
+        self.retry.later();
         self.last.tell("upgrade", outcome);
     }
 }

@@ -95,7 +95,7 @@ pub(crate) struct Notes {
     pub(crate) missing: Vec<anyhow::Error>,
     /// How many ranges of other nodes have no route, as the device is not there for which what failed is among the errors.
     pub(crate) unrouted: usize,
-    /// What could not be, and nobody may ever need.
+    /// What could not be, and nobody may ever need, as a device that leads to no other node yet.
     pub(crate) warnings: Vec<anyhow::Error>,
 }
 
@@ -216,7 +216,11 @@ impl Kernel {
         let device = match &desired.tunnel {
             Some(tunnel) => {
                 let kept = self.keep_tunnel(tunnel, desired, seen, &mut notes).await;
-                kept.map_err(|error| notes.errors.push(error)).ok()
+                let device = kept.map_err(|error| notes.errors.push(error)).ok();
+                if !desired.tunnels() {
+                    notes.warnings.append(&mut notes.errors);
+                }
+                device
             }
             None => None,
         };

@@ -91,11 +91,17 @@ impl Desired {
         pods.map(|(range, _)| *range).collect()
     }
 
-    /// The MTU of pods by which none of their packets is too large for the way to others, in bytes. Where some nodes are
-    /// reached directly it is none: the uplinks' would be too large for a few, and the device's small for all.
+    /// The MTU of pods by which none of their packets is too large for the way to others, in bytes; none where all others are
+    /// reached directly. With the uplinks' MTU a pod would tell a client in the world that it takes segments that do not fit
+    /// when they go to it by another node, and not every client hears the answer to that.
     pub(crate) fn mtu(&self, routing: Routing) -> Option<u32> {
         let tunnel = self.tunnel.as_ref()?;
-        (routing == Routing::Vxlan).then_some(tunnel.mtu)
+        (routing == Routing::Vxlan || self.tunnels()).then_some(tunnel.mtu)
+    }
+
+    /// Whether another node is reached through the device.
+    pub(crate) fn tunnels(&self) -> bool {
+        !self.neighbours.is_empty()
     }
 }
 
@@ -126,7 +132,10 @@ const fn overhead(outer: IpAddr) -> u32 {
 }
 
 /// The smallest MTU that IPv6 works with, in bytes (RFC 8200).
-const SMALLEST_MTU: u32 = 1280;
+const SMALLEST_OF_IPV6: u32 = 1280;
+
+/// The smallest MTU of the device, in bytes: what every host has to take of IPv4 (RFC 1122).
+const SMALLEST_MTU: u32 = 576;
 
 /// What the plan is made of.
 #[derive(Clone, Copy, Debug)]
@@ -210,13 +219,15 @@ fn direct(
 }
 
 /// What fits through whichever link leads to another node, in bytes, where our address is on none: on a loopback
-/// device, or translated. Those that are too small for VXLAN do not count beside others.
+/// device, or translated. Those that are too small for IPv6 through VXLAN do not count beside others.
 fn largest_to_all(links: &[OnLink], overhead: u32) -> u32 {
     let shared = links
         .iter()
         .filter(|link| !is_alone(link.net))
         .map(|link| link.mtu);
-    let roomy = shared.clone().filter(|mtu| *mtu >= SMALLEST_MTU + overhead);
+    let roomy = shared
+        .clone()
+        .filter(|mtu| *mtu >= SMALLEST_OF_IPV6 + overhead);
     roomy.min().or_else(|| shared.min()).unwrap_or(1500)
 }
 
@@ -231,7 +242,11 @@ fn device(outside: IpAddr, own: &[IpNet], links: &[OnLink]) -> Result<Tunnel, St
             outside,
             mac: mac(outside),
             mtu: inside,
-            addresses: own.iter().map(|range| first(*range)).collect(),
+            addresses: own
+                .iter()
+                .filter(|range| fits(inside, **range))
+                .map(|range| first(*range))
+                .collect(),
         }),
         _ => Err(format!(
             "the link of {outside} has an MTU of {mtu}, which is too small: there is no VXLAN"
@@ -239,11 +254,23 @@ fn device(outside: IpAddr, own: &[IpNet], links: &[OnLink]) -> Result<Tunnel, St
     }
 }
 
+/// Whether a device with this MTU can have addresses of the range's family.
+fn fits(mtu: u32, range: IpNet) -> bool {
+    range.addr().is_ipv4() || mtu >= SMALLEST_OF_IPV6
+}
+
 /// Routes a range through VXLAN, if we have the device and the node an address of the family of its outside. Returns whether it has.
 fn tunnel(desired: &mut Desired, name: &str, peer: &Peer, range: IpNet) -> bool {
     let Some(device) = &desired.tunnel else {
         return false;
     };
+    if !fits(device.mtu, range) {
+        desired.remarks.push(format!(
+            "VXLAN leaves {} bytes of a packet, IPv6 needs {SMALLEST_OF_IPV6}: no route to {range} of Node {name} is made",
+            device.mtu
+        ));
+        return false;
+    }
     let Some(remote) = peer.address(device.outside) else {
         desired.remarks.push(format!(
             "Node {name} has no InternalIP of the family of ours, {}: no route to {range} is made",

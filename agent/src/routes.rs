@@ -1,5 +1,6 @@
 //! The loop of the routes: what the kernel has is compared with what the Nodes say, and made the same.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -146,14 +147,13 @@ impl Routes<'_> {
         self.remark(&desired.remarks);
     }
 
-    /// Says what is wrong with the plan, unless that was said last.
+    /// Says what is wrong with the plan, but for what was said last: with a wrong setting that is a sentence for each node.
     fn remark(&mut self, remarks: &[String]) {
-        if self.remarks != remarks {
-            for remark in remarks {
-                tracing::warn!("{remark}");
-            }
-            self.remarks = remarks.to_vec();
+        let last: HashSet<&String> = self.remarks.iter().collect();
+        for remark in remarks.iter().filter(|remark| !last.contains(remark)) {
+            tracing::warn!("{remark}");
         }
+        self.remarks = remarks.to_vec();
     }
 
     fn count(&self, all: &All, desired: &Desired, done: &Notes, took: Duration) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -19,11 +20,33 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVxlan};
 use super::{Concern, DEVICE, Kernel, Link, Notes, Seen, read_link};
 use crate::plan::{Desired, Mac, Neighbour, Tunnel};
 
-/// The device's filter of reverse paths. The larger one of this and that of all devices counts.
-const FILTER: &str = "/proc/sys/net/ipv4/conf/underpass-vxlan/rp_filter";
+/// A sysctl of the device, and why it has that value.
+struct Sysctl {
+    path: &'static str,
+    value: &'static str,
+    otherwise: &'static str,
+}
 
-/// The way back may be by any device.
-const LOOSE: &str = "2";
+/// Somebody may change one, and nothing tells of that. The first two are not there where the kernel has no IPv6.
+const SYSCTLS: [Sysctl; 3] = [
+    Sysctl {
+        path: "/proc/sys/net/ipv6/conf/underpass-vxlan/accept_ra",
+        value: "0",
+        otherwise: "whoever gets a datagram to the VXLAN port may become this node's IPv6 router",
+    },
+    Sysctl {
+        path: "/proc/sys/net/ipv6/conf/underpass-vxlan/autoconf",
+        value: "0",
+        otherwise: "whoever gets a datagram to the VXLAN port may give this node addresses",
+    },
+    // A node that is behind VXLAN for us may have us on its link, and then one of the two ways is not the other's. IPv6 has no such filter. The
+    // larger one of this and that of all devices counts.
+    Sysctl {
+        path: "/proc/sys/net/ipv4/conf/underpass-vxlan/rp_filter",
+        value: "2",
+        otherwise: "where it or that of \"all\" is 1, packets are dropped that come through VXLAN from a node to which the way back is direct",
+    },
+];
 
 impl Kernel {
     /// Makes the device, its addresses and what it knows as they are desired. Returns its number, if there is one at
@@ -52,11 +75,13 @@ impl Kernel {
             }
         };
         self.device.store(device.index, Ordering::Relaxed);
+        for sysctl in &SYSCTLS {
+            if let Err(error) = sysctl.keep(notes) {
+                notes.warnings.push(error);
+            }
+        }
         if let Err(error) = self.keep_up(device, tunnel, notes).await {
             notes.errors.push(error);
-        }
-        if let Err(error) = loosen(notes) {
-            notes.warnings.push(error);
         }
         if !desired.keeps_own {
             self.keep_addresses(device.index, &tunnel.addresses, seen, notes)
@@ -83,10 +108,13 @@ impl Kernel {
             .up()
             .build();
         let request = self.handle.link().set(message);
-        request
-            .execute()
-            .await
-            .with_context(|| format!("cannot set {DEVICE} up with an MTU of {}", tunnel.mtu))?;
+        request.execute().await.map_err(|error| {
+            let why = why_not(&error);
+            anyhow::Error::new(error).context(format!(
+                "cannot set {DEVICE} up with an MTU of {} (UDP port {}): {why}",
+                tunnel.mtu, self.tunnel.port
+            ))
+        })?;
         notes.changes.push(format!(
             "device {DEVICE} is up with an MTU of {}",
             tunnel.mtu
@@ -142,18 +170,14 @@ impl Kernel {
             IpAddr::V4(address) => device.local(address),
             IpAddr::V6(address) => device.local6(address),
         };
-        let message = device
-            .address(tunnel.mac.to_vec())
-            .mtu(tunnel.mtu)
-            .up()
-            .build();
+        let message = device.address(tunnel.mac.to_vec()).mtu(tunnel.mtu).build();
         let request = self.handle.link().add(message);
-        request.execute().await.with_context(|| {
-            format!(
-                "cannot make {DEVICE} (VXLAN {}, UDP port {}, outside {}): another VXLAN device may have the same \
-                 identifier and port",
+        request.execute().await.map_err(|error| {
+            let why = why_not(&error);
+            anyhow::Error::new(error).context(format!(
+                "cannot make {DEVICE} (VXLAN {}, UDP port {}, outside {}): {why}",
                 self.tunnel.id, self.tunnel.port, tunnel.outside
-            )
+            ))
         })?;
         let change = format!("device {DEVICE}, outside {}", tunnel.outside);
         notes.changes.push(change);
@@ -277,24 +301,43 @@ impl Kernel {
     }
 }
 
-/// Has the device take IPv4 packets whose answers leave by another one: a node that is behind VXLAN for us may have us on
-/// its link, and then one of the two ways is not the other's. IPv6 has no such filter.
-fn loosen(notes: &mut Notes) -> anyhow::Result<()> {
-    // Somebody may change it, and nothing tells of that.
-    let value = fs::read_to_string(FILTER).with_context(|| format!("cannot read {FILTER}"))?;
-    if value.trim() == LOOSE {
-        return Ok(());
+impl Sysctl {
+    fn keep(&self, notes: &mut Notes) -> anyhow::Result<()> {
+        let Self {
+            path,
+            value,
+            otherwise,
+        } = self;
+        let now = match fs::read_to_string(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            now => now.with_context(|| format!("cannot read {path}"))?,
+        };
+        if now.trim() == *value {
+            return Ok(());
+        }
+        fs::write(path, value)
+            .with_context(|| format!("cannot write {value} to {path}: {otherwise}"))?;
+        notes.changes.push(format!("{path} is {value}"));
+        Ok(())
     }
-    fs::write(FILTER, LOOSE).with_context(|| {
-        format!(
-            "cannot write {LOOSE} to {FILTER}: where it or that of \"all\" is 1, packets are dropped that come through VXLAN \
-             from a node to which the way back is direct"
-        )
-    })?;
-    notes
-        .changes
-        .push(format!("rp_filter of {DEVICE} is {LOOSE}, so loose"));
-    Ok(())
+}
+
+/// What an answer to the request for the device, or to set it up, means (`vxlan_newlink` and `vxlan_open` of
+/// `drivers/net/vxlan/vxlan_core.c`).
+fn why_not(error: &rtnetlink::Error) -> &'static str {
+    let rtnetlink::Error::NetlinkError(message) = error else {
+        return "the kernel was not asked";
+    };
+    match message.to_io().kind() {
+        ErrorKind::AlreadyExists => "another VXLAN device has the same identifier and port",
+        ErrorKind::AddrInUse => {
+            "that UDP port is a server's, or a VXLAN device's of another kind, as Open vSwitch's: choose another by --vxlan-port, for all nodes"
+        }
+        ErrorKind::Unsupported => {
+            "this kernel has no VXLAN: install its module, which may be in a package of its own"
+        }
+        _ => "the kernel does not say why",
+    }
 }
 
 /// How one kind of things is made what it should be.

@@ -230,13 +230,7 @@ fn vxlan_can_be_asked_for() {
 
 #[test]
 fn a_link_too_small_for_vxlan_has_direct_routes_alone() {
-    let links = [OnLink {
-        net: net("192.0.2.0/24"),
-        own: address("192.0.2.1"),
-        device: 2,
-        mtu: 1300,
-        is_bridge: false,
-    }];
+    let links = [small_link(600)];
     let nodes = nodes(&[
         ("a", myself()),
         ("b", node(&["192.0.2.2"], &["10.2.0.0/24"])),
@@ -253,6 +247,44 @@ fn a_link_too_small_for_vxlan_has_direct_routes_alone() {
     assert!(desired.routes.contains_key(&net("10.2.0.0/24")));
     assert!(desired.tunnel.is_none() && !desired.routes.contains_key(&net("10.3.0.0/24")));
     assert_eq!(desired.remarks.len(), 1, "{:?}", desired.remarks);
+}
+
+#[test]
+fn a_link_too_small_for_ipv6_through_vxlan_takes_ipv4() {
+    let links = [small_link(1280)];
+    let dual = |own: &str, four: &str, six: &str| node(&[own], &[four, six]);
+    let nodes = nodes(&[
+        ("a", dual("192.0.2.1", "10.1.0.0/24", "fd00:1::/64")),
+        ("c", dual("198.51.100.5", "10.3.0.0/24", "fd00:3::/64")),
+    ]);
+    let inputs = Inputs {
+        own: "a",
+        nodes: &nodes,
+        links: &links,
+        routing: Routing::Auto,
+        cluster: &[],
+    };
+    let desired = plan(&inputs).expect("a plan");
+    let device = desired.tunnel.expect("a device");
+    assert_eq!(device.mtu, 1230);
+    assert_eq!(device.addresses, [net("10.1.0.0/32")].into());
+    assert!(matches!(
+        desired.routes[&net("10.3.0.0/24")],
+        Way::Tunnel { .. }
+    ));
+    assert!(!desired.routes.contains_key(&net("fd00:3::/64")));
+    assert_eq!((desired.unrouted, desired.remarks.len()), (1, 1));
+}
+
+/// A link of node "a" with this MTU.
+fn small_link(mtu: u32) -> OnLink {
+    OnLink {
+        net: net("192.0.2.0/24"),
+        own: address("192.0.2.1"),
+        device: 2,
+        mtu,
+        is_bridge: false,
+    }
 }
 
 #[test]
@@ -288,12 +320,18 @@ fn an_address_on_no_link_has_the_mtu_of_those_that_lead_to_others() {
 }
 
 #[test]
-fn pods_have_the_tunnels_mtu_where_it_leads_to_all() {
-    for (outside, mtu) in [("192.0.2.1", 1450), ("2001:db8::1", 1430)] {
+fn pods_have_the_tunnels_mtu_where_it_leads_to_another_node() {
+    for (outside, distant, mtu) in [
+        ("192.0.2.1", "198.51.100.5", 1450),
+        ("2001:db8::1", "2001:db8:5::1", 1430),
+    ] {
         let myself = node(&[outside], &["10.1.0.0/24", "fd00:1::/64"]);
-        let nodes = nodes(&[("a", myself)]);
-        let of = |routing| planned(&nodes, routing).expect("a plan").mtu(routing);
-        assert_eq!(of(Routing::Vxlan), Some(mtu));
-        assert_eq!((of(Routing::Auto), of(Routing::Cloud)), (None, None));
+        let alone = nodes(&[("a", myself.clone())]);
+        let of = |nodes, routing| planned(nodes, routing).expect("a plan").mtu(routing);
+        assert_eq!(of(&alone, Routing::Vxlan), Some(mtu));
+        assert_eq!(of(&alone, Routing::Auto), None);
+        let both = nodes(&[("a", myself), ("b", node(&[distant], &["10.2.0.0/24"]))]);
+        assert_eq!(of(&both, Routing::Auto), Some(mtu));
+        assert_eq!(of(&both, Routing::Cloud), None);
     }
 }

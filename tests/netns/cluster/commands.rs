@@ -1,12 +1,12 @@
 //! The commands that an agent runs, when they can't do all.
 
-use std::{fs, process::Command};
+use std::{fs, process::Command, thread, time::Duration};
 
 use underpass_tests::prelude::*;
 
 use super::{
     fixture::Cluster,
-    member::{Member, NET},
+    member::{Member, NET, outside},
 };
 
 /// How often the interposed command has run.
@@ -47,6 +47,44 @@ fn an_upgrade_that_fails_is_tried_later_and_later() -> Result<()> {
         "an upgrade that is done is done again"
     );
     Ok(())
+}
+
+/// The command may have an upgrade in it, for which all other calls wait. Nodes that change are no reason to try again, unless the network is
+/// another one then.
+#[test]
+fn a_network_that_can_not_be_installed_is_tried_later_and_later() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    cluster.members[0].interpose(
+        "[ \"$1\" != install ] || { echo >> /run/install-runs; echo \"it hangs\" >&2; exit 1; }",
+    )?;
+    let asked = [
+        "--cluster-cidr",
+        "10.244.0.0/16",
+        "--cluster-cidr",
+        "fd00:244::/32",
+    ];
+    cluster.members[0].start_agent_with(&[&["--resync", "2"], &asked[..]].concat())?;
+    let member = &cluster.members[0];
+    eventually("the first try", || {
+        ensure!(runs(member, "install")? > 0);
+        Ok(())
+    })?;
+    for number in 50..80 {
+        let ranges = [format!("10.244.{number}.0/24")];
+        let addresses = [outside(V4, 0, number).to_string()];
+        cluster
+            .api
+            .set(&format!("other{number}"), &addresses, &ranges);
+        thread::sleep(Duration::from_millis(200));
+    }
+    let tries = runs(member, "install")?;
+    ensure!(tries <= 4, "{tries} tries while other Nodes came");
+    // It is not given up.
+    eventually("another try", || {
+        ensure!(runs(member, "install")? > tries);
+        Ok(())
+    })
 }
 
 /// Somebody's conflist that can't be read is their trouble. What is wrong is said once, and what was done beside it is said.

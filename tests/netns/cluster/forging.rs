@@ -1,6 +1,7 @@
 //! What a pod may not do: put packets into the network of all pods, in anybody's name, by sending VXLAN to a node.
 
 use std::{
+    fs,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     thread,
@@ -14,7 +15,7 @@ use underpass_tests::{
     capture::Capture,
     frame::{self, Ends},
     prelude::*,
-    traffic::SILENCE,
+    traffic::{PATIENCE, SILENCE},
 };
 
 use super::{fixture::Cluster, member::TUNNEL, tunnel::beyond_a_router};
@@ -134,5 +135,58 @@ fn a_pod_sends_no_packets_of_the_tunnel(
             }
         }
     }
+    Ok(())
+}
+
+/// Who reaches the VXLAN port gets packets into the pods' network, but the node itself hears no router and takes no address there.
+#[rstest]
+fn no_router_is_heard_through_the_tunnel(#[values(V4, V6)] outside: Family) -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 1])?;
+    cluster.put_outside(outside);
+    for member in &cluster.members {
+        // A node that has IPv6 of its own and forwards none: its pods have IPv4.
+        let ranges = &member.ranges()[..1];
+        cluster.api.set(&member.name, &member.addresses(), ranges);
+        member.node.netns().run(|| {
+            fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "0")?;
+            fs::write("/proc/sys/net/ipv6/conf/default/accept_ra", "1")
+        })?;
+    }
+    cluster.start_agents()?;
+    for member in &cluster.members {
+        member.is_ready()?;
+    }
+    let node = cluster.members[0].node.netns();
+    let router = Ends {
+        src_mac: [2, 0, 0, 0, 0, 0x99],
+        dst_mac: node.mac(TUNNEL)?,
+        src: "fe80::99".parse()?,
+        dst: "ff02::1".parse()?,
+    };
+    // A hop limit, a lifetime of half an hour; the prefix 2001:db8:99::/64 to make addresses from.
+    let prefix = [
+        &[3, 4, 64, 0xc0, 0, 0, 7, 8, 0, 0, 7, 8, 0, 0, 0, 0][..],
+        &[
+            0x20, 0x01, 0x0d, 0xb8, 0, 0x99, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ],
+    ]
+    .concat();
+    let inside = router.icmp(134, 0, [64, 0, 7, 8], &[&[0; 8][..], &prefix].concat());
+    let datagram = [&[8, 0, 0, 0, 0, 0, 1, 0][..], &inside].concat();
+    let seen = Capture::start(node, TUNNEL)?;
+    let socket = udp::Client::open(cluster.members[1].node.netns(), outside)?;
+    let way = cluster.members[0].address(outside);
+    socket.send(SocketAddr::new(way, VXLAN), &datagram)?;
+    let arrived = seen.wait_for(PATIENCE, |frame| frame.ends_with(&prefix));
+    ensure!(arrived.is_some(), "the advertisement did not come in");
+    thread::sleep(SILENCE / 4);
+    let routes = node.ip_json(&["-6", "route", "show", "dev", TUNNEL])?;
+    ensure!(!routes.to_string().contains("default"), "{routes}");
+    let addresses = node.ip_json(&["-6", "address", "show", "dev", TUNNEL])?;
+    ensure!(
+        !addresses.to_string().contains("2001:db8:99"),
+        "{addresses}"
+    );
     Ok(())
 }

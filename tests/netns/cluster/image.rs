@@ -88,7 +88,10 @@ fn the_image_installs_the_plugin_for_others() -> Result<()> {
     let pod = resource("DaemonSet")?["spec"]["template"]["spec"].take();
     Container::new(member, &pod)?;
     let install = &mut container::command("/underpass");
-    let said = member.node.netns().expect(install.arg("install"), &[])?;
+    let said = member
+        .node
+        .netns()
+        .expect(install.args(["install", "--upgrade"]), &[])?;
     ensure!(said.contains("no conflist is written"), "{said}");
     let installed = Container::on_node("/opt/cni/bin/underpass")?;
     let version = member

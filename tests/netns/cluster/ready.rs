@@ -1,6 +1,6 @@
 //! What an agent says of the network: whether it is there, the Node's, and looked after.
 
-use std::fs;
+use std::{fs, net::UdpSocket};
 
 use rstest::rstest;
 use underpass_tests::prelude::*;
@@ -195,9 +195,12 @@ fn a_network_whose_node_has_other_ranges_already_is_none() -> Result<()> {
 
 /// Pods come and go, and reach those of other nodes no more.
 #[rstest]
-#[case::others_have_the_port("link add x type vxlan id 1 dstport 4789")]
-#[case::the_link_is_too_narrow("link set eth0 mtu 1310")]
-fn a_node_whose_tunnel_can_not_be_made_says_so(#[case] line: &str) -> Result<()> {
+#[case::others_have_the_port("link add x type vxlan id 1 dstport 4789", 2)]
+#[case::the_link_is_too_narrow_for_ipv6("link set eth0 mtu 1310", 1)]
+fn a_node_whose_tunnel_can_not_be_made_says_so(
+    #[case] line: &str,
+    #[case] missing: usize,
+) -> Result<()> {
     needs_root!();
     let cluster = Cluster::new(&[0, 1])?;
     cluster.settle()?;
@@ -208,7 +211,8 @@ fn a_node_whose_tunnel_can_not_be_made_says_so(#[case] line: &str) -> Result<()>
     member.running()?.hold(true)?;
     member.node.netns().ip(&[remove, line.to_owned()])?;
     member.running()?.hold(false)?;
-    says(member, 200, &["ok, but 2 of the other nodes' routes"])?;
+    let said = format!("ok, but {missing} of the other nodes' routes");
+    says(member, 200, &[&said])?;
     let undo = if line.starts_with("link add") {
         "link del x"
     } else {
@@ -217,4 +221,23 @@ fn a_node_whose_tunnel_can_not_be_made_says_so(#[case] line: &str) -> Result<()>
     member.node.netns().ip(&[undo.to_owned()])?;
     is_well(member)?;
     cluster.settle()
+}
+
+/// Where all nodes are on one link nobody needs the device: what keeps it from being made is said, and no more.
+#[test]
+fn a_tunnel_that_nobody_needs_keeps_no_network_away() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 0])?;
+    let node = cluster.members[0].node.netns();
+    let _theirs = node.run(|| UdpSocket::bind(("0.0.0.0", 4_789)))?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    is_well(member)?;
+    let log = member.log()?;
+    ensure!(
+        log.contains(TUNNEL) && log.contains("Open vSwitch"),
+        "{log}"
+    );
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)
 }

@@ -4,6 +4,7 @@ use std::{fs, net::IpAddr, thread, time::Duration};
 
 use anyhow::bail;
 use rstest::rstest;
+use serde_json::Value;
 use underpass_tests::{
     capture::Capture,
     frame,
@@ -33,7 +34,8 @@ pub(super) const fn overhead(outside: Family) -> usize {
     outside.header_len() + UDP + VXLAN + ETHERNET
 }
 
-/// Two nodes with a router between them, each with pods of these networks. The outside of VXLAN is of this family.
+/// Two nodes with a router between them, each with pods of these networks, which have the uplink's MTU, as those from before there was a node
+/// behind VXLAN. The outside of VXLAN is of this family.
 pub(super) fn beyond_a_router(outside: Family, kinds: &[&str]) -> Result<(Cluster, Vec<[Pod; 2]>)> {
     let mut cluster = Cluster::idle(&[0, 1])?;
     cluster.put_outside(outside);
@@ -45,6 +47,7 @@ pub(super) fn beyond_a_router(outside: Family, kinds: &[&str]) -> Result<(Cluste
             let [here, there] = [0, 1].map(|at| {
                 let member = &cluster.members[at];
                 let conf = member.conf()?.with("bypass", *bypass);
+                let conf = conf.with("mtu", Value::Null);
                 Pod::add(&member.node, &format!("{bypass}-{at}"), &conf)
             });
             Ok([here?, there?])

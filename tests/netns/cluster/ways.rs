@@ -4,6 +4,7 @@ use std::{fs, net::IpAddr, time::Duration};
 
 use nix::mount::{MsFlags, mount};
 use rstest::rstest;
+use serde_json::Value;
 use underpass_tests::{
     prelude::*,
     traffic::{offload, serve},
@@ -315,6 +316,31 @@ fn a_command_that_hangs_keeps_no_later_node_from_routes(
         Ok(())
     })?;
     member.is_ready()
+}
+
+/// With the uplink's MTU a client in the world would be told that it may send to the pod what does not fit when it goes there by another node.
+#[test]
+fn as_soon_as_one_node_is_behind_vxlan_pods_have_its_mtu() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::new(&[0, 0])?;
+    let mtu = |cluster: &Cluster, name: &str| -> Result<Value> {
+        let pod = cluster.members[0].pod(name)?;
+        let link = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
+        Ok(link[0]["mtu"].clone())
+    };
+    cluster.settle()?;
+    cluster.members[0].is_ready()?;
+    let before = mtu(&cluster, "before")?;
+    ensure!(before == 1500, "{before}");
+    cluster.grow(1)?;
+    eventually("the conflist has an MTU", || {
+        let conflist = cluster.members[0].conflist()?.context("a conflist")?;
+        ensure!(conflist["plugins"][0]["mtu"] == 1450, "{conflist}");
+        Ok(())
+    })?;
+    let after = mtu(&cluster, "after")?;
+    ensure!(after == 1450, "{after}");
+    Ok(())
 }
 
 #[rstest]

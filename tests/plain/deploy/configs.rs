@@ -80,7 +80,10 @@ fn the_patch_of_flannel_installs_the_plugin() -> Result<()> {
         "{pod}"
     );
     let command = &pod["initContainers"][0]["command"];
-    ensure!(*command == json!(["/underpass", "install"]), "{command}");
+    ensure!(
+        *command == json!(["/underpass", "install", "--upgrade"]),
+        "{command}"
+    );
     Ok(())
 }
 
