@@ -184,11 +184,11 @@ impl NetConf {
             .map_err(|error| error.context("could not parse prevResult"))
     }
 
-    /// The attachments that a GC must keep.
+    /// The attachments that a GC must keep, and no others; `None`, where it is not said.
     ///
-    /// A missing key is an error: nobody said what is valid. Null is an empty list, because that is
-    /// how a runtime in Go writes the list of no containers.
-    pub fn valid_attachments(&self) -> Result<Vec<AttachmentId>, Error> {
+    /// A missing key is an error. Null says nothing: a runtime in Go writes it for no containers, and CRI-O also for a network
+    /// whose containers it has not attached itself, as behind Multus.
+    pub fn valid_attachments(&self) -> Result<Option<Vec<AttachmentId>>, Error> {
         let Some((key, value)) = VALID_ATTACHMENTS
             .into_iter()
             .find_map(|key| self.raw.get_key_value(key))
@@ -198,6 +198,9 @@ impl NetConf {
                 VALID_ATTACHMENTS[0]
             )));
         };
+        if value.is_null() {
+            return Ok(None);
+        }
         let list: Vec<AttachmentId> =
             go_json::from_value(value).map_err(|error| invalid(&error.under(key, value)))?;
         // What is misspelt or missing would name another attachment, and this one would be removed.
@@ -206,7 +209,7 @@ impl NetConf {
             Some(index) => Err(Error::config(format!(
                 "invalid {key:?}: entry {index} has no containerID or no ifname; nothing was removed"
             ))),
-            None => Ok(list),
+            None => Ok(Some(list)),
         }
     }
 

@@ -10,16 +10,15 @@ use crate::shorten;
 use crate::store::{Store, both};
 
 /// Frees every lease of this network whose owner is not a valid attachment; a legacy lease, if no
-/// attachment of its container is valid. Goes on past failures and reports them together.
+/// attachment of its container is valid. Goes on past failures and reports them together. Where nobody says what is valid
+/// (`null`) none is freed.
 ///
 /// Reads every lease once; files that no plugin can have written stay.
 pub fn gc(request: &NetworkRequest) -> Result<(), Error> {
-    let valid: HashSet<Owner> = request
-        .conf
-        .valid_attachments()?
-        .iter()
-        .map(Owner::from)
-        .collect();
+    let Some(valid) = request.conf.valid_attachments()? else {
+        return Ok(());
+    };
+    let valid: HashSet<Owner> = valid.iter().map(Owner::from).collect();
     let containers: HashSet<&str> = valid
         .iter()
         .map(|owner| owner.container_id.as_str())

@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 
 use underpass_abi::endpoint::Owner;
-use underpass_cni::{CniResult, Error as CniError, NetConf, NetworkRequest, Plugin, Request};
+use underpass_cni::{
+    CniResult, Error as CniError, Interface, NetConf, NetworkRequest, Plugin, Request,
+};
 use underpass_dataplane::{Error as DataplaneError, Maps, Pins, object};
 use underpass_netlink::Netlink;
 
-use crate::{conf::Conf, error::Error, identity::Identity, reap::reap};
+use crate::{conf::Conf, error::Error, identity::Identity, reap::reap, step::endpoint};
 
 pub use bandwidth::Bandwidth;
 pub use chained::Portmap;
@@ -33,7 +35,7 @@ impl Plugin for Underpass {
 
     fn undo(&self, request: &Request, _: &CniResult) -> Result<(), CniError> {
         // In a chain the interface is that of the plugin before, which may be ours under the same name.
-        match request.conf.prev_result()? {
+        match behind(request)? {
             Some(_) => Ok(chained::del(request)?),
             None => self.del(request),
         }
@@ -54,6 +56,28 @@ impl Plugin for Underpass {
     fn status(&self, request: &NetworkRequest) -> Result<(), CniError> {
         status::status(request)
     }
+}
+
+/// What the plugins before have made, if the interface is there already. Others may stand before it in the list, as `loopback` does in
+/// Nomad's. Who names no interface at all has made this one.
+fn behind(request: &Request) -> Result<Option<CniResult>, CniError> {
+    let ifname = &request.attachment.ifname;
+    let is_it = |interface: &Interface| interface.name == *ifname && !interface.sandbox.is_empty();
+    let previous = request.conf.prev_result()?;
+    Ok(previous.filter(|previous| {
+        let interfaces = &previous.interfaces;
+        interfaces.is_empty() || interfaces.iter().any(is_it)
+    }))
+}
+
+/// Tells whether the config is that of a later entry of the list than the one that has made the interface: it gives no addresses, and
+/// the interface has some.
+fn is_later(request: &Request, maps: &Maps) -> Result<bool, Error> {
+    if request.conf.ipam_type()?.is_some() {
+        return Ok(false);
+    }
+    let known = maps.attachment(identity(request).owner())?;
+    Ok(known.is_some_and(|known| endpoint::addresses(&known).next().is_some()))
 }
 
 fn identity(request: &Request) -> Identity {

@@ -58,7 +58,6 @@ fn nothing_is_touched_where_nobody_said_what_is_valid(
 #[rstest]
 #[case(KEY, json!([]))]
 #[case(OLD_KEY, json!([]))]
-#[case(KEY, Value::Null)]
 fn an_empty_list_clears_the_network_and_no_other(
     #[case] key: &str,
     #[case] value: Value,
@@ -75,6 +74,27 @@ fn an_empty_list_clears_the_network_and_no_other(
     other.call_with_result("CHECK").run(&lab.node)?.silence()?;
     for family in Family::BOTH {
         ping::ping(other.netns(), family.remote())?;
+    }
+    Ok(())
+}
+
+/// CRI-O says so of a network whose containers Multus has attached, and a runtime in Go that has none.
+#[test]
+fn where_it_is_not_said_what_is_valid_only_the_dead_go() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let living = lab.pod("living")?;
+    let before = Traces::of(&lab.node)?;
+    let dead = lab.pod("dead")?;
+    lab.node
+        .netns()
+        .ip(&[format!("link del {}", dead.host_veth())])?;
+    dead.abandon();
+    gc(&lab, &[(KEY, Value::Null)])?.silence()?;
+    before.expect_same(&lab.node)?;
+    living.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    for family in Family::BOTH {
+        ping::ping(living.netns(), family.remote())?;
     }
     Ok(())
 }

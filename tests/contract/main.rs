@@ -6,6 +6,7 @@ mod chained;
 mod chained_bandwidth;
 mod config;
 mod delegated;
+mod entries;
 mod forwarding;
 mod gc;
 mod hopeless;

@@ -244,6 +244,34 @@ fn a_setting_that_was_changed_is_named(#[values(V4, V6)] family: Family) -> Resu
     Ok(())
 }
 
+/// A runtime that is told of a fault makes the container anew: each of the node's, where an uplink has changed.
+#[rstest]
+#[case::another_mtu(&["link set eth0 mtu 1400"], "eth0")]
+#[case::another_address(&["address add 192.0.2.77/24 dev eth0", "address add 2001:db8:77::77/64 dev eth0 nodad"], "eth0")]
+#[case::another_uplink(
+    &[
+        "link add eth7 type veth peer name other7",
+        "link set eth7 up",
+        "link set other7 up",
+        "address add 198.51.100.77/24 dev eth7",
+        "route add default via 198.51.100.78 dev eth7 metric 77",
+    ],
+    "eth7"
+)]
+fn what_has_become_of_the_node_is_no_fault_of_a_container(
+    #[case] lines: &[&str],
+    #[case] device: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+    lab.node.netns().ip(&lines)?;
+    let reply = pod.call_with_result("CHECK").run(&lab.node)?;
+    ensure!(reply.stderr.contains(device), "{}", reply.stderr);
+    reply.silence()
+}
+
 #[test]
 fn settings_that_a_later_plugin_may_change_are_its_own_business() -> Result<()> {
     needs_root!();

@@ -419,3 +419,19 @@ fn a_connection_moves_to_a_network_without_bypass(#[values(V4, V6)] family: Fami
     meter.expect_no_bypass()?;
     lab.firewall.expect_no_invalid()
 }
+
+/// Of two default routes the first network's counts, for each packet: an answer is awaited where the question came from.
+#[rstest]
+fn of_two_default_routes_the_first_counts(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let also = pod.also(SECOND, &second(&lab))?;
+    let remote = family.remote().to_string();
+    for round in 0..8 {
+        let route = pod.netns().ip_json(&["route", "get", &remote])?;
+        ensure!(route[0]["dev"] == Pod::IFNAME, "round {round}: {route}");
+    }
+    also.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()
+}

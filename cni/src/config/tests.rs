@@ -80,12 +80,15 @@ fn dns_replaces_only_if_it_sets_something() {
 fn gc_knows_what_is_valid_only_from_a_key_that_is_there() {
     let valid = |text: &str| conf(&format!(r#"{{"name":"n"{text}}}"#)).valid_attachments();
     assert_eq!(valid("").expect_err("absent").code, Code::InvalidConfig);
-    assert_eq!(valid(r#","cni.dev/valid-attachments":[]"#), Ok(vec![]));
-    assert_eq!(valid(r#","cni.dev/valid-attachments":null"#), Ok(vec![]));
-    let one = vec![AttachmentId {
+    assert_eq!(
+        valid(r#","cni.dev/valid-attachments":[]"#),
+        Ok(Some(vec![]))
+    );
+    assert_eq!(valid(r#","cni.dev/valid-attachments":null"#), Ok(None));
+    let one = Some(vec![AttachmentId {
         container_id: "c".into(),
         ifname: "e".into(),
-    }];
+    }]);
     assert_eq!(
         valid(r#","cni.dev/attachments":[{"containerID":"c","ifname":"e"}]"#),
         Ok(one.clone())

@@ -17,6 +17,7 @@ use crate::{
     error::Error,
     finding::{Finding, Findings},
     identity::Alias,
+    plan::metric,
 };
 
 mod remembered;
@@ -39,7 +40,9 @@ impl Step<Interface> for ContainerRoutes {
             pod,
             ..
         } = &attachment.made;
+        let others = others(pod, container, &plan.routes)?;
         for route in &plan.routes {
+            let route = &behind(&others, route);
             // The same destination by another gateway is a second next hop; exactly the same route
             // twice is one.
             match pod.add_route(container, route, Mode::Append) {
@@ -79,6 +82,38 @@ impl Step<Interface> for ContainerRoutes {
             remembered.verify(&mut left, container, findings);
         }
         Ok(())
+    }
+}
+
+/// Lists the default routes that the container has by other interfaces, if one of these is a default route.
+fn others(pod: &Netlink, container: &Device, routes: &[Route]) -> Result<Vec<Route>, Error> {
+    if !routes.iter().any(is_default) {
+        return Ok(Vec::new());
+    }
+    let installed = pod.default_routes(MAIN, None)?;
+    Ok(installed
+        .into_iter()
+        .filter(|one| one.index != container.index)
+        .map(|one| one.route)
+        .collect())
+}
+
+/// Whether it is a default route whose metric nobody has asked for.
+fn is_default(route: &Route) -> bool {
+    route.dst.prefix_len() == 0 && route.table == MAIN && route.priority.is_none()
+}
+
+/// Puts a default route behind those of other interfaces. Between two of one metric IPv4 changes with each look-up, as both gateways are permanent
+/// neighbours (`fib_select_default` of `net/ipv4/fib_semantics.c` prefers one that was just heard of), and IPv6 with each flow.
+fn behind(others: &[Route], route: &Route) -> Route {
+    let metrics = others
+        .iter()
+        .filter(|other| is_default(route) && other.dst == route.dst)
+        .map(metric);
+    let last = metrics.max().filter(|last| *last >= metric(route));
+    Route {
+        priority: last.map_or(route.priority, |last| Some(last.saturating_add(1))),
+        ..route.clone()
     }
 }
 

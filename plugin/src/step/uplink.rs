@@ -1,5 +1,6 @@
 //! Programs on the uplinks that the container's packets leave by, and the epoch.
 
+use tracing::warn;
 use underpass_dataplane::{
     Maps,
     lock::Lock,
@@ -7,10 +8,10 @@ use underpass_dataplane::{
 };
 use underpass_netlink::Netlink;
 
-use super::{Attachment, Inspection, Mode, Step};
+use super::{Attachment, Inspection, Loaded, Mode, Step};
 use crate::{
     error::Error,
-    finding::Findings,
+    finding::{Finding, Findings},
     uplink::{Uplinks, reconcile},
 };
 
@@ -33,15 +34,34 @@ impl<M: Mode> Step<M> for UplinkPrograms {
         finish(node, maps, uplinks)
     }
 
+    /// Fails where somebody has taken away what was there. What has become of the node since the last ADD is no fault of this attachment,
+    /// and a runtime that was told so would make all containers anew: it is a warning, as STATUS has it.
     fn verify(&self, inspection: &Inspection<'_, M>, findings: &mut Findings) -> Result<(), Error> {
-        match &inspection.loaded {
-            Some(loaded) => {
-                let uplinks = &loaded.uplinks;
-                reconcile::verify(inspection.node, &loaded.maps, uplinks, findings)
+        let Some(Loaded { maps, uplinks }) = &inspection.loaded else {
+            return Ok(());
+        };
+        let mut found = Findings::default();
+        reconcile::verify(inspection.node, maps, uplinks, &mut found)?;
+        for finding in found {
+            match finding {
+                Finding::OtherTunnels | Finding::PartOfUplink(_) | Finding::OtherUplink(_) => {
+                    warn!("{finding}");
+                }
+                Finding::NotAttached { ref device, .. } if !is_known(maps, uplinks, device)? => {
+                    warn!("{finding}");
+                }
+                finding => findings.push(finding),
             }
-            None => Ok(()),
         }
+        Ok(())
     }
+}
+
+/// Tells whether an uplink had its programs once.
+fn is_known(maps: &Maps, uplinks: &Uplinks<'_>, name: &str) -> Result<bool, Error> {
+    let uplink = uplinks.list.iter().find(|uplink| uplink.name == name);
+    let known = uplink.map(|uplink| maps.device(uplink.index)).transpose()?;
+    Ok(known.flatten().is_some())
 }
 
 fn finish(node: &Netlink, maps: &mut Maps, uplinks: &Uplinks<'_>) -> Result<(), Error> {

@@ -5,7 +5,7 @@ use underpass_cni::{CniResult, Request};
 use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, Netns, link::By};
 
-use super::{chained, identity, reap_or_warn, require_detached};
+use super::{behind, chained, identity, reap_or_warn, require_detached};
 use crate::{
     conf::{AttachmentConf, chained::Name},
     error::Error,
@@ -16,10 +16,10 @@ use crate::{
     uplink::{Uplinks, inherited_mtu},
 };
 
-/// Attaches the container, or changes nothing. In a chain, behind another plugin, it serves its host
+/// Attaches the container, or changes nothing. In a chain, behind the plugin that has made the interface, it serves its host
 /// ports.
 pub(super) fn add(request: &Request) -> Result<CniResult, Error> {
-    match request.conf.prev_result()? {
+    match behind(request)? {
         Some(previous) => chained::add(request, previous, Name::Underpass),
         None => attach(request),
     }

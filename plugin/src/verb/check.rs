@@ -6,7 +6,7 @@ use underpass_cni::{CniResult, Error as CniError, Interface as Remembered, IpCon
 use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::{Netlink, Netns};
 
-use super::{chained, identity, no_result};
+use super::{chained, identity, is_later, no_result};
 use crate::{
     conf::{AttachmentConf, Conf, chained::Name, port::bindings},
     error::Error,
@@ -74,7 +74,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
 }
 
 /// Tells whether another plugin of the chain made the interface, maybe ours too. Then no IPAM has to give
-/// addresses here, and either the result names no veth of ours or the maps know the host ports.
+/// addresses here, and either the result names no veth of ours, or the maps know the host ports or a container that has addresses.
 fn is_chained(request: &Request) -> Result<bool, Error> {
     let Some(remembered) = request.conf.prev_result()? else {
         return Ok(false);
@@ -88,9 +88,12 @@ fn is_chained(request: &Request) -> Result<bool, Error> {
     if !remembered.interfaces.iter().any(is_ours) {
         return Ok(true);
     }
-    let maps = Maps::open_existing(&Pins::at(&Conf::bpf_root(&request.conf)?))?;
-    let ports = maps.map(|maps| maps.attachment(identity.chained_owner()));
-    Ok(ports.transpose()?.flatten().is_some())
+    match Maps::open_existing(&Pins::at(&Conf::bpf_root(&request.conf)?))? {
+        Some(maps) => {
+            Ok(maps.attachment(identity.chained_owner())?.is_some() || is_later(request, &maps)?)
+        }
+        None => Ok(false),
+    }
 }
 
 /// What the runtime remembers of the container's end. Later plugins of a chain may have changed it,

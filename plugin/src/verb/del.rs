@@ -6,7 +6,7 @@ use underpass_cni::Request;
 use underpass_dataplane::Maps;
 use underpass_netlink::Netlink;
 
-use super::{identity, maps_to_clean};
+use super::{identity, is_later, maps_to_clean};
 use crate::{
     error::Error,
     step::{detach, detach_chained, lease},
@@ -29,6 +29,10 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
         // Nobody says whether the interface was ours, or only host ports in a chain.
         if let Some(maps) = &mut maps {
             detach_chained(&node, maps, identity.chained_owner())?;
+            // Its own entry's DEL comes, and before it those of plugins that may need the interface.
+            if leaves_interface(request, maps)? {
+                return Ok(());
+            }
         }
         detach(&node, maps.as_mut(), owner)
     }) {
@@ -47,6 +51,14 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
     }
     time.lap("lease");
     Error::collect(errors)
+}
+
+/// Tells whether the interface is for another entry of the list to take away: a runtime that hands over what all entries together have made has
+/// that one's config as well.
+fn leaves_interface(request: &Request, maps: &Maps) -> Result<bool, Error> {
+    // What can't be read says nothing, and a DEL does what it can.
+    let previous = request.conf.prev_result().ok().flatten();
+    Ok(previous.is_some() && is_later(request, maps)?)
 }
 
 /// What the maps know of the attachment, as far as they can be read.

@@ -1,5 +1,6 @@
 //! GC: frees what belongs to attachments of this network that the runtime does not know any more,
-//! and puts right what others did to the uplinks. Goes on past errors.
+//! and puts right what others did to the uplinks. Goes on past errors. Where the runtime does not say what it knows, it frees
+//! what belongs to containers whose devices are gone.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +22,9 @@ use crate::{
 /// Removes the dead attachments of the network, and frees their addresses.
 pub(super) fn gc(request: &NetworkRequest) -> Result<(), Error> {
     let mut errors = remove_dead(request, |conf, _| Ok(Conf::of_network(conf)?.uplinks))?;
-    errors.extend(lease::collect(request).err());
+    if request.conf.valid_attachments()?.is_some() {
+        errors.extend(lease::collect(request).err());
+    }
     Error::collect(errors)
 }
 
@@ -55,15 +58,17 @@ type Patterns = fn(&NetConf, &Maps) -> Result<Option<Vec<Glob>>, Error>;
 fn remove_dead(request: &NetworkRequest, patterns: Patterns) -> Result<Vec<Error>, Error> {
     let valid = valid(request)?;
     let mut errors = Vec::new();
-    if let Err(error) = collect(request, &valid, patterns, &mut errors) {
+    if let Err(error) = collect(request, valid.as_ref(), patterns, &mut errors) {
         errors.push(error);
     }
     Ok(errors)
 }
 
-/// Lists who must stay. Without the list nothing is known to be dead, and nothing is touched.
-fn valid(request: &NetworkRequest) -> Result<BTreeSet<Owner>, Error> {
-    let attachments = request.conf.valid_attachments()?;
+/// Lists who must stay; `None`, where the runtime does not say it. Without the key nothing is touched.
+fn valid(request: &NetworkRequest) -> Result<Option<BTreeSet<Owner>>, Error> {
+    let Some(attachments) = request.conf.valid_attachments()? else {
+        return Ok(None);
+    };
     let owners = attachments.into_iter().flat_map(|id| {
         let identity = Identity {
             network: request.conf.name.clone(),
@@ -72,12 +77,12 @@ fn valid(request: &NetworkRequest) -> Result<BTreeSet<Owner>, Error> {
         };
         [identity.owner(), identity.chained_owner()]
     });
-    Ok(owners.collect())
+    Ok(Some(owners.collect()))
 }
 
 fn collect(
     request: &NetworkRequest,
-    valid: &BTreeSet<Owner>,
+    valid: Option<&BTreeSet<Owner>>,
     patterns: Patterns,
     errors: &mut Vec<Error>,
 ) -> Result<(), Error> {
@@ -99,26 +104,14 @@ fn collect(
         None
     });
 
-    let mut dead: BTreeSet<Owner> = links
-        .iter()
-        .filter_map(Alias::of)
-        .filter(|alias| alias.network == network)
-        .map(|alias| alias.owner)
-        .collect();
-    if let Some(maps) = &maps {
-        let known = maps.attachments()?.into_iter();
-        dead.extend(
-            known
-                .filter(|(_, attachment)| attachment.network == network)
-                .map(|(owner, _)| owner),
-        );
-    }
-    for owner in dead.difference(valid) {
-        if let Err(error) = detach(&node, maps.as_mut(), *owner) {
-            errors.push(error);
+    if let Some(valid) = valid {
+        for owner in known(maps.as_ref(), &links, network)?.difference(valid) {
+            if let Err(error) = detach(&node, maps.as_mut(), *owner) {
+                errors.push(error);
+            }
         }
+        errors.extend(delete_unfinished(&node, &links, network, valid));
     }
-    errors.extend(delete_unfinished(&node, &links, network, valid));
     if let Some(maps) = &mut maps {
         match reap(&node, maps, &node.indices()?, &[&request.conf]) {
             Ok(reaped) => errors.extend(reaped.errors),
@@ -135,6 +128,24 @@ fn collect(
         )?;
     }
     Ok(())
+}
+
+/// Lists the attachments of the network, by its devices and by what the maps know.
+fn known(maps: Option<&Maps>, links: &[Link], network: u32) -> Result<BTreeSet<Owner>, Error> {
+    let mut known: BTreeSet<Owner> = links
+        .iter()
+        .filter_map(Alias::of)
+        .filter(|alias| alias.network == network)
+        .map(|alias| alias.owner)
+        .collect();
+    if let Some(maps) = maps {
+        let of_network = maps
+            .attachments()?
+            .into_iter()
+            .filter(|(_, attachment)| attachment.network == network);
+        known.extend(of_network.map(|(owner, _)| owner));
+    }
+    Ok(known)
 }
 
 /// Deletes pairs that killed ADDs have left before they could say whose these are. Returns what could not be deleted.
