@@ -48,14 +48,20 @@ global!(
             return Ok(Verdict::STACK);
         };
         // Others are known to connection tracking: the stack judges the error as related to them.
-        let is_past_tracking =
-            flow.state & state::STICKY != 0 && flow.halves.iter().any(|half| is_recent(half.stamp));
+        let is_sticky = flow.state & state::STICKY != 0;
+        let mut is_past_tracking = is_sticky && was_just_heard(flow);
         let half = half_of(flow, partner_place.end);
         if !is_owned::<I>(half, inner.tuple.dst) {
             return Ok(Verdict::STACK);
         }
         if half.rewrite & rewrite::DST != 0 {
-            *quote = outgoing::<I>(half, inner.tuple.protocol).reversed();
+            let sent = outgoing::<I>(half, inner.tuple.protocol);
+            // What the error is about was noted in the entry that has the pod's own tuple.
+            if is_sticky && !is_past_tracking {
+                partner_place.set(&sent);
+                is_past_tracking = find::<I>(&partner_place.key).is_some_and(was_just_heard);
+            }
+            *quote = sent.reversed();
             rewrite(work, ctx, Names::Receiver)?;
         }
         if half.action != action::PEER || !is_past_tracking || work.head.l3 != ETHERNET {
@@ -69,12 +75,15 @@ global!(
     }
 );
 
-/// Whether a direction had a packet since the last change on the node, and not long ago.
+/// Whether one of an entry's directions had a packet since the last change on the node, and not long ago.
 #[inline(always)]
-fn is_recent(half_stamp: u64) -> bool {
+fn was_just_heard<A>(flow: &mut Flow<A>) -> bool {
     /// Ticks in which a router's answer comes.
     const SOON: u64 = 8;
-    stamp().wrapping_sub(half_stamp) <= SOON
+    let now = stamp();
+    flow.halves
+        .iter()
+        .any(|half| now.wrapping_sub(half.stamp) <= SOON)
 }
 
 global!(

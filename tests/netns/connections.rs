@@ -20,7 +20,7 @@ use underpass_tests::{
     prelude::*,
     rtnl::Route,
     second::{Kind, Second},
-    traffic::{SILENCE, offload, raw::RawLink},
+    traffic::{PATIENCE, SILENCE, offload, raw::RawLink},
     wire::Wire,
     world::World,
 };
@@ -421,6 +421,8 @@ fn a_path_mtu_shrinks_in_the_middle(
     })?;
     let line = Capture::start(lab.world.netns(), World::LINK)?;
     client.exchange(SOME, 0)?;
+    line.wait_for(PATIENCE, |bytes| bytes.len() > SHRUNK[4] / 2)
+        .context("nothing arrives")?;
     thread::sleep(SILENCE / 4);
     let longest = line.frames().iter().map(Vec::len).max();
     ensure!(

@@ -180,3 +180,41 @@ fn the_port_of_an_expired_flow_is_free(#[values(V4, V6)] family: Family) -> Resu
     );
     meter.expect_none(Counter::DropNoPort)
 }
+
+/// Who vanishes does not answer the FIN, and no RST comes: what is left is no conversation for a day.
+#[rstest]
+fn a_connection_that_one_end_has_closed_does_not_stay(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    /// Ticks, of about a second: more than the four minutes that a handshake or an end may take, with what the test takes.
+    const SHORT: u32 = 600;
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect(pod.netns(), remote)?;
+    client.chat(20)?;
+    let lives = || -> Result<Vec<u32>> {
+        let mut lives = Vec::new();
+        flow_table::walk(&lab.node, family, |entry| {
+            if entry.protocol == protocol::TCP {
+                lives.push(entry.expires.wrapping_sub(entry.since));
+            }
+            Then::Stays
+        })?;
+        Ok(lives)
+    };
+    let before = lives()?;
+    ensure!(
+        before.len() == 2 && before.iter().all(|ticks| *ticks > SHORT),
+        "{before:?}"
+    );
+    lab.world.netns().ip(&["link set eth0 down".to_owned()])?;
+    drop(client);
+    eventually("it ends", || {
+        let left = lives()?;
+        ensure!(left.iter().all(|ticks| *ticks < SHORT), "{left:?}");
+        Ok(())
+    })
+}

@@ -2,7 +2,8 @@
 //! that is added later is obeyed.
 
 use std::{
-    net::{SocketAddr, UdpSocket},
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
@@ -345,6 +346,46 @@ pub(crate) fn expect_end(mut is_silent: impl FnMut() -> bool) -> Result<()> {
     }
     for _ in 0..6 {
         ensure!(is_silent(), "it goes on after a silence");
+    }
+    Ok(())
+}
+
+/// Connection tracking is liberal, so that a connection may go back to the stack, and who is cut off by a rule stays so: also when his other end,
+/// which hears nothing and says nothing for long, speaks again.
+#[rstest]
+fn a_connection_that_a_rule_has_ended_does_not_come_back(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let netns = lab.node.netns();
+    netns.set_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1")?;
+    let (a, b) = (lab.pod("a")?, lab.pod("b")?);
+    let listener = b.netns().run(|| TcpListener::bind(family.port(PORT)))?;
+    let mut client = a.netns().run(|| TcpStream::connect(b.at(family, PORT)))?;
+    let (mut server, _) = listener.accept()?;
+    let mut letter = [0];
+    for _ in 0..20 {
+        client.write_all(b"?")?;
+        server.read_exact(&mut letter)?;
+        server.write_all(b"!")?;
+        client.read_exact(&mut letter)?;
+    }
+    lab.firewall.drop_forwarded(&format!("tcp dport {PORT}"))?;
+    server.set_nonblocking(true)?;
+    expect_end(|| {
+        let sent = client.write_all(b"?");
+        thread::sleep(LOOK);
+        sent.is_ok() && server.read(&mut letter).is_err()
+    })?;
+    thread::sleep(long());
+    server.write_all(b"are you there?")?;
+    // The client sends again what was not acknowledged, later and later.
+    let end = Instant::now() + 2 * long();
+    while Instant::now() < end {
+        thread::sleep(LOOK);
+        let heard = server.read(&mut letter);
+        ensure!(heard.is_err(), "what was withheld arrives: {heard:?}");
     }
     Ok(())
 }

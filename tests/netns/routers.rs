@@ -1,6 +1,10 @@
 //! What routers beyond the node say: path MTUs and used up hop limits, through masquerade and host ports.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    thread,
+    time::Duration,
+};
 
 use rstest::rstest;
 use serde_json::json;
@@ -17,6 +21,9 @@ const SOURCE: u16 = 45_678;
 const HOST: u16 = 8080;
 /// MTU of the link behind the world, which makes a router of it.
 const NARROW: u32 = 1300;
+
+/// Longer than anybody waits for an error about a packet.
+const SILENT: Duration = Duration::from_secs(10);
 
 /// Bytes of the segments that are sent to who is behind it.
 const SEGMENT: u32 = 1400;
@@ -114,6 +121,7 @@ fn routers_on_the_way_are_seen(#[values(V4, V6)] family: Family) -> Result<()> {
 fn a_firewall_against_what_it_does_not_know_stops_no_error_about_a_bypass(
     #[values(V4, V6)] family: Family,
     #[values(true, false)] masquerade: bool,
+    #[values("just spoke", "is silent")] peer: &str,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
@@ -130,6 +138,11 @@ fn a_firewall_against_what_it_does_not_know_stops_no_error_about_a_bypass(
     let mut client = tcp::Client::connect(pod.netns(), server)?;
     client.chat(20)?;
     lab.firewall.outlast(family, &["tcp"])?;
-    client.exchange(500_000, 1000)?;
+    if peer == "is silent" {
+        thread::sleep(SILENT);
+        client.exchange_at_once(500_000, 1000)?;
+    } else {
+        client.exchange(500_000, 1000)?;
+    }
     Ok(())
 }

@@ -39,7 +39,7 @@ pub struct Timeouts {
     /// TCP with packets seen from both sides and no FIN or RST: a day, as kube-proxy sets connection
     /// tracking to. RFC 5382 asks for at least 2 h 4 min.
     pub tcp_established: u32,
-    /// TCP of which only one side was heard, or that was reset. RFC 5382 asks for at least 4 min.
+    /// TCP of which only one side was heard, that was reset, or that one side has closed. RFC 5382 asks for at least 4 min.
     pub tcp_opening: u32,
     /// TCP after a FIN from both sides: as long as the one who closed first keeps the tuple for itself (Linux: 60 s), nobody else is to
     /// speak to it from the same port.

@@ -99,8 +99,8 @@ const ASKED: u64 = u64::MAX;
 
 /// Whether connection tracking would not know this TCP any more, whose direction is in
 /// [`Work::half`]: it has become strict, or both ends were silent for longer than the shortest of its
-/// timers. Not if the stack, as long as it is liberal, was asked and gave no answer: a rule may have come
-/// that drops the connection.
+/// timers. Not if the stack, as long as it is liberal, was asked about either direction and gave no answer: a rule may have come
+/// that drops the connection, and who is cut off by it is why nothing passes.
 #[inline(always)]
 fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
     let Work {
@@ -125,13 +125,12 @@ fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
         return false;
     }
     let opposite = if copy.rewrite == 0 && *known & state::BY_STACK == 0 {
-        find::<I>(key).map(|flow| half_of(flow, end.other()).passed)
+        find::<I>(key).map(|flow| half_of(flow, end.other()))
     } else {
         partner_place.set(&outgoing::<I>(copy, key.0.protocol));
-        find::<I>(&partner_place.key)
-            .map(|partner| half_of(partner, partner_place.end.other()).passed)
+        find::<I>(&partner_place.key).map(|partner| half_of(partner, partner_place.end.other()))
     };
-    opposite.is_none_or(is_old)
+    opposite.is_none_or(|half| half.stamp != ASKED && is_old(half.passed))
 }
 
 number!(

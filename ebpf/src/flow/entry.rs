@@ -97,6 +97,8 @@ fn timeout(flow_state: u32, protocol: u8) -> u32 {
         // A stray RST, which its receiver ignores, must not cost a connection its life.
         protocol::TCP if flow_state & state::RST != 0 => constant!(timeout.tcp_opening),
         protocol::TCP if is_ending(flow_state) => constant!(timeout.tcp_closing),
+        // The other end may have vanished, and never says so. Connection tracking waits for a minute or two.
+        protocol::TCP if flow_state & state::FINISHED != 0 => constant!(timeout.tcp_opening),
         protocol::TCP if is_assured => constant!(timeout.tcp_established),
         protocol::TCP => constant!(timeout.tcp_opening),
         protocol::UDP | protocol::SCTP if is_assured => constant!(timeout.udp),

@@ -167,9 +167,19 @@ impl Client {
 
     /// Sends `upload` bytes, then receives `download` bytes; both ends check what comes.
     pub fn exchange(&mut self, upload: u64, download: u64) -> Result<Exchange> {
+        self.exchange_by(0, upload, download)
+    }
+
+    /// As [`Self::exchange`], but the first segment is as long as can be: nothing small goes before it, of which the server would say that it
+    /// came.
+    pub fn exchange_at_once(&mut self, upload: u64, download: u64) -> Result<Exchange> {
+        self.exchange_by(1 << 16, upload, download)
+    }
+
+    fn exchange_by(&mut self, buffer: usize, upload: u64, download: u64) -> Result<Exchange> {
         let start = Instant::now();
         let seen = self
-            .converse(upload, download)
+            .converse(buffer, upload, download)
             .with_context(|| format!("{upload} bytes to {} and {download} back", self.to))?;
         Ok(Exchange {
             seen: seen
@@ -189,13 +199,15 @@ impl Client {
         Ok(())
     }
 
-    fn converse(&mut self, upload: u64, download: u64) -> io::Result<String> {
-        let stream = self.stream.get_mut();
+    fn converse(&mut self, buffer: usize, upload: u64, download: u64) -> io::Result<String> {
+        let mut stream = io::BufWriter::with_capacity(buffer, self.stream.get_mut());
         let mut request = [0; 16];
         request[..8].copy_from_slice(&upload.to_be_bytes());
         request[8..].copy_from_slice(&download.to_be_bytes());
         stream.write_all(&request)?;
-        Content::new(UPLOAD).send(stream, upload)?;
+        Content::new(UPLOAD).send(&mut stream, upload)?;
+        stream.flush()?;
+        drop(stream);
         let mut len = [0];
         self.stream.read_exact(&mut len)?;
         let mut seen = vec![0; usize::from(len[0])];
