@@ -96,7 +96,14 @@ impl Desired {
     /// when they go to it by another node, and not every client hears the answer to that.
     pub(crate) fn mtu(&self, routing: Routing) -> Option<u32> {
         let tunnel = self.tunnel.as_ref()?;
-        (routing == Routing::Vxlan || self.tunnels()).then_some(tunnel.mtu)
+        let is_own_ipv6 = |(range, way): (&IpNet, &Way)| *way == Way::Own && range.addr().is_ipv6();
+        // What a pod with IPv6 needs at least is more than some devices have, which then take IPv4 alone.
+        let smallest = if self.routes.iter().any(is_own_ipv6) {
+            SMALLEST_OF_IPV6
+        } else {
+            SMALLEST_MTU
+        };
+        (routing == Routing::Vxlan || self.tunnels()).then_some(tunnel.mtu.max(smallest))
     }
 
     /// Whether another node is reached through the device.

@@ -265,6 +265,7 @@ fn a_link_too_small_for_ipv6_through_vxlan_takes_ipv4() {
         cluster: &[],
     };
     let desired = plan(&inputs).expect("a plan");
+    assert_eq!(desired.mtu(Routing::Auto), Some(1280), "pods have IPv6");
     let device = desired.tunnel.expect("a device");
     assert_eq!(device.mtu, 1230);
     assert_eq!(device.addresses, [net("10.1.0.0/32")].into());
