@@ -230,20 +230,12 @@ fn vxlan_can_be_asked_for() {
 
 #[test]
 fn a_link_too_small_for_vxlan_has_direct_routes_alone() {
-    let links = [small_link(600)];
     let nodes = nodes(&[
         ("a", myself()),
         ("b", node(&["192.0.2.2"], &["10.2.0.0/24"])),
         ("c", node(&["198.51.100.5"], &["10.3.0.0/24"])),
     ]);
-    let inputs = Inputs {
-        own: "a",
-        nodes: &nodes,
-        links: &links,
-        routing: Routing::Auto,
-        cluster: &[],
-    };
-    let desired = plan(&inputs).expect("a plan");
+    let desired = by_small_link(&nodes, 600);
     assert!(desired.routes.contains_key(&net("10.2.0.0/24")));
     assert!(desired.tunnel.is_none() && !desired.routes.contains_key(&net("10.3.0.0/24")));
     assert_eq!(desired.remarks.len(), 1, "{:?}", desired.remarks);
@@ -251,20 +243,12 @@ fn a_link_too_small_for_vxlan_has_direct_routes_alone() {
 
 #[test]
 fn a_link_too_small_for_ipv6_through_vxlan_takes_ipv4() {
-    let links = [small_link(1280)];
     let dual = |own: &str, four: &str, six: &str| node(&[own], &[four, six]);
     let nodes = nodes(&[
         ("a", dual("192.0.2.1", "10.1.0.0/24", "fd00:1::/64")),
         ("c", dual("198.51.100.5", "10.3.0.0/24", "fd00:3::/64")),
     ]);
-    let inputs = Inputs {
-        own: "a",
-        nodes: &nodes,
-        links: &links,
-        routing: Routing::Auto,
-        cluster: &[],
-    };
-    let desired = plan(&inputs).expect("a plan");
+    let desired = by_small_link(&nodes, 1280);
     assert_eq!(desired.mtu(Routing::Auto), Some(1280), "pods have IPv6");
     let device = desired.tunnel.expect("a device");
     assert_eq!(device.mtu, 1230);
@@ -277,15 +261,23 @@ fn a_link_too_small_for_ipv6_through_vxlan_takes_ipv4() {
     assert_eq!((desired.unrouted, desired.remarks.len()), (1, 1));
 }
 
-/// A link of node "a" with this MTU.
-fn small_link(mtu: u32) -> OnLink {
-    OnLink {
+/// The plan of node "a", which has one link, with this MTU.
+fn by_small_link(nodes: &BTreeMap<String, Peer>, mtu: u32) -> Desired {
+    let links = [OnLink {
         net: net("192.0.2.0/24"),
         own: address("192.0.2.1"),
         device: 2,
         mtu,
         is_bridge: false,
-    }
+    }];
+    let inputs = Inputs {
+        own: "a",
+        nodes,
+        links: &links,
+        routing: Routing::Auto,
+        cluster: &[],
+    };
+    plan(&inputs).expect("a plan")
 }
 
 #[test]
