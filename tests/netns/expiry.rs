@@ -186,9 +186,9 @@ fn the_port_of_an_expired_flow_is_free(#[values(V4, V6)] family: Family) -> Resu
 fn a_connection_that_one_end_has_closed_does_not_stay(
     #[values(V4, V6)] family: Family,
 ) -> Result<()> {
-    needs_root!();
     /// Ticks, of about a second: more than the four minutes that a handshake or an end may take, with what the test takes.
     const SHORT: u32 = 600;
+    needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
     let remote = family.remote_at(PORT);

@@ -22,6 +22,12 @@ const BEGINNINGS: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NO
 /// What is there already where rustup has Rust, below its root.
 const STANDARD_LIBRARY: &str = "share/doc/rust/COPYRIGHT-library.html";
 
+/// Begins the list of crates.
+const HEAD: &str = "\
+The executables of underpass have these crates in them, each under the licence that is named. What follows the list are the texts
+that come with them; a crate whose archive has none is under the common text of the licence that it names, at its address.
+";
+
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -106,35 +112,33 @@ fn crates(workspace: &Workspace) -> anyhow::Result<String> {
     cargo.args(["--filter-platform", &format!("{ARCH}-unknown-linux-gnu")]);
     let metadata: Metadata = serde_json::from_slice(&output(&mut cargo)?)
         .context("cargo metadata is not as it is known")?;
-    let mut list = String::from(
-        "The executables of underpass have these crates in them, each under the licence that is named. What follows the list are the texts\n\
-         that come with them; a crate whose archive has none is under the common text of the licence that it names, at its address.\n\n",
-    );
+    let mut lines = vec![HEAD.to_owned()];
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in parts(&metadata)? {
         let name = format!("{} {}", package.name, package.version);
         let found = texts_of(package)?;
         let license = package.license.as_deref().unwrap_or("see below");
-        list += &format!("{name}: {license}");
-        if found.is_empty() {
+        lines.push(if found.is_empty() {
             let address = package.repository.as_deref().unwrap_or("no address");
-            list += &format!(" ({address})");
-        }
-        list.push('\n');
+            format!("{name}: {license} ({address})")
+        } else {
+            format!("{name}: {license}")
+        });
         for text in found {
             texts.entry(text).or_default().insert(name.clone());
         }
     }
     for (text, names) in texts {
         let names: Vec<_> = names.into_iter().collect();
-        list += &format!(
-            "\n{}\n{}\n\n{}\n",
-            "=".repeat(80),
+        let line = "=".repeat(80);
+        lines.push(format!(
+            "\n{line}\n{}\n\n{}",
             names.join(", "),
             text.trim_end()
-        );
+        ));
     }
-    Ok(list)
+    lines.push(String::new());
+    Ok(lines.join("\n"))
 }
 
 /// What others wrote of the executables' parts, by name.

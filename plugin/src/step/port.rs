@@ -152,21 +152,22 @@ fn compare(
             continue;
         };
         let (leads_to, wanted) = (destination(&target), binding.destination());
-        if leads_to == wanted && target.ifindex == claims.host {
-            // Another entry of the same list serves it as well, perhaps.
+        // Another entry of the same list may serve it as well.
+        let is_right = leads_to == wanted && target.ifindex == claims.host;
+        if is_right {
             continue;
         }
-        if target.owner != claims.owner {
-            findings.push(Finding::OtherServer { port, leads_to });
-        } else {
-            findings.push(Finding::OtherDestination {
+        findings.push(if target.owner == claims.owner {
+            Finding::OtherDestination {
                 port,
                 leads_to,
                 index: target.ifindex,
                 wanted,
                 host: host.to_owned(),
-            });
-        }
+            }
+        } else {
+            Finding::OtherServer { port, leads_to }
+        });
     }
     Ok(())
 }
