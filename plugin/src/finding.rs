@@ -325,6 +325,11 @@ impl Findings {
         self.0.push(finding);
     }
 
+    /// Adds others.
+    pub fn append(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
     /// Tells whether nothing is wrong.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -342,15 +347,6 @@ impl Findings {
             return Ok(());
         }
         Err(Error::Broken(self))
-    }
-}
-
-impl IntoIterator for Findings {
-    type Item = Finding;
-    type IntoIter = std::vec::IntoIter<Finding>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
     }
 }
 

@@ -34,6 +34,15 @@ fn gc(lab: &Lab, keys: &[(&str, Value)]) -> Result<underpass_tests::runtime::Rep
     Call::new("GC").conf(&conf).run(&lab.node)
 }
 
+/// Sees that a pod is whole, and reaches the world.
+fn lives_on(lab: &Lab, pod: &Pod) -> Result<()> {
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    for family in Family::BOTH {
+        ping::ping(pod.netns(), family.remote())?;
+    }
+    Ok(())
+}
+
 #[rstest]
 #[case(&[])]
 #[case(&[("CNI.DEV/VALID-ATTACHMENTS", json!([]))])]
@@ -71,11 +80,7 @@ fn an_empty_list_clears_the_network_and_no_other(
     }
     gc(&lab, &[(key, value)])?.silence()?;
     before.expect_same(&lab.node)?;
-    other.call_with_result("CHECK").run(&lab.node)?.silence()?;
-    for family in Family::BOTH {
-        ping::ping(other.netns(), family.remote())?;
-    }
-    Ok(())
+    lives_on(&lab, &other)
 }
 
 /// CRI-O says so of a network whose containers Multus has attached, and a runtime in Go that has none.
@@ -92,11 +97,7 @@ fn where_it_is_not_said_what_is_valid_only_the_dead_go() -> Result<()> {
     dead.abandon();
     gc(&lab, &[(KEY, Value::Null)])?.silence()?;
     before.expect_same(&lab.node)?;
-    living.call_with_result("CHECK").run(&lab.node)?.silence()?;
-    for family in Family::BOTH {
-        ping::ping(living.netns(), family.remote())?;
-    }
-    Ok(())
+    lives_on(&lab, &living)
 }
 
 #[test]

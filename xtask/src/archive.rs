@@ -60,7 +60,7 @@ impl Archive {
 
     /// The versions of a package, newest first.
     pub(crate) fn versions(&self, package: &str) -> anyhow::Result<Vec<String>> {
-        let table = output(self.apt("apt-cache").args(["madison", package]))?;
+        let table = process::output(self.apt("apt-cache").args(["madison", package]))?;
         let mut versions: Vec<String> = table
             .lines()
             .filter_map(|line| Some(line.split('|').nth(1)?.trim().to_owned()))
@@ -71,7 +71,7 @@ impl Archive {
 
     /// The names that a package depends on; of alternatives the first.
     pub(crate) fn depends(&self, package: &str, version: &str) -> anyhow::Result<Vec<String>> {
-        let fields = output(
+        let fields = process::output(
             self.apt("apt-cache")
                 .args(["show", &format!("{package}={version}")]),
         )?;
@@ -115,38 +115,18 @@ impl Archive {
         packages: &[&str],
         into: &Path,
     ) -> anyhow::Result<()> {
-        let fetched = into.join("fetched");
-        let status = fetched.join("status");
-        fs::create_dir_all(fetched.join("archives/partial"))
-            .and_then(|()| fs::write(&status, []))
-            .with_context(|| format!("cannot write to {}", fetched.display()))?;
-        process::run(
-            self.apt("apt-get")
-                .env("DEBIAN_FRONTEND", "noninteractive")
-                .args(["-qq", "--yes", "--no-install-recommends", "--download-only"])
-                .args([
-                    "--option",
-                    &format!("Dir::State::Status={}", status.display()),
-                ])
-                .args(["--option", &format!("Dir::Cache={}", fetched.display())])
-                .arg("install")
-                .args(packages)
-                // What apt tells of what it would install.
-                .stdout(Stdio::null()),
-        )
-        .with_context(|| format!("the archive did not give {}", packages.join(", ")))?;
-        let files = fs::read_dir(fetched.join("archives"))
-            .with_context(|| format!("cannot list {}", fetched.display()))?;
-        for file in files {
-            let file = file
-                .with_context(|| format!("cannot list {}", fetched.display()))?
-                .path();
-            if file.extension().is_some_and(|extension| extension == "deb") {
-                let mut unpack = Command::new("dpkg-deb");
-                process::run(unpack.arg("--extract").arg(file).arg(into))?;
-            }
-        }
-        fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))
+        unpack_all(packages, into, |options| {
+            process::run(
+                self.apt("apt-get")
+                    .env("DEBIAN_FRONTEND", "noninteractive")
+                    .args(["-qq", "--yes", "--no-install-recommends"])
+                    .args(options)
+                    .arg("install")
+                    .args(packages)
+                    // What apt tells of what it would install.
+                    .stdout(Stdio::null()),
+            )
+        })
     }
 
     /// Fetches the newest source of a package and unpacks it into a folder, with Debian's patches: where it is.
@@ -189,7 +169,7 @@ impl Archive {
 
 /// The repositories of this machine's own apt: address by label.
 fn repositories() -> anyhow::Result<BTreeMap<String, String>> {
-    let listed = output(Command::new("apt-get").args([
+    let listed = process::output(Command::new("apt-get").args([
         "indextargets",
         "--format",
         "$(LABEL)|$(REPO_URI)",
@@ -228,19 +208,40 @@ fn sources(
     Ok(text)
 }
 
-fn output(command: &mut Command) -> anyhow::Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    if !output.status.success() {
-        bail!(
-            "{} failed: {}",
-            command.get_program().display(),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+/// Unpacks packages and all that they need into a folder, as for a machine that has none yet. `fetch` has an `apt-get install` of them download
+/// by these options.
+pub(crate) fn unpack_all(
+    packages: &[&str],
+    into: &Path,
+    fetch: impl FnOnce(&[String]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let fetched = into.join("fetched");
+    // The list of what is installed: nothing. It lies in a folder of our own because apt makes its lock beside it.
+    let status = fetched.join("status");
+    fs::create_dir_all(&fetched)
+        .and_then(|()| fs::write(&status, []))
+        .with_context(|| format!("cannot write to {}", fetched.display()))?;
+    let settings = [
+        format!("Dir::State::Status={}", status.display()),
+        format!("Dir::Cache={}", fetched.display()),
+        // The user that apt would download as may not write here.
+        "APT::Sandbox::User=root".to_owned(),
+    ];
+    let mut options = vec!["--download-only".to_owned()];
+    options.extend(settings.map(|setting| format!("--option={setting}")));
+    fetch(&options).with_context(|| format!("the archive did not give {}", packages.join(", ")))?;
+    let files = fs::read_dir(fetched.join("archives"))
+        .with_context(|| format!("cannot list {}", fetched.display()))?;
+    for file in files {
+        let file = file
+            .with_context(|| format!("cannot list {}", fetched.display()))?
+            .path();
+        if file.extension().is_some_and(|extension| extension == "deb") {
+            let mut unpack = Command::new("dpkg-deb");
+            process::run(unpack.arg("--extract").arg(file).arg(into))?;
+        }
     }
-    String::from_utf8(output.stdout)
-        .with_context(|| format!("{} printed no UTF-8", command.get_program().display()))
+    fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// What Debian calls the kind of machine that guests are, and that runs them.
+pub(crate) const ARCHITECTURE: &str = "amd64";
 /// Where Debian's packages have libraries, before and since `/lib` became a part of `/usr`.
 const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 /// What starts a program with the C library beside it instead of the machine's.

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::env::consts::ARCH;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use underpass_toolchain::Compiler;
 
 use crate::build::{EXECUTABLES, Musl};
+use crate::process;
 use crate::workspace::Workspace;
 
 /// What the eBPF programs are made of, which are a part of the plugin.
@@ -110,7 +110,7 @@ fn crates(workspace: &Workspace) -> anyhow::Result<String> {
     let mut cargo = workspace.cargo();
     cargo.args(["metadata", "--format-version", "1", "--locked"]);
     cargo.args(["--filter-platform", &format!("{ARCH}-unknown-linux-gnu")]);
-    let metadata: Metadata = serde_json::from_slice(&output(&mut cargo)?)
+    let metadata: Metadata = serde_json::from_str(&process::output(&mut cargo)?)
         .context("cargo metadata is not as it is known")?;
     let mut lines = vec![HEAD.to_owned()];
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -211,18 +211,6 @@ fn texts_of(package: &Package) -> anyhow::Result<Vec<String>> {
         }
     }
     Ok(texts)
-}
-
-fn output(command: &mut Command) -> anyhow::Result<Vec<u8>> {
-    let output = command.output().context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!(
-            "cargo metadata ended with {}: {}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(output.stdout)
 }
 
 #[cfg(test)]

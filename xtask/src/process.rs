@@ -17,7 +17,23 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     succeed(command, status)
 }
 
-/// The same, but the program is killed when the time is over.
+/// What a program prints; anything but success is an error with what it says of that.
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    if !output.status.success() {
+        bail!(
+            "{} failed: {}",
+            command.get_program().display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("{} printed no UTF-8", command.get_program().display()))
+}
+
+/// Runs a program as [`run`] does, but it is killed when the time is over.
 pub(crate) fn run_within(command: &mut Command, limit: Duration) -> anyhow::Result<()> {
     let mut child = command
         .spawn()

@@ -108,13 +108,12 @@ impl Kernel {
             .up()
             .build();
         let request = self.handle.link().set(message);
-        request.execute().await.map_err(|error| {
-            let why = why_not(&error);
-            anyhow::Error::new(error).context(format!(
-                "cannot set {DEVICE} up with an MTU of {} (UDP port {}): {why}",
-                tunnel.mtu, self.tunnel.port
-            ))
-        })?;
+        let (mtu, port) = (tunnel.mtu, self.tunnel.port);
+        let what = format!("cannot set {DEVICE} up with an MTU of {mtu} (UDP port {port})");
+        request
+            .execute()
+            .await
+            .map_err(|error| refused(&what, error))?;
         notes.changes.push(format!(
             "device {DEVICE} is up with an MTU of {}",
             tunnel.mtu
@@ -172,13 +171,14 @@ impl Kernel {
         };
         let message = device.address(tunnel.mac.to_vec()).mtu(tunnel.mtu).build();
         let request = self.handle.link().add(message);
-        request.execute().await.map_err(|error| {
-            let why = why_not(&error);
-            anyhow::Error::new(error).context(format!(
-                "cannot make {DEVICE} (VXLAN {}, UDP port {}, outside {}): {why}",
-                self.tunnel.id, self.tunnel.port, tunnel.outside
-            ))
-        })?;
+        let what = format!(
+            "cannot make {DEVICE} (VXLAN {}, UDP port {}, outside {})",
+            self.tunnel.id, self.tunnel.port, tunnel.outside
+        );
+        request
+            .execute()
+            .await
+            .map_err(|error| refused(&what, error))?;
         let change = format!("device {DEVICE}, outside {}", tunnel.outside);
         notes.changes.push(change);
         let request = self.handle.link().get().match_name(DEVICE);
@@ -320,6 +320,12 @@ impl Sysctl {
         notes.changes.push(format!("{path} is {value}"));
         Ok(())
     }
+}
+
+/// Says what could not be done, and why.
+fn refused(what: &str, error: rtnetlink::Error) -> anyhow::Error {
+    let why = why_not(&error);
+    anyhow::Error::new(error).context(format!("{what}: {why}"))
 }
 
 /// What an answer to the request for the device, or to set it up, means (`vxlan_newlink` and `vxlan_open` of

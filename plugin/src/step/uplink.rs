@@ -11,7 +11,7 @@ use underpass_netlink::Netlink;
 use super::{Attachment, Inspection, Loaded, Mode, Step};
 use crate::{
     error::Error,
-    finding::{Finding, Findings},
+    finding::Findings,
     uplink::{Uplinks, reconcile},
 };
 
@@ -40,38 +40,22 @@ impl<M: Mode> Step<M> for UplinkPrograms {
         let Some(Loaded { maps, uplinks }) = &inspection.loaded else {
             return Ok(());
         };
-        let mut found = Findings::default();
-        reconcile::verify(inspection.node, maps, uplinks, &mut found)?;
-        for finding in found {
-            match finding {
-                Finding::OtherTunnels | Finding::PartOfUplink(_) | Finding::OtherUplink(_) => {
-                    warn!("{finding}");
-                }
-                Finding::NotAttached { ref device, .. } if !is_known(maps, uplinks, device)? => {
-                    warn!("{finding}");
-                }
-                finding => findings.push(finding),
-            }
+        let found = reconcile::verify(inspection.node, maps, uplinks)?;
+        for finding in found.of_node.iter() {
+            warn!("{finding}");
         }
+        findings.append(found.taken_away);
         Ok(())
     }
-}
-
-/// Tells whether an uplink had its programs once.
-fn is_known(maps: &Maps, uplinks: &Uplinks<'_>, name: &str) -> Result<bool, Error> {
-    let uplink = uplinks.list.iter().find(|uplink| uplink.name == name);
-    let known = uplink.map(|uplink| maps.device(uplink.index)).transpose()?;
-    Ok(known.flatten().is_some())
 }
 
 fn finish(node: &Netlink, maps: &mut Maps, uplinks: &Uplinks<'_>) -> Result<(), Error> {
     // Nearly always all is well. The kernel answers such questions one after the other, so who asked
     // with the lock in hand would let everybody behind the lock wait for everybody before the kernel.
-    let mut findings = Findings::default();
-    reconcile::verify(node, maps, uplinks, &mut findings)?;
+    let found = reconcile::verify(node, maps, uplinks)?;
     let rules = Rules::wanted();
     let lock = Lock::acquire(maps.pins().root())?;
-    if !findings.is_empty() {
+    if !found.is_empty() {
         // What this call saw may be older than what another one has written since.
         let uplinks = Uplinks::find(node, maps, uplinks.patterns)?;
         reconcile::uplinks(&lock, node, maps, &uplinks)?;

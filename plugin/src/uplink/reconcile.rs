@@ -38,29 +38,56 @@ pub(crate) fn repair<'a>(
     Ok(found)
 }
 
+/// What is not as it has to be.
+#[derive(Default)]
+pub(crate) struct Deviations {
+    /// What has become of the node since the last change of ours.
+    pub(crate) of_node: Findings,
+    /// What was there and is not any more: somebody has taken it away.
+    pub(crate) taken_away: Findings,
+}
+
+impl Deviations {
+    /// Tells whether all is as it has to be.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.of_node.is_empty() && self.taken_away.is_empty()
+    }
+}
+
 /// Compares the programs and map entries of the uplinks, and the tunnels that containers are kept out of, with what
 /// they have to be.
 pub(crate) fn verify(
     node: &Netlink,
     maps: &Maps,
     uplinks: &Uplinks<'_>,
-    findings: &mut Findings,
-) -> Result<(), Error> {
+) -> Result<Deviations, Error> {
+    let mut found = Deviations::default();
     if maps.state()?.tunnels != uplinks.tunnels {
-        findings.push(Finding::OtherTunnels);
+        found.of_node.push(Finding::OtherTunnels);
     }
     for device in &uplinks.parts {
-        findings.push(Finding::PartOfUplink(device.name.clone()));
+        found
+            .of_node
+            .push(Finding::PartOfUplink(device.name.clone()));
     }
     for uplink in &uplinks.list {
-        if maps.device(uplink.index)? != Some(uplink.device) {
-            findings.push(Finding::OtherUplink(uplink.name.clone()));
+        let known = maps.device(uplink.index)?;
+        if known != Some(uplink.device) {
+            found
+                .of_node
+                .push(Finding::OtherUplink(uplink.name.clone()));
         }
         let places = places(uplink.device.flags);
         let missing = missing(node, maps.pins(), &[(uplink.index, places)])?;
-        findings.extend(Finding::not_attached(missing, &uplink.name));
+        // A new uplink has had none.
+        let kind = if known.is_some() {
+            &mut found.taken_away
+        } else {
+            &mut found.of_node
+        };
+        kind.extend(Finding::not_attached(missing, &uplink.name));
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Makes the programs know the uplinks and the tunnels as they are now, and sit on all uplinks, and on no part of one. One that went away

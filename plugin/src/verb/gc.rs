@@ -21,8 +21,11 @@ use crate::{
 
 /// Removes the dead attachments of the network, and frees their addresses.
 pub(super) fn gc(request: &NetworkRequest) -> Result<(), Error> {
-    let mut errors = remove_dead(request, |conf, _| Ok(Conf::of_network(conf)?.uplinks))?;
-    if request.conf.valid_attachments()?.is_some() {
+    let valid = valid(request)?;
+    let mut errors = remove_dead(request, valid.as_ref(), |conf, _| {
+        Ok(Conf::of_network(conf)?.uplinks)
+    });
+    if valid.is_some() {
         errors.extend(lease::collect(request).err());
     }
     Error::collect(errors)
@@ -31,11 +34,12 @@ pub(super) fn gc(request: &NetworkRequest) -> Result<(), Error> {
 /// Removes the dead attachments of the network, for a plugin that gives no addresses. It adds no uplinks for containers
 /// whose interface another entry of the list has made, or that it serves no ports for.
 pub(super) fn gc_ports(request: &NetworkRequest) -> Result<(), Error> {
-    Error::collect(remove_dead(request, |conf, maps| {
+    let valid = valid(request)?;
+    Error::collect(remove_dead(request, valid.as_ref(), |conf, maps| {
         let named = Conf::of_network(conf)?.uplinks;
         let is_needed = named.is_some() || serves_others(maps, network_id(&conf.name))?;
         Ok(if is_needed { named } else { Some(Vec::new()) })
-    })?)
+    }))
 }
 
 /// Tells whether host ports of the network lead to a container of another plugin.
@@ -55,13 +59,16 @@ fn serves_others(maps: &Maps, network: u32) -> Result<bool, Error> {
 type Patterns = fn(&NetConf, &Maps) -> Result<Option<Vec<Glob>>, Error>;
 
 /// Removes the dead attachments, and returns what could not be done of that.
-fn remove_dead(request: &NetworkRequest, patterns: Patterns) -> Result<Vec<Error>, Error> {
-    let valid = valid(request)?;
+fn remove_dead(
+    request: &NetworkRequest,
+    valid: Option<&BTreeSet<Owner>>,
+    patterns: Patterns,
+) -> Vec<Error> {
     let mut errors = Vec::new();
-    if let Err(error) = collect(request, valid.as_ref(), patterns, &mut errors) {
+    if let Err(error) = collect(request, valid, patterns, &mut errors) {
         errors.push(error);
     }
-    Ok(errors)
+    errors
 }
 
 /// Lists who must stay; `None`, where the runtime does not say it. Without the key nothing is touched.

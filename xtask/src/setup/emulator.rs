@@ -9,13 +9,11 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 
 use crate::archive::{Archive, Suites};
-use crate::emulator::Emulator;
+use crate::emulator::{ARCHITECTURE, Emulator};
 use crate::{process, report};
 
 /// Where the packages come from.
 const SUITE: &Suites = &[("Debian", &["trixie"])];
-/// Guests are of this kind, and so is what may run them.
-const ARCHITECTURE: &str = "amd64";
 /// Debian's packages, and what they are for.
 const PACKAGES: [(&str, &str); 2] = [
     ("qemu-system-x86", "emulates machines for other kernels"),

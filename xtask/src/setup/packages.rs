@@ -1,15 +1,14 @@
 //! Packages of the distribution.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
 use nix::unistd::geteuid;
 
 use super::Need;
-use crate::{process, report};
+use crate::{archive, process, report};
 
 /// How it shows that a package is there, whoever installed it.
 #[derive(Clone, Copy)]
@@ -199,56 +198,16 @@ pub(super) fn install(names: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// Unpacks packages and all that they need into a folder, as for a machine that has none yet. Installs nothing, and needs no root.
+/// Unpacks packages of this machine's own suites and all that they need into a folder. Installs nothing, and needs no root.
 pub(super) fn unpack(names: &[&str], folder: &Path) -> anyhow::Result<()> {
-    let fetched = folder.join("fetched");
-    for file in download(names, &fetched)? {
-        let mut unpack = Command::new("dpkg-deb");
-        process::run(unpack.arg("--extract").arg(file).arg(folder))?;
-    }
-    fs::remove_dir_all(&fetched).with_context(|| format!("cannot remove {}", fetched.display()))
-}
-
-/// Downloads packages and all that they need into a folder.
-fn download(names: &[&str], folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    // The list of what is installed: nothing. It lies in a folder of our own because apt makes its lock beside it.
-    let status = folder.join("status");
-    fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&status, []))
-        .with_context(|| format!("cannot write to {}", folder.display()))?;
-    with_index(|| {
-        let mut command = apt("install", names);
-        command.arg("--download-only");
-        for option in [
-            format!("Dir::State::Status={}", status.display()),
-            format!("Dir::Cache={}", folder.display()),
-            // The user that apt would download as may not write here.
-            "APT::Sandbox::User=root".to_owned(),
-        ] {
-            command.args(["--option", &option]);
-        }
-        command
+    archive::unpack_all(names, folder, |options| {
+        with_index(|| {
+            let mut command = apt("install", names);
+            command.args(options);
+            command
+        })
+        .context("run `sudo apt-get update`")
     })
-    .with_context(|| {
-        format!(
-            "the distribution's archive did not give {}: run `sudo apt-get update`",
-            names.join(", ")
-        )
-    })?;
-
-    let archives = folder.join("archives");
-    let mut files = Vec::new();
-    for entry in
-        fs::read_dir(&archives).with_context(|| format!("cannot list {}", archives.display()))?
-    {
-        let path = entry
-            .with_context(|| format!("cannot list {}", archives.display()))?
-            .path();
-        if path.extension().is_some_and(|extension| extension == "deb") {
-            files.push(path);
-        }
-    }
-    Ok(files)
 }
 
 /// Runs an apt-get that installs; reads the archive's index first only where the one at hand does not have what it asks for.

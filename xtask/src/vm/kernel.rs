@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 
 use crate::archive::{Archive, Suites};
+use crate::emulator::ARCHITECTURE;
 use crate::{process, report};
 
 /// The package that depends on a suite's kernel. Not its `cloud` flavour, which has no 9p.
@@ -30,8 +31,6 @@ const SUITES: &Suites = &[
         &["bullseye-security", "bookworm-security", "trixie-security"],
     ),
 ];
-/// Guests are such machines.
-const ARCHITECTURE: &str = "amd64";
 /// The name of whatever kernel is the newest.
 pub(super) const NEWEST: &str = "newest";
 
