@@ -30,7 +30,7 @@ use crate::{netns::Netns, node::Node};
 const VARIABLE: &str = "UNDERPASS_TEST_LOADED";
 
 /// How many sets there are at most. A node that finds all of them held loads its own.
-const SETS: usize = 8;
+const SETS: usize = 12;
 
 /// How long after a test its set is rather left alone than given to the next. A network namespace is taken away a moment after its last
 /// process, in an emulated machine a second or two.

@@ -12,6 +12,8 @@ for module in veth sch_ingress cls_bpf nf_tables nf_conntrack_netlink nft_ct nft
     sch_netem sch_fq 8021q vrf wireguard sctp dummy tun; do
     modprobe -q "$module" || echo "no module $module"
 done
+# A list of connections walks all buckets; tests look often, at few connections. The limit stays what the memory gives.
+echo 4096 >/sys/module/nf_conntrack/parameters/hashsize
 . /guest/job.sh >/guest/output 2>&1
 echo $? >/guest/status
 sync

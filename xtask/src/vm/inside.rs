@@ -25,7 +25,7 @@ pub(super) const ORDER: &str = "order";
 
 /// Tests that run at the same time where all are run: most wait most of the time. A choice of them runs one by one, so
 /// that none is late because of another.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 5;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
