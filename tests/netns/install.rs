@@ -175,7 +175,7 @@ fn what_a_power_failure_left_is_replaced(
 #[case::link(&["--names", "bridge"], "loopback")]
 fn bad_input_changes_nothing(#[case] arguments: &[&str], #[case] said: &str) -> Result<()> {
     needs_root!();
-    let machine = Machine::new()?;
+    let machine = Machine::unloaded()?;
     let error = machine.error("install", arguments)?;
     ensure!(error.contains(said), "{error}");
     ensure!(machine.files()?.is_empty(), "{:?}", machine.files()?);
@@ -213,7 +213,7 @@ fn a_tunnel_that_was_left_is_in_nobodys_way(
 #[test]
 fn without_a_range_there_is_no_network() -> Result<()> {
     needs_root!();
-    let machine = Machine::new()?;
+    let machine = Machine::unloaded()?;
     let said = machine.run("install", &["--names", "loopback"])?;
     ensure!(said.contains("no conflist is written"), "{said}");
     ensure!(said.contains("all programs are loaded"), "{said}");

@@ -68,7 +68,15 @@ impl Drop for Running {
 
 impl Machine {
     pub(super) fn new() -> Result<Self> {
-        let lab = Lab::unloaded()?;
+        Self::of(Lab::new()?)
+    }
+
+    /// A machine on which nothing is loaded, for tests about that.
+    pub(super) fn unloaded() -> Result<Self> {
+        Self::of(Lab::unloaded()?)
+    }
+
+    fn of(lab: Lab) -> Result<Self> {
         lab.node
             .netns()
             .run(|| {

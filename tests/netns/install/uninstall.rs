@@ -11,7 +11,7 @@ use super::fixture::{BIN, CONFLIST, Machine, NET, ranges};
 #[test]
 fn uninstall_leaves_nothing_of_ours_and_all_of_others() -> Result<()> {
     needs_root!();
-    let machine = Machine::new()?;
+    let machine = Machine::unloaded()?;
     machine.make_folders()?;
     for other in [
         "/run/opt/bin/bridge",

@@ -112,7 +112,7 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
 
 /// Parts of the names of tests that make several nodes, or that fill a table before the first of its entries is old. Beside others the verifier would
 /// take longer for their programs than they wait for it, and the table's entries would grow old.
-const ALONE: [&str; 2] = ["::cluster::", "bpf::ports::"];
+const ALONE: [&str; 3] = ["::cluster::", "::full_table::", "bpf::ports::"];
 
 fn is_alone(name: &str) -> bool {
     ALONE.iter().any(|part| name.contains(part))
