@@ -108,8 +108,8 @@ enum PoolFailure {
         pool: Pool,
         /// Where its lease is.
         folder: PathBuf,
-        /// Whose it is, if that can be read.
-        holder: Option<String>,
+        /// Whose it is, as far as that is known.
+        holder: String,
     },
     #[error(
         "{ip} has been allocated to {}, duplicate allocation is not allowed: \
@@ -155,15 +155,10 @@ impl AllocationError {
             Self::Pool {
                 source: PoolFailure::Unavailable { folder, holder, .. },
                 ..
-            } => {
-                let holder = holder
-                    .as_deref()
-                    .unwrap_or("somebody whom its file there names");
-                format!(
-                    "it is leased in {} to {holder}: ask for another address, or DEL that container first",
-                    shorten::path(folder)
-                )
-            }
+            } => format!(
+                "it is leased in {} to {holder}: ask for another address, or DEL that container first",
+                shorten::path(folder)
+            ),
             Self::LeftOver(_) => {
                 "each must lie between the bounds of a range, and a range set gives one address only: \
                  correct IP of CNI_ARGS, args.cni.ips or runtimeConfig.ips, or the ranges"
@@ -360,7 +355,11 @@ fn take_requested<'a>(
             ip,
             pool: pool.clone(),
             folder: locked.store().dir().to_owned(),
-            holder: locked.store().owner(ip).ok().flatten().map(shorten::part),
+            holder: match locked.store().owner(ip) {
+                Ok(Some(owner)) => shorten::part(owner),
+                Ok(None) => "somebody whom its file there names".to_owned(),
+                Err(_) => "somebody unknown, as its file there cannot be read".to_owned(),
+            },
         }),
     })
 }
@@ -397,7 +396,7 @@ fn take_next<'a>(
     let mut listed: Option<HashSet<IpAddr>> = None;
     for (attempt, Candidate { ip, range }) in candidates.enumerate() {
         if attempt == PROBES {
-            listed = Some(locked.leased()?);
+            listed = Some(locked.taken()?);
         }
         let is_leased = match &listed {
             Some(listed) => listed.contains(&ip),

@@ -21,15 +21,12 @@ pub fn check(request: &Request) -> Result<(), Error> {
             shorten::part(&owner.container_id)
         ))
     };
-    let holds = |ip| {
-        let found = store.owner(ip)?;
-        Ok::<_, Error>(found.is_some_and(|found| found.covers(&owner)))
-    };
+    let is_its = |found: Option<Owner>| found.is_some_and(|found| found.covers(&owner));
     let previous = conf.prev_result()?.unwrap_or_default();
     let mut verified = 0;
     let ours = previous.ips.iter().map(|ip| ip.address.addr());
     for ip in ours.filter(|ip| pools.iter().any(|pool| pool.range_of(*ip).is_some())) {
-        if !holds(ip)? {
+        if !is_its(store.owner(ip)?) {
             return Err(failed().with_details(format!(
                 "{ip} has no lease of this container in {}: recreate the container",
                 shorten::path(store.dir())
@@ -42,7 +39,7 @@ pub fn check(request: &Request) -> Result<(), Error> {
     }
     // It was given addresses of other pools, before the config was changed: then any lease will do.
     for ip in store.glimpse()? {
-        if holds(ip)? {
+        if is_its(store.owner_if_known(ip)?) {
             return Ok(());
         }
     }

@@ -45,7 +45,7 @@ pub fn free_dead(
             continue;
         };
         for ip in locked.leased()? {
-            let Some(owner) = locked.owner(ip)? else {
+            let Some(owner) = locked.owner_if_known(ip)? else {
                 continue;
             };
             if let Some(ifname) = &owner.ifname
@@ -62,4 +62,44 @@ pub fn free_dead(
     }
     freed.sort_unstable_by_key(|freed| freed.ip);
     Ok(freed)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::store::tests::{spoil, without_privileges};
+
+    #[test]
+    fn one_that_cannot_be_read_stays_and_the_others_go() {
+        let _user = without_privileges();
+        let folder = TempDir::new().expect("a temporary folder");
+        let text = json!({
+            "cniVersion": "1.1.0",
+            "name": "net",
+            "type": "underpass",
+            "ipam": { "type": "host-local", "dataDir": folder.path() },
+        });
+        let conf = NetConf::parse(text.to_string().as_bytes()).expect("a config");
+        let owner = Owner::new("dead", "eth0");
+        let [unread, read]: [IpAddr; 2] =
+            ["10.0.0.2", "10.0.0.3"].map(|ip| ip.parse().expect("an address"));
+        let store = Store::new(folder.path(), "net");
+        let mut locked = store.lock().expect("the lock");
+        for ip in [unread, read] {
+            assert!(locked.reserve(ip, &owner).expect("a reservation"));
+        }
+        drop(locked);
+        spoil(&store.dir().join(unread.to_string()));
+        let freed = free_dead(&conf, |_| true, |_, container, _| container == "dead");
+        let freed: Vec<_> = freed
+            .expect("a call")
+            .into_iter()
+            .map(|freed| freed.ip)
+            .collect();
+        assert_eq!(freed, [read]);
+        assert!(store.is_leased(unread) && !store.is_leased(read));
+    }
 }

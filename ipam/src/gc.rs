@@ -13,7 +13,7 @@ use crate::store::{Store, both};
 /// attachment of its container is valid. Goes on past failures and reports them together. Where nobody says what is valid
 /// (`null`) none is freed.
 ///
-/// Reads every lease once; files that no plugin can have written stay.
+/// Reads every lease once; files that no plugin can have written stay, and so do those that can't be read.
 pub fn gc(request: &NetworkRequest) -> Result<(), Error> {
     let Some(valid) = request.conf.valid_attachments()? else {
         return Ok(());
@@ -37,7 +37,7 @@ pub fn gc(request: &NetworkRequest) -> Result<(), Error> {
                 Ok(())
             }
             Ok(_) => locked.remove(ip),
-            Err(error) => Err(error),
+            Err(error) => error.pass_over(),
         };
         failures += usize::from(freed.is_err());
         outcome = both(outcome, freed);

@@ -101,7 +101,7 @@ fn orphan(
     ip: IpAddr,
     is_attached: impl Fn(&str, &str) -> bool,
 ) -> Result<Option<Orphan>, Error> {
-    let Some(owner) = locked.owner(ip)?.filter(Owner::is_attachment) else {
+    let Some(owner) = locked.owner_if_known(ip)?.filter(Owner::is_attachment) else {
         return Ok(None);
     };
     if locked.home(ip, &owner)? != Some(home)

@@ -11,7 +11,8 @@
 //! all. An empty file, as the reference leaves one behind when it is killed between creating and
 //! writing, is nobody's: it is reclaimed, under the lock, under which nobody else can be about to
 //! write it. Nothing is synced to the disk: after a power failure, containers are gone with their
-//! leases.
+//! leases. One that can't be read is somebody's, for all that is known: its address stays taken, and calls
+//! that are about others go on.
 //!
 //! # Size
 //! Whose lease a file is stands in the file, so the reference reads every file in every call. An
@@ -137,14 +138,24 @@ impl Store {
             {
                 Ok(None)
             }
-            Err(error) => Err(error).attempt("read the lease", &path),
+            Err(error) => Err(StoreError::unreadable(&path, error)),
         }
     }
 
-    /// Tells whether `ip` has a file, and none that the next ADD takes for nobody's.
+    /// As [`Self::owner`], for who goes through all leases: one that can't be read is named on stderr and passed over.
+    pub fn owner_if_known(&self, ip: IpAddr) -> Result<Option<Owner>, StoreError> {
+        self.owner(ip)
+            .or_else(|error| error.pass_over().map(|()| None))
+    }
+
+    /// Tells whether `ip` has a file, and none that the next ADD takes for nobody's. One that can't be looked at is
+    /// somebody's, for all that is known.
     #[must_use]
     pub fn is_leased(&self, ip: IpAddr) -> bool {
-        fs::symlink_metadata(self.path(ip)).is_ok_and(|meta| !is_reclaimed(&meta))
+        match fs::symlink_metadata(self.path(ip)) {
+            Ok(meta) => !is_reclaimed(&meta),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        }
     }
 
     /// Tells whether the file of `ip` is empty, so that the next ADD takes it for nobody's.
@@ -180,4 +191,4 @@ fn is_reclaimed(meta: &fs::Metadata) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,6 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::store::Holder;
+use crate::store::tests::{spoil, without_privileges};
 
 const HOME: Home = Home(7);
 const GRACE: Duration = Duration::from_mins(10);
@@ -175,4 +176,19 @@ fn whose_a_lease_is_outlives_a_rebuilt_index_and_no_lost_one() {
     assert_eq!(fixture.found_ips(&[]), ["10.0.0.2"]);
     fs::remove_dir_all(fixture.folder.path().join(".underpass")).expect("removed");
     assert_eq!(fixture.found_ips(&[]), [""; 0]);
+}
+
+#[test]
+fn one_that_cannot_be_read_stays_and_hides_no_other() {
+    let _user = without_privileges();
+    let fixture = Fixture::new();
+    for ip in ["10.0.0.2", "10.0.0.3", "10.0.0.4"] {
+        fixture.ours(ip, "dead");
+    }
+    spoil(&fixture.path("10.0.0.2"));
+    assert_eq!(fixture.found_ips(&[]), ["10.0.0.3", "10.0.0.4"]);
+    let found = fixture.found(&[]);
+    spoil(&fixture.path("10.0.0.3"));
+    assert_eq!(fixture.freed_ips(&found, &[]), ["10.0.0.4"]);
+    assert!(fixture.path("10.0.0.2").exists() && fixture.path("10.0.0.3").exists());
 }

@@ -1,8 +1,10 @@
 //! What can go wrong with a directory, and what to do about it.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use nix::errno::Errno;
 use nix::unistd::geteuid;
@@ -13,6 +15,10 @@ use crate::shorten;
 
 /// So many paths are named in one message.
 const NAMED: usize = 3;
+
+/// What was said of leases that are passed over. A plugin is a process of its own for each call, and a call may come to the same
+/// lease several times.
+static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// A file operation that failed, on one file or on several alike.
 #[derive(Debug, Error)]
@@ -126,6 +132,37 @@ impl StoreError {
             paths: Paths(vec![path.to_owned()]),
             source,
         }
+    }
+
+    /// A lease that could not be read.
+    pub(super) fn unreadable(path: &Path, source: io::Error) -> Self {
+        Self {
+            action: Action::Other("read the lease"),
+            paths: Paths(vec![path.to_owned()]),
+            source,
+        }
+    }
+
+    /// Goes on without a lease that could not be read, where the call is not about this one: it costs its address and nothing
+    /// else. It is named on stderr, once in a call. Fails if it is no fault of the lease: where files or memory run short nothing
+    /// can be read.
+    pub(crate) fn pass_over(self) -> Result<(), Self> {
+        let is_short = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM]
+            .into_iter()
+            .any(|errno| is(&self.source, errno));
+        if is_short {
+            return Err(self);
+        }
+        let line = format!(
+            "{self}; nobody knows whose it is, so its address stays taken: put the file right, or remove it if no container has \
+             the address"
+        );
+        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.insert(line.clone()) {
+            // Where stderr is closed nobody listens.
+            let _ = writeln!(io::stderr(), "{line}");
+        }
+        Ok(())
     }
 
     /// Both failures as one, as far as they are alike; else the first.

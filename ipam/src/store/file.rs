@@ -79,8 +79,13 @@ pub(super) fn addresses(dir: &Path, prefix: &str) -> io::Result<Vec<(IpAddr, u64
         else {
             continue;
         };
+        // Some file systems have to look at the file to tell what it is. One that can't be looked at may be a lease.
+        let is_file = match entry.file_type() {
+            Ok(kind) => kind.is_file(),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        };
         // Another spelling of an address is not the file that the address is looked up by.
-        if ip.to_string() == name && entry.file_type()?.is_file() {
+        if ip.to_string() == name && is_file {
             addresses.push((ip, entry.ino()));
         }
     }

@@ -28,6 +28,9 @@
 //! as a call of the reference, which reads them every time. What the old index knew for certain has
 //! ended with the boot and is freed before; see [`reboot`].
 //!
+//! A lease that can't be read is not known. As long as there is one, the mark has no time, so each call compares
+//! names, and tries to read it again.
+//!
 //! What it does not see is a lease that somebody writes over in place, for another owner: no plugin
 //! does. An editor that makes a new file of it, `mv` and `rm` are seen.
 //!
@@ -87,6 +90,8 @@ enum Completeness {
     Unknown,
     /// Yes, and this is the modification time that says so.
     Marked(SystemTime),
+    /// But for leases that can't be read. No modification time says so: the next call has to look again.
+    Partial,
     /// There is no index here.
     Impossible,
 }
@@ -131,7 +136,7 @@ impl Index {
     /// looked at.
     pub(super) fn bring_up_to_date(&mut self) -> Result<bool, StoreError> {
         match self.completeness {
-            Completeness::Marked(_) => return Ok(true),
+            Completeness::Marked(_) | Completeness::Partial => return Ok(true),
             Completeness::Impossible => return Ok(false),
             Completeness::Unknown => {}
         }
@@ -140,11 +145,12 @@ impl Index {
         match found {
             Some((state, mark)) if mark.boot == boot => {
                 self.state = state;
-                if mark.time == self.modified {
-                    self.completeness = Completeness::Marked(mark.time);
+                if mark.time == Some(self.modified) {
+                    self.completeness = Completeness::Marked(self.modified);
                 } else {
                     self.state.create()?;
-                    self.complete(&boot, &mark.machine)?;
+                    let known = self.linked()?;
+                    self.complete(known, &boot, &mark.machine)?;
                 }
             }
             Some((state, mark)) => {
@@ -199,8 +205,8 @@ impl Index {
     /// Writes a file among the leases by renaming one that is complete.
     pub(super) fn replace(&mut self, path: &Path, text: &str) -> Result<(), StoreError> {
         let staged = match self.completeness {
-            Completeness::Marked(_) => self.state.file("last"),
-            _ => self.leases.join(STAGED),
+            Completeness::Marked(_) | Completeness::Partial => self.state.file("last"),
+            Completeness::Unknown | Completeness::Impossible => self.leases.join(STAGED),
         };
         let file = OpenOptions::new()
             .write(true)
@@ -261,21 +267,39 @@ impl Index {
         self.discard()?;
         if let Some(place) = place::find(&self.leases, &self.places)?.cloned() {
             self.state = place;
-            self.complete(boot, machine)
+            // A link that could not be removed counts for nothing: its owner may not be noted any more.
+            self.complete(HashMap::new(), boot, machine)
         } else {
             self.completeness = Completeness::Impossible;
             Ok(())
         }
     }
 
-    /// Learns what is missing.
-    fn complete(&mut self, boot: &Boot, machine: &Machine) -> Result<(), StoreError> {
-        self.learn_new_leases()?;
-        if self.completeness != Completeness::Impossible {
-            let mark = self.state.file("mark");
-            let time = Mark::write(&mark, &self.leases, boot, machine)?;
-            self.completeness = Completeness::Marked(time);
+    /// The leases that are linked, and the inode numbers of the links.
+    fn linked(&self) -> Result<HashMap<IpAddr, u64>, StoreError> {
+        let links = self.state.links();
+        let linked = addresses(&links, LINK_PREFIX).attempt("list", &links)?;
+        Ok(linked.into_iter().collect())
+    }
+
+    /// Learns what is missing beside the links in `known`.
+    fn complete(
+        &mut self,
+        known: HashMap<IpAddr, u64>,
+        boot: &Boot,
+        machine: &Machine,
+    ) -> Result<(), StoreError> {
+        let all_read = self.learn_new_leases(known)?;
+        if self.completeness == Completeness::Impossible {
+            return Ok(());
         }
+        let mark = self.state.file("mark");
+        self.completeness = if all_read {
+            Completeness::Marked(Mark::write(&mark, &self.leases, boot, machine)?)
+        } else {
+            Mark::write_without_time(&mark, boot, machine)?;
+            Completeness::Partial
+        };
         Ok(())
     }
 
@@ -288,19 +312,29 @@ impl Index {
     }
 
     /// Reads the leases that somebody else made, and drops the links of those that somebody else
-    /// removed.
-    fn learn_new_leases(&mut self) -> Result<(), StoreError> {
-        let links = self.state.links();
-        let mut known: HashMap<IpAddr, u64> = addresses(&links, LINK_PREFIX)
-            .attempt("list", &links)?
-            .into_iter()
-            .collect();
+    /// removed. False if one can't be read: all others are learned, as it concerns nobody but its owner.
+    fn learn_new_leases(&mut self, mut known: HashMap<IpAddr, u64>) -> Result<bool, StoreError> {
+        let mut all_read = true;
         for (ip, inode) in addresses(&self.leases, "").attempt("list", &self.leases)? {
             if known.remove(&ip) == Some(inode) {
                 continue;
             }
             let lease = self.leases.join(ip.to_string());
-            let content = read_short(&lease).attempt("read the lease", &lease)?;
+            let content = match read_short(&lease) {
+                Ok(content) => content,
+                // Somebody has just removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    self.state.forget(ip);
+                    continue;
+                }
+                Err(error) => {
+                    StoreError::unreadable(&lease, error).pass_over()?;
+                    // A link, if there is one, is to what was there before.
+                    self.state.forget(ip);
+                    all_read = false;
+                    continue;
+                }
+            };
             if content.is_empty() {
                 fs::remove_file(&lease).attempt("reclaim the empty lease", &lease)?;
                 continue;
@@ -314,7 +348,7 @@ impl Index {
             match fs::hard_link(&lease, &link) {
                 Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
                     self.give_up();
-                    return Ok(());
+                    return Ok(all_read);
                 }
                 // One that is immutable takes no link; then it is read each time.
                 Err(error) if refuses_links(&error) => {}
@@ -324,7 +358,7 @@ impl Index {
         for ip in known.into_keys() {
             self.forget(ip);
         }
-        Ok(())
+        Ok(all_read)
     }
 }
 

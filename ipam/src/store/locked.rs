@@ -98,7 +98,7 @@ impl Locked {
         outcome.map(|()| leases)
     }
 
-    /// The leases of `owner` that can be read, and what could not be.
+    /// The leases of `owner` that can be read, and what could not be of those that the index says are its.
     fn look_up(&mut self, owner: &Owner) -> (Vec<(IpAddr, Owner)>, Result<(), StoreError>) {
         let candidates = match self.index.bring_up_to_date() {
             Ok(true) => self.index.candidates(owner),
@@ -116,7 +116,15 @@ impl Locked {
                 Ok(Some(_)) => {}
                 // A call was killed just before it made the lease, or somebody else removed it.
                 Ok(None) => self.index.forget(ip),
-                Err(error) => outcome = both(outcome, Err(error)),
+                Err(error) => {
+                    let is_its = self.index.candidates(owner).contains(&ip);
+                    let passed = if is_its {
+                        Err(error)
+                    } else {
+                        error.pass_over()
+                    };
+                    outcome = both(outcome, passed);
+                }
             }
         }
         leases.sort();
@@ -126,6 +134,11 @@ impl Locked {
     /// Whose `ip` is: nobody's, if there is no file or it is empty.
     pub fn owner(&self, ip: IpAddr) -> Result<Option<Owner>, StoreError> {
         self.store.owner(ip)
+    }
+
+    /// As [`Self::owner`], for who goes through all leases: see [`Store::owner_if_known`].
+    pub fn owner_if_known(&self, ip: IpAddr) -> Result<Option<Owner>, StoreError> {
+        self.store.owner_if_known(ip)
     }
 
     /// Removes the file of `ip`, whoever's it is. Succeeds if there is none.
@@ -169,11 +182,20 @@ impl Locked {
         Ok(leases.into_iter().map(|(ip, _)| ip).collect())
     }
 
+    /// The addresses that somebody has: those with a file that is not empty. Completing the index reclaims empty ones, so
+    /// there the list tells; without an index each file is looked at.
+    pub fn taken(&mut self) -> Result<HashSet<IpAddr>, StoreError> {
+        let is_indexed = self.index.bring_up_to_date()?;
+        let mut taken = self.leased()?;
+        taken.retain(|ip| is_indexed || self.store.is_leased(*ip));
+        Ok(taken)
+    }
+
     /// Builds the index anew from every lease. What no lease says is kept: where the owners' devices are.
     pub fn rebuild_index(&mut self) -> Result<(), StoreError> {
         let mut homes = Vec::new();
         for ip in self.leased()? {
-            if let Some(owner) = self.owner(ip)?
+            if let Some(owner) = self.owner_if_known(ip)?
                 && let Some(home) = self.home(ip, &owner)?
             {
                 homes.push((ip, owner, home));

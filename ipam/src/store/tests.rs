@@ -1,5 +1,6 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+use nix::unistd::{Uid, setfsuid};
 use tempfile::TempDir;
 
 use super::*;
@@ -65,6 +66,33 @@ impl Fixture {
 /// Ends a call as a signal does: the lock goes, no mark is left.
 fn kill(locked: Locked) {
     std::mem::forget(locked.index);
+}
+
+/// While it lives, files are subject to their modes for this thread, also where root runs the test. What the thread makes is
+/// its own.
+#[must_use]
+pub(crate) struct WithoutPrivileges(Uid);
+
+pub(crate) fn without_privileges() -> WithoutPrivileges {
+    let uid = Uid::effective();
+    let other = Uid::from_raw(65_534);
+    WithoutPrivileges(setfsuid(if uid.is_root() { other } else { uid }))
+}
+
+impl Drop for WithoutPrivileges {
+    fn drop(&mut self) {
+        setfsuid(self.0);
+    }
+}
+
+/// Makes a lease one that can't be read, as a disk that lost power may leave it.
+pub(crate) fn spoil(lease: &Path) {
+    fs::set_permissions(lease, fs::Permissions::from_mode(0o000)).expect("another mode");
+}
+
+/// Takes back what [`spoil`] did.
+fn mend(lease: &Path) {
+    fs::set_permissions(lease, fs::Permissions::from_mode(0o600)).expect("another mode");
 }
 
 fn address(text: &str) -> IpAddr {
@@ -289,4 +317,61 @@ fn a_lease_is_a_link_in_the_index_and_the_lock_is_none() {
     assert!(linked.exists());
     fixture.lock().release_all(&owner()).expect("released");
     assert!(!linked.exists());
+}
+
+#[test]
+fn a_lease_that_cannot_be_read_costs_its_address_alone() {
+    let _user = without_privileges();
+    let fixture = Fixture::new();
+    let [bad, good] = ["bad", "good"].map(|id| Owner::new(id, "eth0"));
+    assert!(fixture.reserve("10.0.0.2", &bad) && fixture.reserve("10.0.0.3", &good));
+    spoil(&fixture.store.dir().join("10.0.0.2"));
+    fs::remove_dir_all(fixture.state("")).expect("removed");
+    assert_eq!(fixture.owned(&good), ["10.0.0.3"]);
+    assert!(fixture.reserve("10.0.0.4", &owner()));
+    assert!(!fixture.reserve("10.0.0.2", &owner()));
+    for gone in [&bad, &good] {
+        fixture.lock().release_all(gone).expect("released");
+    }
+    fixture.lock().rebuild_index().expect("an index");
+    assert_eq!(fixture.owned(&owner()), ["10.0.0.4"]);
+    assert!(fixture.store.is_leased(address("10.0.0.2")));
+    assert!(fixture.state("mark").exists(), "the index is complete");
+}
+
+#[test]
+fn a_lease_is_learned_as_soon_as_it_can_be_read() {
+    let _user = without_privileges();
+    let fixture = Fixture::new();
+    assert!(fixture.reserve("10.0.0.2", &owner()));
+    let lease = fixture.store.dir().join("10.0.0.2");
+    spoil(&lease);
+    fs::remove_dir_all(fixture.state("")).expect("removed");
+    for _ in 0..2 {
+        assert_eq!(fixture.owned(&owner()), [""; 0]);
+    }
+    mend(&lease);
+    assert_eq!(fixture.owned(&owner()), ["10.0.0.2"]);
+    // And the folder's time says so from now on.
+    let changed = fixture.state("owner/c1:eth0");
+    fs::remove_file(changed).expect("removed");
+    assert_eq!(fixture.owned(&owner()), [""; 0], "nothing was read again");
+}
+
+#[test]
+fn who_owns_a_lease_that_cannot_be_read_is_told() {
+    let _user = without_privileges();
+    let fixture = Fixture::new();
+    assert!(fixture.reserve("10.0.0.2", &owner()));
+    let lease = fixture.store.dir().join("10.0.0.2");
+    spoil(&lease);
+    let stays = fixture.lock().release_all(&owner());
+    let error = stays.expect_err("it can't be freed").to_string();
+    assert!(error.contains("cannot read the lease"), "{error}");
+    // Others hear nothing of it.
+    let other = fixture.lock().release_all(&Owner::new("c2", "eth0"));
+    other.expect("nothing to do");
+    mend(&lease);
+    fixture.lock().release_all(&owner()).expect("released");
+    assert!(!lease.exists());
 }

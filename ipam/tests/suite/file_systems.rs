@@ -114,6 +114,32 @@ fn shared_with(other: Via<'_>) {
     assert_eq!(names, ["last_reserved_ip.0", "last_reserved_ip.1", "lock"]);
 }
 
+/// A call looks at the first addresses one by one, and lists the rest.
+#[test]
+fn an_empty_lease_is_nobodys_wherever_it_is() {
+    for place in [2, 60] {
+        let empty = format!("10.0.0.{place}");
+        for is_linked in [true, false] {
+            let network = Network::with_subnets(&["10.0.0.0/26"]);
+            for host in 2..=62 {
+                network.write(&format!("10.0.0.{host}"), "c0\r\neth0");
+            }
+            network.write(&empty, "");
+            let calls = || {
+                assert_eq!(network.call(Via::Library, "STATUS", C1), Ok(json!(null)));
+                assert_eq!(network.add(Via::Library, C1), Ok(vec![empty.clone()]));
+                let (code, _) = network.add(Via::Library, C2).expect_err("all are taken");
+                assert_eq!(code, 11);
+            };
+            if is_linked {
+                calls();
+            } else {
+                without_hard_links(libc::EPERM, calls);
+            }
+        }
+    }
+}
+
 #[test]
 fn hard_links_that_come_and_go_make_no_difference() {
     let network = Network::with_subnets(&["10.0.0.0/24"]);

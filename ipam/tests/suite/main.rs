@@ -7,4 +7,5 @@ mod model;
 mod network;
 mod reboot;
 mod sandbox;
+mod unreadable;
 mod verbs;

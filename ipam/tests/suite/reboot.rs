@@ -184,6 +184,38 @@ fn in_doubt_about_the_boot_the_mark_or_the_file_system_nothing_is_freed() {
     );
 }
 
+/// As plugin and agent do on a node that is a container: LXC, Incus and systemd-nspawn mount a boot of its own, and pods that mount
+/// a procfs see the kernel's.
+#[test]
+fn who_sees_the_boot_of_the_kernel_and_who_that_of_a_container_free_nothing_of_each_other() {
+    let parts = parts_of(
+        r#"
+        lines() { leases | wc -l; echo =; }
+        boot=/proc/sys/kernel/random/boot_id
+        kernel() { umount "$boot"; }
+        container() { mount --bind "$ids/boot" "$boot"; }
+        call ADD a > /dev/null
+        kernel; call ADD b > /dev/null; lines
+        container; call ADD c > /dev/null; lines
+        # When the container starts anew its boot ends all that was there before.
+        reboot; call ADD d > /dev/null; lines
+        # What the kernel's boot was noted with last, that of a container does not end.
+        kernel; call ADD e > /dev/null
+        container; reboot; call ADD f > /dev/null; lines
+        # Of a machine that is no container only the kernel speaks.
+        kernel; call ADD g > /dev/null; lines
+        sed -i "s/^[^ ]*/$(cat /proc/sys/kernel/random/uuid)/" "$folder/.underpass/net/mark"
+        call ADD h > /dev/null; lines
+        container
+        "#,
+    );
+    assert_eq!(
+        parts,
+        ["4", "6", "2", "6", "8", "2", ""],
+        "leases of both families"
+    );
+}
+
 #[test]
 fn a_folder_that_was_copied_with_its_index_keeps_what_it_holds() {
     // As a backup, and the image of a disk, are brought to another machine.

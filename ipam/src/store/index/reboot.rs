@@ -3,9 +3,10 @@
 //! No container outlives its kernel, but its lease does, as nobody calls DEL for it. Such a lease is
 //! free, provided that it is certain. So all of this has to hold:
 //!
-//! - The mark names another boot than the kernel does, and both are known. No link is ever added to
-//!   an index whose mark names another boot: the mark is removed before, and if it cannot be, there
-//!   is no index. So every link was made before this boot, whatever a crash has lost of the rest.
+//! - The mark names another boot than is named here, and both are the kernel's, or both a container's. No
+//!   link is ever added to an index whose mark names another boot: the mark is removed before, and if it
+//!   cannot be, there is no index. So every link was made before this boot, whatever a crash has lost of
+//!   the rest.
 //! - The lease is the very file that is linked. The link keeps its inode number in use, so one that
 //!   anybody made since is another file, also under the same name: it stays.
 //! - What it says is an owner as a plugin writes it, with an interface, for whom the index has noted
@@ -17,8 +18,15 @@
 //!   said who is valid.
 //! - The file system is one that a single kernel writes: none over a network, none of FUSE.
 //!
-//! Containers that share a kernel share its boot: a "node" that is a container and starts anew is no
-//! reboot, and its leases wait for a GC. After kexec the kernel says another boot, rightly.
+//! A "node" that is a container has its kernel's boot: then it is no reboot when it starts anew, and its leases wait for
+//! a GC. Or somebody mounts one of its own over that, another at each start, which ends all that ran in it. Its pods may
+//! mount a procfs and see the kernel's: so a plugin and an agent on one node can see two boots at the same time, and neither
+//! is the end of the other. Whether it is a procfs that names the boot tells them apart.
+//!
+//! The times of leases would not. On a machine whose clock stops while it is off, leases are no older than the next boot; and
+//! where a clock is put forward, those of living pods become older than theirs.
+//!
+//! After kexec the kernel says another boot, rightly.
 //!
 //! The lease goes before its link. So a call that is killed leaves fewer of both for the next one,
 //! and nothing that the next one would take for older than it is.
