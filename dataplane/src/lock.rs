@@ -26,7 +26,8 @@ use tracing::warn;
 
 use crate::Error;
 
-const FOLDER: &str = "/run/underpass";
+/// The folder of the locks.
+pub const FOLDER: &str = "/run/underpass";
 /// Modes of the folder and its files, and the bits that neither has.
 const PRIVATE_FOLDER: u32 = 0o700;
 const PRIVATE: u32 = 0o600;
@@ -45,9 +46,7 @@ pub struct Lock {
 impl Lock {
     /// Waits for the lock. It is `flock(2)` on a file that stays.
     pub fn acquire(root: &Path) -> Result<Self, Error> {
-        let path = file_of(root, "lock");
-        let file = open(&path)?;
-        take(&file, &path, Share::Alone)?;
+        let file = hold(&file_of(root, "lock"))?;
         Ok(Self { _file: file })
     }
 
@@ -177,8 +176,15 @@ impl Use {
     }
 }
 
+/// Waits until nobody else has the lock of a file, which is made if need be: it is free again when that is closed.
+pub fn hold(path: &Path) -> Result<File, Error> {
+    let file = open(path)?;
+    take(&file, path, Share::Alone)?;
+    Ok(file)
+}
+
 /// Opens a file for a lock, which nobody else can, and makes it if need be.
-pub fn open(path: &Path) -> Result<File, Error> {
+fn open(path: &Path) -> Result<File, Error> {
     make_folder(Path::new(FOLDER))?;
     File::options()
         .create(true)

@@ -175,13 +175,11 @@ fn entry(file: &NetworkFile) -> Result<NetConf, CniError> {
 /// self-test has begun goes on, and what it makes would be made beside us.
 fn hold(root: &Path) -> Result<File, CniError> {
     let path = file_of(root, "selftest");
-    let failed = |error: io::Error| {
-        CniError::io(format!("cannot lock {}", path.display()), &error)
-            .with_details("run it as root of the node")
-    };
-    let file = lock::open(&path).map_err(Error::from)?;
-    file.lock().map_err(failed)?;
-    fcntl(&file, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|errno| failed(errno.into()))?;
+    let file = lock::hold(&path).map_err(Error::from)?;
+    fcntl(&file, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|errno| {
+        let what = format!("cannot have the calls inherit the lock {}", path.display());
+        CniError::io(what, &io::Error::from(errno))
+    })?;
     Ok(file)
 }
 

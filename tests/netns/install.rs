@@ -1,6 +1,7 @@
 //! `underpass install` and `uninstall`: whatever happens in between, a runtime finds a network that works or none.
 
 mod fixture;
+mod held;
 mod keys;
 mod killed;
 mod meanwhile;

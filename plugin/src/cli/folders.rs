@@ -53,7 +53,7 @@ pub(super) struct Folders {
 }
 
 impl Folders {
-    /// Gives the folder of plugins and that of networks. Refuses one folder for both: whoever holds both would wait for himself.
+    /// Gives the folder of plugins and that of networks. Refuses one folder for both: whoever says so has mistyped one.
     pub(super) fn apart(&self) -> Result<(&Path, &Path), Error> {
         let paths = [self.bin_dir.as_path(), self.networks.path()];
         let [bin, net] =

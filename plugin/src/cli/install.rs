@@ -27,6 +27,7 @@ use crate::{
         conflist::{self, Found},
         folder::{Change, Folder},
         network::{Network, Wish},
+        turn::Turn,
     },
     name::Name,
     no_masquerade,
@@ -96,7 +97,8 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
         fits(root, network, able)?;
     }
     let executable = selftest::executable()?;
-    let bin = Folder::hold(bin_dir)?;
+    let turn = Turn::wait()?;
+    let bin = Folder::open(bin_dir, &turn)?;
     if able == Able::AfterUpgrade {
         // From here on the executable that is there serves nobody, so ours has to follow at once.
         bin.try_out(Path::new("/proc/self/exe"))?;
@@ -105,7 +107,7 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
     executables(&executable, &bin, &options.names, out)?;
     programs(root, out)?;
     let Some(network) = network else {
-        let net = Folder::hold_existing(net_dir)?;
+        let net = Folder::open_existing(net_dir, &turn)?;
         let put_back = net.map(|net| aside::put_back(&net, out)).transpose()?;
         if put_back != Some(Change::Made) {
             writeln!(
@@ -115,7 +117,7 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
         }
         return Ok(());
     };
-    let net = Folder::hold(net_dir)?;
+    let net = Folder::open(net_dir, &turn)?;
     // What the runtime had it keeps, if the new one is refused.
     aside::put_back(&net, out)?;
     let (_, file) = compose(root, &net, &network)?;

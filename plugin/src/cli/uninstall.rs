@@ -23,6 +23,7 @@ use crate::{
         ALLOCATOR, PLUGIN,
         conflist::{self, Found},
         folder::{Change, Folder},
+        turn::Turn,
     },
     left_behind::{beside, left_behind},
     selftest,
@@ -46,8 +47,9 @@ pub(super) struct Options {
 pub(super) fn run(root: &Path, options: &Options, out: &mut impl io::Write) -> Result<(), Failure> {
     let Options { folders, force } = options;
     let (bin_dir, net_dir) = folders.apart()?;
-    let bin = Folder::hold_existing(bin_dir)?;
-    let net = Folder::hold_existing(net_dir)?;
+    let turn = Turn::wait()?;
+    let bin = Folder::open_existing(bin_dir, &turn)?;
+    let net = Folder::open_existing(net_dir, &turn)?;
     let found = match &net {
         Some(net) => aside::find(net, out)?,
         None => Found::Nothing,

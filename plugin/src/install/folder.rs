@@ -2,8 +2,8 @@
 //!
 //! Each file is written under a temporary name, waits for the disk, and is renamed; then the folder waits for the
 //! disk. So nobody executes half a file, and an executable that runs can be replaced. A temporary name begins with a dot and ends in
-//! `.tmp`, and nobody may execute its file before it is whole, so that it is neither plugin nor config. Whoever holds the folder is alone at
-//! it (by `flock(2)` on the folder itself), so a temporary file that is there is that of a process which was killed.
+//! `.tmp`, and nobody may execute its file before it is whole, so that it is neither plugin nor config. Whoever opens the folder has the
+//! [`Turn`], and nobody else changes it meanwhile, so a temporary file that is there is that of a process which was killed.
 
 use std::{
     fs::{self, File, Permissions},
@@ -13,6 +13,8 @@ use std::{
 };
 
 use underpass_cni::Error;
+
+use super::turn::Turn;
 
 const TEMPORARY_PREFIX: &str = ".underpass-install.";
 const TEMPORARY_SUFFIX: &str = ".tmp";
@@ -30,7 +32,7 @@ pub(crate) enum Change {
     None,
 }
 
-/// A folder that is held until this is dropped, or the process dies.
+/// A folder that may be changed for as long as its opener has the [`Turn`].
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
@@ -38,10 +40,10 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder if need be, waits until nobody else holds it, and sweeps what was left by one who was killed.
-    pub(crate) fn hold(path: &Path) -> Result<Self, Error> {
+    /// Makes the folder if need be, and sweeps what was left by one who was killed.
+    pub(crate) fn open(path: &Path, turn: &Turn) -> Result<Self, Error> {
         fs::create_dir_all(path).map_err(|error| failed("make the folder", path, &error))?;
-        Self::hold_existing(path)?.ok_or_else(|| {
+        Self::open_existing(path, turn)?.ok_or_else(|| {
             Error::new(
                 underpass_cni::Code::Io,
                 format!(
@@ -52,16 +54,13 @@ impl Folder {
         })
     }
 
-    /// Does what [`Self::hold`] does, where there is such a folder.
-    pub(crate) fn hold_existing(path: &Path) -> Result<Option<Self>, Error> {
+    /// Does what [`Self::open`] does, where there is such a folder.
+    pub(crate) fn open_existing(path: &Path, _turn: &Turn) -> Result<Option<Self>, Error> {
         let handle = match File::open(path) {
             Ok(handle) => handle,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed("open the folder", path, &error)),
         };
-        handle
-            .lock()
-            .map_err(|error| failed("lock the folder", path, &error))?;
         let folder = Self {
             path: path.to_owned(),
             handle,

@@ -17,7 +17,10 @@ use serde_json::json;
 use underpass_cni::net_dir;
 use underpass_tests::{patience, prelude::*};
 
-use super::fixture::{ASIDE, Attached, CONFLIST, FILE, Files, Machine, NET};
+use super::{
+    fixture::{ASIDE, Attached, CONFLIST, FILE, Files, Machine, NET},
+    held::TURN,
+};
 
 /// What each ADD takes for its lease.
 const LEASES: &str = "/var/lib/cni/networks/pods/lock";
@@ -30,7 +33,7 @@ fn hold(machine: &Machine) -> Result<File> {
 }
 
 /// Waits until a process waits for the lock of this file, and returns its id.
-fn await_waiter(what: &str, held: &File) -> Result<Pid> {
+pub(super) fn await_waiter(what: &str, held: &File) -> Result<Pid> {
     let file = held.metadata()?;
     let device = file.dev();
     let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
@@ -66,6 +69,31 @@ fn two_at_once_wait_for_each_other() -> Result<()> {
     })?;
     ensure!(machine.leftovers()?.is_empty());
     machine.pod("a")?.del()
+}
+
+/// The second one begins when the first one has ended, and not in the middle of it.
+#[test]
+fn the_later_of_two_is_the_one_that_counts() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &["--mtu", "1300"])?;
+    let lock = hold(&machine)?;
+    let turn = machine.lab.node.netns().run(|| File::open(TURN))?;
+    scope(|scope| {
+        let first = scope.spawn(|| machine.install(&Family::BOTH, &["--mtu", "1310"]));
+        await_waiter("the self-test", &lock)?;
+        let before = machine.files()?;
+        let second = scope.spawn(|| machine.run("uninstall", &[]));
+        await_waiter("the uninstall", &turn)?;
+        ensure!(machine.files()? == before, "it did not wait");
+        drop(lock);
+        for one in [first, second] {
+            one.join().ok().context("it panicked")??;
+        }
+        Ok(())
+    })?;
+    ensure!(machine.files()?.is_empty(), "{:?}", machine.files()?);
+    Ok(())
 }
 
 #[test]
