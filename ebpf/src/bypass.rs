@@ -112,6 +112,7 @@ global!(
         // Until it is known to be answered each packet is taken note of; while it may have been reset it is revalidated by each.
         let is_answered = flow.state & state::ANSWERED == state::ANSWERED;
         let may_be_reset = flow.state & state::RST != 0;
+        let may_go_on = flow.state & state::FINISHED != 0 && head.tcp_flags & tcp::PSH != 0;
         let tag = &raw const flow.tag;
         let half = half_of(flow, end);
         if !is_usual(&skb, &head, side, half, is_sticky) {
@@ -141,7 +142,7 @@ global!(
         if trust == Trust::Stamp && (is_reset || !fits || half.stamp != stamp()) {
             return Ok(Unsent::Stale);
         }
-        let is_noted = is_answered && head.tcp_flags & tcp::FIN == 0;
+        let is_noted = is_answered && head.tcp_flags & tcp::FIN == 0 && !may_go_on;
         if trust == Trust::Stamp
             && !is_noted
             && note_state::<I>(&key, end, head.tcp_flags) != Noted::Whole
@@ -150,7 +151,11 @@ global!(
         }
         if half.queue & flags::TUNNEL != 0 {
             // What the stack sends has it: all packets of a flow get one port outside.
-            skb.set_hash(fingerprint(constant!(key), &head.tuple));
+            skb.set_hash(fingerprint(
+                constant!(key),
+                &head.tuple,
+                I::dscp(&head.header),
+            ));
         }
         if rewrite(&mut skb, &mut head, half).is_err() {
             return Err(Verdict::dropped(Counter::DropMalformed));

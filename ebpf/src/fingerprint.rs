@@ -9,24 +9,27 @@ use underpass_abi::{
 // Odd 64-bit constants with no structure of their own: the fractional parts of the golden ratio and of the square root of 3.
 const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
 
-/// The fingerprint of a tuple under the node's secret key.
+/// The fingerprint of a tuple and a DSCP (as [`Ip::dscp`](crate::ip::Ip::dscp)) under the node's secret key: a rule that gives packets another class
+/// must see all of them.
 ///
 /// Two tuples agree by chance once in 2^32. A sender who does not know the key can't aim for it, and sees at
 /// most the 16 bits that a tunnel's outer source port shows.
 #[inline(always)]
 #[must_use]
-pub fn fingerprint<A: Family>(key: [u64; 2], tuple: &Tuple<A>) -> u32 {
+pub fn fingerprint<A: Family>(key: [u64; 2], tuple: &Tuple<A>, dscp: u8) -> u32 {
     let Addr(src_high, src_low) = tuple.src.wide();
     let Addr(dst_high, dst_low) = tuple.dst.wide();
-    let ports =
-        u64::from(tuple.sport) << 24 | u64::from(tuple.dport) << 8 | u64::from(tuple.protocol);
+    let rest = u64::from(dscp) << 40
+        | u64::from(tuple.sport) << 24
+        | u64::from(tuple.dport) << 8
+        | u64::from(tuple.protocol);
     let factors = [FACTORS[0] ^ key[0] << 1, FACTORS[1] ^ key[1] << 1];
     let mut hash = key[0];
     hash = mix(hash ^ src_high, factors);
     hash = mix(hash ^ src_low, factors);
     hash = mix(hash ^ dst_high, factors);
     hash = mix(hash ^ dst_low, factors);
-    hash = mix(hash ^ ports ^ key[1], factors);
+    hash = mix(hash ^ rest ^ key[1], factors);
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the upper half is folded in"
@@ -59,9 +62,9 @@ mod tests {
             for port in 0..64u16 {
                 for protocol in [6, 17] {
                     let tuple = Tuple::new(protocol, Addr4(src), port, Addr4(9), 80);
-                    assert!(seen.insert(fingerprint([1, 2], &tuple)), "{tuple:?}");
+                    assert!(seen.insert(fingerprint([1, 2], &tuple, 0)), "{tuple:?}");
                     assert!(
-                        seen.insert(fingerprint([1, 2], &tuple.reversed())),
+                        seen.insert(fingerprint([1, 2], &tuple.reversed(), 0)),
                         "reverse of {tuple:?}"
                     );
                 }
@@ -72,7 +75,17 @@ mod tests {
     #[test]
     fn the_key_matters() {
         let tuple = Tuple::new(6, Addr4(1), 2, Addr4(3), 4);
-        assert_ne!(fingerprint([1, 2], &tuple), fingerprint([1, 3], &tuple));
-        assert_ne!(fingerprint([1, 2], &tuple), fingerprint([2, 2], &tuple));
+        let under = |key| fingerprint(key, &tuple, 0);
+        assert_ne!(under([1, 2]), under([1, 3]));
+        assert_ne!(under([1, 2]), under([2, 2]));
+    }
+
+    #[test]
+    fn the_class_matters() {
+        let tuple = Tuple::new(6, Addr4(1), 2, Addr4(3), 4);
+        let seen: HashSet<u32> = (0..64)
+            .map(|dscp| fingerprint([1, 2], &tuple, dscp << 2))
+            .collect();
+        assert_eq!(seen.len(), 64);
     }
 }

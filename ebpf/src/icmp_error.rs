@@ -6,7 +6,7 @@ use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
     addr::Family as _,
     counter::Counter,
-    endpoint::LOOPBACK,
+    endpoint::{LOOPBACK, device as flags},
     flow::{Flow, action, rewrite, state},
 };
 use underpass_ebpf::{error::translate_error, ip::Head, l4::Kind, packet::Packet};
@@ -196,6 +196,9 @@ global!(
             partner_place,
             ..
         } = &mut **work;
+        if is_quoted && !is_finishing && !may_have_got(skb.ifindex(), inner, partner_place) {
+            return Err(Verdict::dropped(Counter::DropNoFlow));
+        }
         let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
             return unknown;
         };
@@ -233,6 +236,22 @@ global!(
         })
     }
 );
+
+/// Whether the quoted packet may have come to the pod behind a host veth: one that must not send from others' addresses gets what is for its own, and what
+/// the way of a flow leads to it. About other packets it has nothing to say; connection tracking asks only to whom it says that.
+#[inline(always)]
+fn may_have_got<I: Net>(pod: u32, quoted: &Head<I>, place: &mut Place<I>) -> bool {
+    let dst = quoted.tuple.dst;
+    if device(pod).is_none_or(|pod| pod.flags & flags::ANTI_SPOOF == 0)
+        || container::owns(pod, dst.wide())
+        || I::is_local_scope(dst)
+    {
+        return true;
+    }
+    place.set(&quoted.tuple);
+    find::<I>(&place.key)
+        .is_some_and(|flow| container::is_same(half_of(flow, place.end).out_ifindex, pod))
+}
 
 /// The flow of the packet that an error quotes; [`Place::end`] sends what goes the other way, as the
 /// error does.

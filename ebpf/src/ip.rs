@@ -6,7 +6,7 @@ pub mod v6;
 use underpass_abi::{
     Plain,
     addr::Family,
-    flow::{FragmentKey, Tuple, protocol},
+    flow::{FragmentKey, Tuple},
 };
 
 pub use self::{v4::V4, v6::V6};
@@ -15,6 +15,9 @@ use crate::{
     l4::{Depth, Kind, L4},
     packet::{Covers, Load, Short},
 };
+
+/// The bits of a TOS or traffic class that are the DSCP (RFC 2474).
+const DSCP: u8 = 0xfc;
 
 /// Which piece of a datagram a packet is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,6 +127,9 @@ pub trait Ip: Copy + 'static {
     /// flow label of IPv6, in network order.
     fn class(header: &Self::Header) -> u32;
 
+    /// The differentiated services code point, in the upper six bits of the byte that it has in a header; without what marks congestion (ECN).
+    fn dscp(header: &Self::Header) -> u8;
+
     /// TTL, or hop limit.
     fn ttl(header: &Self::Header) -> u8;
 
@@ -156,11 +162,12 @@ pub trait Ip: Copy + 'static {
     fn parse<P: Load>(packet: &P, l3: u32, depth: Depth) -> Result<Head<Self>, Short> {
         let header: Self::Header = packet.load(l3)?;
         let next = Self::next(packet, &header, l3)?;
-        // What follows a piece in its frame is none of it: the flags of TCP would come with the next piece (RFC 1858).
-        if next.piece == Piece::First
-            && next.protocol == protocol::TCP
+        // What follows a packet's end in its frame is none of it: of a first piece, ports and the flags of TCP would come with the next (RFC 1858).
+        let length = Self::length(&header);
+        if next.piece != Piece::Later
             && depth == Depth::Whole
-            && Self::length(&header) + l3 < next.l4 + L4::TCP
+            && length != 0
+            && length + l3 < next.l4 + L4::least::<Self>(next.protocol)
         {
             return Err(Short);
         }

@@ -15,6 +15,8 @@ pub mod tcp {
     pub const SYN: u8 = 1 << 1;
     /// The connection is refused or aborted.
     pub const RST: u8 = 1 << 2;
+    /// The last of what was written at once: only segments with data have it.
+    pub const PSH: u8 = 1 << 3;
     /// The acknowledgement number counts: set in all packets but the first.
     pub const ACK: u8 = 1 << 4;
 }
@@ -103,6 +105,18 @@ impl L4 {
 
     /// A later fragment has no transport header.
     pub const LATER: Self = Self::without_ports(Kind::Later);
+
+    /// Bytes that the header of `protocol` has at least, as far as it is read; 0 of a protocol that is not known.
+    #[inline(always)]
+    #[must_use]
+    pub const fn least<I: Ip>(protocol: u8) -> u32 {
+        match protocol {
+            protocol::TCP => Self::TCP,
+            protocol::UDP | protocol::SCTP => 8,
+            _ if protocol == I::ICMP => 8,
+            _ => 0,
+        }
+    }
 
     /// Reads the header of `protocol` at `offset`.
     #[inline(always)]

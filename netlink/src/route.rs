@@ -19,7 +19,7 @@ use super::{Error, Mode, Netlink, addr::family, link::Device};
 mod entry;
 mod question;
 
-pub use self::entry::{Entry, Fate, Hop};
+pub use self::entry::{Entry, Fate, Hop, Mtu};
 use self::question::Question;
 
 /// Table that routes are in unless they say otherwise.

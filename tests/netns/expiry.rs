@@ -218,3 +218,42 @@ fn a_connection_that_one_end_has_closed_does_not_stay(
         Ok(())
     })
 }
+
+/// A pod's quota counts questions that nobody answers for as long as they are remembered. Who asks again and again has no more of them for that.
+#[rstest]
+fn what_nobody_answers_is_not_kept_by_asking_again(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// Ticks: more than the quota goes by, and less than one that is asked again would live otherwise.
+    const AGO: u32 = 140;
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let client = udp::Client::open_at(pod.netns(), family, SOURCE)?;
+    // Nobody is there.
+    let remote = family.remote_at(PORT);
+    let meter = Meter::start(&lab.node)?;
+    let ask = || client.send(remote, b"anybody?");
+    ask()?;
+    meter.expect(Counter::Masqueraded, 1)?;
+    ask()?;
+    flow_table::walk(&lab.node, family, |entry| {
+        Then::MadeAt(entry.since.wrapping_sub(AGO))
+    })?;
+    eventually("it is charged for again", || {
+        ask()?;
+        let counted = meter.read()?;
+        ensure!(counted.get(Counter::Masqueraded) > 1, "{counted:?}");
+        Ok(())
+    })?;
+    // Who is answered is asked on.
+    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let mut client = udp::Client::open(pod.netns(), family)?;
+    client.chat(remote, 3)?;
+    let before = meter.read()?.get(Counter::Masqueraded);
+    flow_table::walk(&lab.node, family, |entry| {
+        Then::MadeAt(entry.since.wrapping_sub(AGO))
+    })?;
+    client.chat(remote, 10)?;
+    let after = meter.read()?.get(Counter::Masqueraded);
+    ensure!(after == before, "{after} after {before}");
+    Ok(())
+}

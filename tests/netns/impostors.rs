@@ -407,3 +407,39 @@ fn an_error_about_a_neighbours_flow_is_the_neighbours(
     ensure!(heard.is_some(), "the world hears nothing from its partner");
     Ok(())
 }
+
+/// Nobody asks netfilter who says that a packet did not arrive, only to whom.
+#[rstest]
+fn an_error_about_what_neighbours_say_is_theirs(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("bypass", bypass);
+    let [a, b, c] = ["a", "b", "c"].map(|name| lab.pod_with(name, &conf));
+    let (forger, asks, answers) = (a?, b?, c?);
+    let at = answers.at(family, PORT);
+    let _server = udp::Server::start(answers.netns(), at)?;
+    udp::Client::open_at(asks.netns(), family, SOURCE)?.chat(at, 10)?;
+    let heard = Capture::start(asks.netns(), Pod::IFNAME)?;
+    let quoted = asks.ends(at.ip())?;
+    let from = |pod: &Pod| {
+        let error = unreachable(&pod.ends(asks.ip(family))?, &quoted, SOURCE, PORT);
+        RawLink::open(pod.netns(), Pod::IFNAME)?.send(&error)
+    };
+    let is_from = |bytes: &[u8], pod: &Pod| {
+        frame::read(bytes).is_some_and(|seen| {
+            seen.src == pod.ip(family) && [protocol::ICMP, 58].contains(&seen.protocol)
+        })
+    };
+    let meter = Meter::start(&lab.node)?;
+    from(&forger)?;
+    meter.expect(Counter::DropNoFlow, 1)?;
+    from(&answers)?;
+    let own = heard.wait_for(SILENCE, |bytes| is_from(bytes, &answers));
+    ensure!(own.is_some(), "it does not hear from whom it asked");
+    let frames = heard.frames();
+    ensure!(!frames.iter().any(|bytes| is_from(bytes, &forger)));
+    Ok(())
+}

@@ -4,6 +4,7 @@ mod apply;
 mod at_once;
 mod bandwidth;
 mod check;
+mod classes;
 mod cluster;
 mod connections;
 mod crowd;

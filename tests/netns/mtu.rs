@@ -2,7 +2,10 @@
 
 use rstest::rstest;
 use serde_json::json;
-use underpass_tests::{leak::Traces, prelude::*, rtnl::Route, runtime::Call, tun::Tunnel};
+use underpass_tests::{
+    capture::Capture, leak::Traces, prelude::*, rtnl::Route, runtime::Call, traffic::PATIENCE,
+    tun::Tunnel, world::World,
+};
 
 /// Below 1280 bytes a device has no IPv6, and IPv4 works from 68 on.
 #[rstest]
@@ -70,6 +73,44 @@ fn a_vpn_lowers_no_mtu() -> Result<()> {
     let pod = lab.pod("a")?;
     let links = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
     ensure!(links[0]["mtu"] == 1500, "{links}");
+    Ok(())
+}
+
+/// The stack goes by it when it forwards, the bypass only for IPv4 and where the node forwards by path MTUs.
+#[rstest]
+fn a_route_says_an_mtu_and_does_not_lock_it(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "off")] bypass: &str,
+    #[values(0, 1)] by_path_mtu: u8,
+) -> Result<()> {
+    const MTU: usize = 1400;
+    const ETHERNET: usize = 14;
+    needs_root!();
+    let lab = Lab::new()?;
+    let node = lab.node.netns();
+    node.set_sysctl("net/ipv4/ip_forward_use_pmtu", &by_path_mtu.to_string())?;
+    let (all, via) = (family.everywhere(), family.gateway());
+    node.ip(&[format!("route replace {all} via {via} mtu {MTU}")])?;
+    let pod = lab.pod_with("a", &lab.conf().with("bypass", bypass))?;
+    let remote = family.remote_at(80);
+    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let mut client = udp::Client::open(pod.netns(), family)?;
+    client.chat(remote, 5)?;
+    let line = Capture::start(lab.world.netns(), World::LINK)?;
+    // What is too long comes in pieces or not at all.
+    client.ask_once(remote, MTU)?;
+    client.chat(remote, 2)?;
+    // The last of them.
+    let is_last = |bytes: &[u8]| bytes.len() < 200;
+    line.wait_for(PATIENCE, is_last)
+        .context("nothing arrived")?;
+    let lengths = line.frames().into_iter().map(|frame| frame.len());
+    let longest = lengths.max().unwrap_or_default();
+    let is_known = bypass == "off" || family == V4 && by_path_mtu == 1;
+    ensure!(
+        (longest <= ETHERNET + MTU) == is_known,
+        "a frame of {longest} bytes"
+    );
     Ok(())
 }
 

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 
 use rstest::rstest;
-use underpass_abi::node::Tunnels;
+use underpass_abi::{flow::protocol, node::Tunnels};
 use underpass_dataplane::{Maps, Pins, lock::Lock};
 use underpass_tests::{
     capture::Capture,
-    frame::Ends,
+    frame::{self, Ends},
     prelude::*,
     traffic::{SILENCE, raw::RawLink, serve},
 };
@@ -278,6 +278,40 @@ fn a_packet_of_a_tunnel_without_ports(
     )
 }
 
+/// What lies behind the end of its first piece in a frame is no part of a datagram, and does not say what that is. (Of IPv4 a first piece has eight
+/// bytes of the next header, or the stack drops it.)
+#[test]
+fn a_datagram_of_a_tunnel_in_pieces() -> Result<()> {
+    const PORT: u16 = 8_472;
+    const OPTIONS: u8 = 60;
+    /// What only fills the destination options: `PadN` of four bytes.
+    const PADDING: [u8; 6] = [1, 4, 0, 0, 0, 0];
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("a", &lab.conf().with("tunnelPort", PORT))?;
+    let ends = pod.ends(V6.node())?;
+    let options = |next: u8| [&[next, 0], &PADDING[..]].concat();
+    let datagram = |port| ends.udp(1000, port, b"from anybody")[14 + V6.header_len()..].to_vec();
+    let behind_it = [options(protocol::UDP), datagram(53)].concat();
+    let first = frame::as_fragment(&ends.protocol(OPTIONS, &options(OPTIONS)), 0, true);
+    let rest = [options(protocol::UDP), datagram(PORT)].concat();
+    let later = frame::as_fragment(&ends.protocol(OPTIONS, &rest), 1, false);
+    let at = SocketAddr::new(V6.node(), PORT);
+    let _end = udp::Server::start(lab.node.netns(), at)?;
+    let capture = Capture::start(pod.netns(), Pod::IFNAME)?;
+    let meter = Meter::start(&lab.node)?;
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    link.send(&[first, behind_it].concat())?;
+    link.send(&later)?;
+    meter.expect(Counter::DropMalformed, 1)?;
+    let is_answer = |bytes: &[u8]| {
+        frame::read(bytes).is_some_and(|seen| seen.ports.is_some_and(|(port, _)| port == PORT))
+    };
+    let answer = capture.wait_for(SILENCE, is_answer);
+    ensure!(answer.is_none(), "the tunnel's end got it: {answer:02x?}");
+    Ok(())
+}
+
 #[test]
 fn neither_ip_nor_arp() -> Result<()> {
     needs_root!();
@@ -357,7 +391,7 @@ fn with_anti_spoofing_off_it_passes(#[values(V4, V6)] family: Family) -> Result<
     let ends = pod.ends(neighbour.ip(family))?.from_ip(family.unused_pod());
     RawLink::open(pod.netns(), Pod::IFNAME)?.send(&ends.udp(1000, 2000, b"forged"))?;
     let arrived = capture.wait_for(underpass_tests::traffic::PATIENCE, |frame| {
-        underpass_tests::frame::read(frame).is_some_and(|packet| packet.src == family.unused_pod())
+        frame::read(frame).is_some_and(|packet| packet.src == family.unused_pod())
     });
     ensure!(arrived.is_some(), "nothing came");
     Ok(())

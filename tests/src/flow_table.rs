@@ -40,6 +40,8 @@ pub enum Then {
     Goes,
     /// It expires at this tick, and no packet of it was looked at in the present one.
     ExpiresAt(u32),
+    /// It was made at this tick.
+    MadeAt(u32),
 }
 
 /// Visits each entry of a family.
@@ -73,6 +75,10 @@ fn walk_in<A: addr::Family>(
                 for half in &mut flow.halves {
                     half.stamp = 0;
                 }
+                flows.insert(key, flow, 0)?;
+            }
+            Then::MadeAt(tick) => {
+                flow.since = tick;
                 flows.insert(key, flow, 0)?;
             }
         }

@@ -331,8 +331,9 @@ pub struct Signed<A> {
     /// Its fingerprint, which is in `skb->hash`; of a packet for an address that no container has its number, which is in
     /// `skb->tc_index`.
     pub carried: u32,
-    /// Length that the packet's IP header says, in bytes. What is put into a tunnel carries the same and is longer.
-    pub length: u32,
+    /// Length that the packet's IP header says, in bytes, and from bit 24 on its DSCP. What is put into a tunnel carries the same and is longer; what
+    /// was given another class must not take the bypass, which would not do that.
+    pub shape: u32,
     /// Uplink that a packet with a number came in by.
     pub arrival: u32,
 }

@@ -3,6 +3,7 @@
 use underpass_abi::{
     addr::Family as _,
     flow::{End, Flow, Half, Key, action, protocol, rewrite, state},
+    quota::WINDOW,
 };
 
 use crate::{
@@ -39,7 +40,22 @@ pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
 /// A packet came: the flow lives for another timeout, which depends on its state.
 #[inline(always)]
 pub fn prolong<A>(flow: &mut Flow<A>, protocol: u8, tick: u32) {
-    flow.expires = tick + lifetime(flow.state, protocol);
+    prolong_with(flow, flow.state, protocol, tick);
+}
+
+/// The same where another entry has a part of the flow's state. What was charged for and nobody has answered does not outlive what its quota goes by,
+/// however often it is asked again: then it is a new flow, and charged for as that.
+#[inline(always)]
+pub fn prolong_with<A>(flow: &mut Flow<A>, both: u32, protocol: u8, tick: u32) {
+    let lifetime = lifetime(flow.state, protocol);
+    let until = tick + lifetime;
+    let is_charged = both & (state::CHARGED_A | state::CHARGED_B) != 0;
+    let last = flow.since + lifetime.max(WINDOW);
+    flow.expires = if is_charged && until.wrapping_sub(last).cast_signed() > 0 {
+        last
+    } else {
+        until
+    };
 }
 
 /// Whether a flow that lives may give its tuple to another: TCP that both ends have closed and that has nothing to send again, and what

@@ -19,13 +19,13 @@ use crate::{
 #[inline(always)]
 pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>) {
     if head.kind == Kind::Flow {
-        let hash = fingerprint(constant!(key), &head.tuple);
+        let hash = fingerprint(constant!(key), &head.tuple, I::dscp(&head.header));
         skb.set_hash(hash);
         if let Some(signed) = I::signed(hash % SIGNED) {
             // SAFETY: an element of this CPU, which no other program looks at meanwhile.
             let signed = unsafe { &mut *signed };
             signed.carried = hash;
-            signed.length = I::length(&head.header);
+            signed.shape = shape::<I>(&head.header);
             memory::copy(&mut signed.tuple, &head.tuple);
         }
     }
@@ -42,16 +42,22 @@ pub fn number<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb) {
         // SAFETY: as above.
         let signed = unsafe { &mut *signed };
         signed.carried = number;
-        signed.length = I::length(&head.header);
+        signed.shape = shape::<I>(&head.header);
         signed.arrival = skb.ifindex();
         memory::copy(&mut signed.tuple, &head.tuple);
     }
 }
 
+/// See [`Signed::shape`](underpass_abi::flow::Signed::shape).
+#[inline(always)]
+fn shape<I: Net>(header: &I::Header) -> u32 {
+    I::length(header) | u32::from(I::dscp(header)) << 24
+}
+
 /// Whether the packet came through the stack unchanged.
 #[inline(always)]
 pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
-    skb.hash() == fingerprint(constant!(key), &head.tuple)
+    skb.hash() == fingerprint(constant!(key), &head.tuple, I::dscp(&head.header))
 }
 
 /// Finds the tuple that the packet in [`Work::head`] entered the stack with, and puts it at [`Work::partner`]. Returns the device that
@@ -64,7 +70,7 @@ pub fn entered<I: Net>(work: &mut WorkArea<I>, skb: &Skb, from_ifindex: u32) -> 
     // SAFETY: an element of this CPU, which no other program looks at meanwhile.
     let signed = unsafe { &*signed };
     if signed.carried != carried
-        || signed.length != I::length(&work.head.header)
+        || signed.shape != shape::<I>(&work.head.header)
         || signed.tuple.protocol != work.head.tuple.protocol
         || signed.tuple == work.head.tuple
     {

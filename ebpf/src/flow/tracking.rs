@@ -10,7 +10,9 @@ use underpass_ebpf::l4::tcp;
 
 use crate::{
     filter::quota::refund,
-    flow::entry::{find, is_alive, is_owned, is_partner, prolong, remove_all, remove_one},
+    flow::entry::{
+        find, is_alive, is_owned, is_partner, prolong, prolong_with, remove_all, remove_one,
+    },
     kernel::{
         global::{global, number},
         host_ports::serving,
@@ -225,8 +227,9 @@ global!(
         }
         mature(flow, before, protocol, tick);
         mature(other, others, protocol, tick);
-        prolong(flow, protocol, tick);
-        prolong(other, protocol, tick);
+        let both = flow.state | other.state;
+        prolong_with(flow, both, protocol, tick);
+        prolong_with(other, both, protocol, tick);
         Noted::Whole
     }
 );

@@ -2,7 +2,7 @@
 
 use underpass_abi::{addr::Addr4, flow::protocol};
 
-use super::{Ip, Next, Piece};
+use super::{DSCP, Ip, Next, Piece};
 use crate::{
     checksum::{Delta, Summed},
     packet::{Covers, Load, Short},
@@ -58,6 +58,12 @@ impl Ip for V4 {
     fn class(header: &Header4) -> u32 {
         let [_, tos, _, _] = header[0].to_ne_bytes();
         u32::from(tos)
+    }
+
+    #[inline(always)]
+    fn dscp(header: &Header4) -> u8 {
+        let [_, tos, _, _] = header[0].to_ne_bytes();
+        tos & DSCP
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use underpass_abi::{addr::Addr6, flow::protocol};
 
-use super::{Ip, Next, Piece};
+use super::{DSCP, Ip, Next, Piece};
 use crate::{
     checksum::Delta,
     packet::{Covers, Load, Short},
@@ -57,6 +57,12 @@ impl Ip for V6 {
         const MASK: u8 = 0x0f;
         let [class, label0, label1, label2, ..] = header[0].to_ne_bytes();
         u32::from_ne_bytes([class & MASK, label0, label1, label2])
+    }
+
+    #[inline(always)]
+    fn dscp(header: &Header6) -> u8 {
+        let [high, low, ..] = header[0].to_ne_bytes();
+        (high << 4 | low >> 4) & DSCP
     }
 
     #[inline(always)]

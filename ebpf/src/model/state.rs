@@ -90,6 +90,9 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
     }
     if flags & tcp::FIN != 0 {
         after |= end.fin();
+    } else if before & state::STICKY != 0 && flags & tcp::PSH != 0 {
+        // Past connection tracking nobody looks at sequence numbers, so a FIN may be anybody's who forges. Who has closed sends no more data.
+        after &= !end.fin();
     }
     after
 }

@@ -1,11 +1,11 @@
 //! Routes of any kind with who made them, a few out of however many a table has.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use netlink_packet_route::{
     AddressFamily,
-    route::{RouteAttribute, RouteMessage, RouteProtocol, RouteType},
+    route::{RouteAttribute, RouteMessage, RouteMetric, RouteProtocol, RouteType},
 };
 
 use super::{LENGTH_AT, Netlink, ip};
@@ -15,6 +15,8 @@ use crate::{Error, socket::attribute};
 const HEADER: usize = 12;
 /// `RTA_DST` of `linux/rtnetlink.h`.
 const DESTINATION: u16 = 1;
+/// `RTA_METRICS` of the same.
+const METRICS: u16 = 8;
 
 /// A route to somewhere or nowhere.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -25,8 +27,19 @@ pub struct Entry {
     pub protocol: u8,
     /// Metric: the route with the smallest one counts. The kernel lists 1024 for an IPv6 route that was given none.
     pub metric: u32,
+    /// How long packets may be, if it says so.
+    pub mtu: Option<Mtu>,
     /// What becomes of packets.
     pub fate: Fate,
+}
+
+/// What a route says of the length of packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mtu {
+    /// In bytes, with the headers of IP (`RTAX_MTU`).
+    pub bytes: u32,
+    /// Whether no router may say anything else (`RTAX_LOCK`).
+    pub locked: bool,
 }
 
 /// What a route does with packets.
@@ -60,6 +73,7 @@ impl Entry {
         };
         let mut dst = None;
         let mut metric = 0;
+        let mut mtu = None;
         let mut only = Hop {
             gateway: None,
             index: 0,
@@ -69,6 +83,7 @@ impl Entry {
             match attribute {
                 RouteAttribute::Destination(addr) => dst = ip(&addr),
                 RouteAttribute::Priority(priority) => metric = priority,
+                RouteAttribute::Metrics(metrics) => mtu = Mtu::of(&metrics),
                 RouteAttribute::Gateway(addr) => only.gateway = ip(&addr),
                 RouteAttribute::Oif(oif) => only.index = oif,
                 RouteAttribute::MultiPath(all) => {
@@ -86,20 +101,44 @@ impl Entry {
         if hops.is_empty() {
             hops.push(only);
         }
+        // A default route has none.
+        let all = match message.header.address_family {
+            AddressFamily::Inet => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            AddressFamily::Inet6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+            _ => return None,
+        };
+        let length = message.header.destination_prefix_length;
         Some(Self {
-            dst: IpNet::new(dst?, message.header.destination_prefix_length).ok()?,
+            dst: IpNet::new(dst.unwrap_or(all), length).ok()?,
             protocol: message.header.protocol.into(),
             metric,
+            mtu,
             // IPv6 names the loopback device in routes without a way.
             fate: stopped.map_or(Fate::Sent(hops), Fate::Stopped),
         })
     }
 }
 
+impl Mtu {
+    fn of(metrics: &[RouteMetric]) -> Option<Self> {
+        /// Number of this metric, which is its bit in the lock (`RTAX_MTU` of `linux/rtnetlink.h`).
+        const NUMBER: u32 = 2;
+        let bytes = metrics.iter().find_map(|metric| match metric {
+            RouteMetric::Mtu(bytes) => Some(*bytes),
+            _ => None,
+        })?;
+        let locked = metrics
+            .iter()
+            .any(|metric| matches!(metric, RouteMetric::Lock(bits) if bits & 1 << NUMBER != 0));
+        Some(Self { bytes, locked })
+    }
+}
+
 impl Netlink {
     /// Lists the routes of one table that have this protocol number, default routes apart. The kernel leaves out all others.
     pub fn routes_of(&self, table: u32, protocol: u8) -> Result<Vec<Entry>, Error> {
-        self.entries(table, RouteProtocol::from(protocol), |_| true)
+        let wanted = |payload: &[u8]| destination(payload).is_some();
+        self.entries(table, RouteProtocol::from(protocol), wanted)
     }
 
     /// Lists the routes of one table to what `wanted` takes, default routes apart. No others are decoded: there may be hundreds of
@@ -111,6 +150,13 @@ impl Netlink {
     ) -> Result<Vec<Entry>, Error> {
         self.entries(table, RouteProtocol::Unspec, |payload| {
             destination(payload).is_some_and(&wanted)
+        })
+    }
+
+    /// Lists the routes of one table that have metrics of their own, as an MTU, default routes too. No others are decoded.
+    pub fn routes_with_metrics(&self, table: u32) -> Result<Vec<Entry>, Error> {
+        self.entries(table, RouteProtocol::Unspec, |payload| {
+            attribute(payload, HEADER, METRICS).is_some()
         })
     }
 
@@ -179,6 +225,7 @@ mod tests {
             dst: net,
             protocol: 12,
             metric: 1024,
+            mtu: None,
             fate: Fate::Stopped("blackhole"),
         };
         assert_eq!(Entry::from_message(message.clone()), Some(expected));

@@ -26,6 +26,7 @@ use crate::{
 mod devices;
 pub(super) mod firewall;
 mod kernel;
+mod narrow_routes;
 mod networkd;
 mod networks;
 mod pins;
@@ -163,7 +164,7 @@ struct Node<'a> {
 type Check = fn(&Node<'_>, &mut Report) -> Result<(), Error>;
 
 /// All checks, by the name under which they appear when they could not look.
-const CHECKS: [(&str, Check); 9] = [
+const CHECKS: [(&str, Check); 10] = [
     ("kernel", |node, report| {
         kernel::check(node, report);
         Ok(())
@@ -174,6 +175,7 @@ const CHECKS: [(&str, Check); 9] = [
     ("foreign-filter", devices::check_filters),
     ("forward-policy", firewall::check),
     ("foreign-route", routes::check),
+    ("route-mtu", narrow_routes::check),
     ("networks", networks::check),
     ("networkd-routes", |node, report| {
         networkd::check(node, report);

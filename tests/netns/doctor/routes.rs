@@ -142,3 +142,35 @@ fn a_route_that_is_not_before_the_agents_is_no_finding(
     ])?;
     ask(&lab)?.expect(&[])
 }
+
+/// One that is locked is told to the programs, and IPv4's where the node forwards by path MTUs.
+#[rstest]
+fn an_mtu_that_is_not_locked_is_found_and_mended(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let _pod = lab.pod("a")?;
+    let node = lab.node.netns();
+    let by = format!("via {} dev {}", family.gateway(), Node::UPLINK);
+    let (all, part) = (family.everywhere(), range(family));
+    let change = |lock: &str| {
+        node.ip(&[
+            format!("route replace {all} {by} mtu {lock} 1400"),
+            format!("route replace {part} {by} mtu {lock} 1300"),
+        ])
+    };
+    node.ip(&[format!("route add {part} {by} mtu 1500")])?;
+    ask(&lab)?.expect(&[])?;
+    change("lock")?;
+    ask(&lab)?.expect(&[])?;
+    change("")?;
+    let said = ask(&lab)?;
+    said.expect(&["route-mtu"])?;
+    said.expect_words(&[Node::UPLINK, part, "1400", "1300", "mtu lock"])?;
+    if family == V6 {
+        change("lock")?;
+    } else {
+        let command = said.first("fix").split(';').next().unwrap_or_default();
+        node.expect(Command::new("sh").args(["-ec", command]), &[])?;
+    }
+    ask(&lab)?.expect(&[])
+}

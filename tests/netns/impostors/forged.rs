@@ -10,6 +10,7 @@ use rstest::rstest;
 use underpass_abi::{counter::Counter, flow::protocol};
 use underpass_tests::{
     capture::Capture,
+    flow_table::{self, Then},
     frame::{self, Ends},
     netns::Netns,
     prelude::*,
@@ -251,4 +252,42 @@ fn what_the_world_forges_stalls_no_connection(
         "it did not arrive"
     );
     client.goes_on(MUCH, SILENCE / 2)
+}
+
+/// Past a strict connection tracking a FIN needs no sequence number. It costs a connection nothing, if its end goes on.
+#[rstest]
+fn a_forged_fin_makes_no_life_short(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// Ticks: more than what one end has closed lives.
+    const LONG: u32 = 600;
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
+    client.chat(20)?;
+    let lives = || -> Result<Vec<u32>> {
+        let mut lives = Vec::new();
+        flow_table::walk(&lab.node, family, |entry| {
+            if entry.protocol == protocol::TCP {
+                lives.push(entry.expires.wrapping_sub(entry.since));
+            }
+            Then::Stays
+        })?;
+        Ok(lives)
+    };
+    let forged = lab.ends_from_world(remote.ip(), family.node())?;
+    let fin = forged.segment((PORT, SOURCE), "FA", (1, 1), &[]);
+    RawLink::open(lab.world.netns(), World::LINK)?.send(&fin)?;
+    eventually("it is believed at first", || {
+        let left = lives()?;
+        ensure!(left.iter().any(|ticks| *ticks < LONG), "{left:?}");
+        Ok(())
+    })?;
+    eventually("it lives as long as before", || {
+        client.chat(3)?;
+        let left = lives()?;
+        ensure!(left.iter().all(|ticks| *ticks > LONG), "{left:?}");
+        Ok(())
+    })
 }

@@ -205,6 +205,7 @@ mod tests {
             dst: net.parse().expect("a prefix"),
             protocol,
             metric,
+            mtu: None,
             fate: Fate::Sent(vec![Hop { gateway, index }]),
         }
     }
