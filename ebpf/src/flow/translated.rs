@@ -107,8 +107,10 @@ global!(
         }
         let old = work.partner;
         // From the world, by anybody who forges: be it that this connection's packets entered like this, or that they come out like this. If it
-        // begins the connection again, the pod's answer says so.
-        if owner.is_none() && ends_on_bypass(work) {
+        // begins the connection again, the pod's answer says so. A source that the stack has chosen nobody else can: connection tracking has forgotten
+        // the connection that had it, and given it away.
+        let is_clients_own = old.src == work.head.tuple.src && old.sport == work.head.tuple.sport;
+        if owner.is_none() && is_clients_own && ends_on_bypass(work) {
             return true;
         }
         work.place.set(&old);

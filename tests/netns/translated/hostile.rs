@@ -226,6 +226,45 @@ fn the_node_itself_gets_the_tuple(#[values(V4, V6)] family: Family) -> Result<()
     Ok(())
 }
 
+/// The same where the stack masquerades who comes by a port of the node: the next client may be given the port of one that it has forgotten.
+#[rstest]
+fn another_client_gets_the_tuple(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
+    let (ip, served) = (family.nft(), SocketAddr::new(family.node(), NODE_PORT));
+    let at = pod.at(family, PORT);
+    lab.firewall.load(&format!(
+        "table inet somebody {{
+            chain in {{
+                type nat hook prerouting priority dstnat; policy accept;
+                {ip} daddr {} tcp dport {NODE_PORT} dnat {ip} to {at}
+            }}
+            chain out {{
+                type nat hook postrouting priority srcnat; policy accept;
+                {ip} daddr {} oifname {} masquerade
+            }}
+        }}",
+        served.ip(),
+        at.ip(),
+        pod.host_veth(),
+    ))?;
+    make_forgetful(&lab)?;
+    let _server = tcp::Server::start(pod.netns(), family.port(PORT))?;
+    let world = lab.world.netns();
+    let from = |ip| SocketAddr::new(ip, SOURCE);
+    let mut old = tcp::Client::connect_between(world, from(family.gateway()), served)?;
+    let seen = old.chat(MANY)?;
+    ensure!(seen.port() == SOURCE, "{seen}");
+    lab.firewall.outlast(family, &["tcp"])?;
+    old.chat(MANY)?;
+    lab.firewall.tolerate_invalid();
+    let mut new = tcp::Client::connect_between(world, from(family.remote()), served)?;
+    ensure!(new.chat(MANY)? == seen, "it was given another tuple");
+    new.exchange(100_000, 100_000)?;
+    Ok(())
+}
+
 /// What somebody forges of a connection that connection tracking has forgotten.
 #[derive(Clone, Copy, Debug)]
 enum Forged {
