@@ -66,23 +66,16 @@ pub fn free_dead(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
     use tempfile::TempDir;
 
     use super::*;
-    use crate::store::tests::{spoil, without_privileges};
+    use crate::store::tests::{conf_of, spoil, without_privileges};
 
     #[test]
     fn one_that_cannot_be_read_stays_and_the_others_go() {
         let _user = without_privileges();
         let folder = TempDir::new().expect("a temporary folder");
-        let text = json!({
-            "cniVersion": "1.1.0",
-            "name": "net",
-            "type": "underpass",
-            "ipam": { "type": "host-local", "dataDir": folder.path() },
-        });
-        let conf = NetConf::parse(text.to_string().as_bytes()).expect("a config");
+        let conf = conf_of(folder.path());
         let owner = Owner::new("dead", "eth0");
         let [unread, read]: [IpAddr; 2] =
             ["10.0.0.2", "10.0.0.3"].map(|ip| ip.parse().expect("an address"));

@@ -195,16 +195,7 @@ fn a_connection_that_one_end_has_closed_does_not_stay(
     let _server = tcp::Server::start(lab.world.netns(), remote)?;
     let mut client = tcp::Client::connect(pod.netns(), remote)?;
     client.chat(20)?;
-    let lives = || -> Result<Vec<u32>> {
-        let mut lives = Vec::new();
-        flow_table::walk(&lab.node, family, |entry| {
-            if entry.protocol == protocol::TCP {
-                lives.push(entry.expires.wrapping_sub(entry.since));
-            }
-            Then::Stays
-        })?;
-        Ok(lives)
-    };
+    let lives = || flow_table::lives(&lab.node, family, protocol::TCP);
     let before = lives()?;
     ensure!(
         before.len() == 2 && before.iter().all(|ticks| *ticks > SHORT),

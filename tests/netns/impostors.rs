@@ -398,7 +398,7 @@ fn an_error_about_a_neighbours_flow_is_the_neighbours(
     let meter = Meter::start(&lab.node)?;
     let forged = unreachable(&pod.ends(at.ip())?, &quoted, PORT, SOURCE);
     RawLink::open(pod.netns(), Pod::IFNAME)?.send(&forged)?;
-    meter.expect(Counter::DropUntranslated, 1)?;
+    meter.expect(Counter::DropNoFlow, 1)?;
     thread::sleep(SILENCE / 4);
     ensure!(!capture.frames().iter().any(|frame| is_error(frame)));
     let own = unreachable(&neighbour.ends(at.ip())?, &quoted, PORT, SOURCE);

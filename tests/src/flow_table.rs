@@ -52,6 +52,18 @@ pub fn walk(node: &Node, family: Family, visit: impl FnMut(Entry) -> Then) -> Re
     }
 }
 
+/// How many ticks the entries of flows of an IP protocol live, from when they were made.
+pub fn lives(node: &Node, family: Family, protocol: u8) -> Result<Vec<u32>> {
+    let mut lives = Vec::new();
+    walk(node, family, |entry| {
+        if entry.protocol == protocol {
+            lives.push(entry.expires.wrapping_sub(entry.since));
+        }
+        Then::Stays
+    })?;
+    Ok(lives)
+}
+
 fn walk_in<A: addr::Family>(
     node: &Node,
     name: &str,

@@ -21,7 +21,7 @@ use crate::{
         quota::{charge, refund},
     },
     flow::{
-        entry::{find, prolong},
+        entry::{begin, find},
         join::{forget_translated, is_closed_to_news, join, suspend},
         table::{At, Share, Stored, store},
         tracking::note,
@@ -352,7 +352,7 @@ fn open<I: Net>(
         Payer::Reached { .. } if is_full => flow.state |= state::SURPLUS,
         Payer::Reached { .. } => flow.state |= end.charged(),
     }
-    prolong(flow, head.tuple.protocol, tick());
+    begin(flow, head.tuple.protocol, tick());
     if store(work, At::Place, Share::Pods) != Stored::Done {
         if !is_full {
             refund(account);
@@ -377,7 +377,7 @@ global!(
         flow.state = place.end.heard();
         flow.halves[0].action = action::OTHERS;
         flow.halves[1].action = action::OTHERS;
-        prolong(flow, head.tuple.protocol, tick());
+        begin(flow, head.tuple.protocol, tick());
         if store(work, At::Place, Share::Pods) != Stored::Done {
             return;
         }

@@ -26,7 +26,7 @@ use crate::{
         quota::{charge, refund},
     },
     flow::{
-        entry::{find, prolong, remove_one},
+        entry::{begin, find, remove_one},
         join::{ends_on_bypass, forget, is_closed_to_news, join, suspend, vacate},
         learn::{self, pass, show_opening},
         signed,
@@ -336,6 +336,7 @@ global!(
             let is_noted = others.halves[0].action == action::OTHERS;
             if is_noted {
                 others.state = state::BY_STACK | charged;
+                begin(others, head.tuple.protocol, tick());
                 others.halves[0].action = action::NONE;
                 others.halves[1].action = action::NONE;
             }
@@ -343,7 +344,7 @@ global!(
         }
         memory::clear(flow);
         flow.state = state::BY_STACK | charged;
-        prolong(flow, head.tuple.protocol, tick());
+        begin(flow, head.tuple.protocol, tick());
         let is_there = store(work, At::Place, Share::Pods) == Stored::Done;
         if account != 0 && !is_there {
             refund(account);

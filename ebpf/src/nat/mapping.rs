@@ -11,7 +11,7 @@ use underpass_ebpf::ip::Ip;
 
 use crate::{
     flow::{
-        entry::{find, is_alive, prolong, remove_all, remove_one},
+        entry::{begin, find, is_alive, remove_all, remove_one},
         table::{At, Share, Stored, store},
         tracking::{self, Noted},
         way::{enter, leave_to_pod, leave_to_wire},
@@ -62,7 +62,7 @@ impl Allocation {
 pub fn write_outer<I: Net>(flow: &mut Flow<I::Addr>, request: &Request<I>, end: End) {
     memory::clear(flow);
     flow.state = opened(request, end) | state::OUTER | surplus(request);
-    prolong(flow, request.outer.protocol, tick());
+    begin(flow, request.outer.protocol, tick());
     let own = half_of(flow, end);
     set_outgoing::<I>(own, &request.outer);
     own.action = action::TAKEN;
@@ -138,7 +138,7 @@ global!(
         if request.payer == Payer::Owner {
             flow.state |= end.charged();
         }
-        prolong(flow, request.inner.protocol, tick());
+        begin(flow, request.inner.protocol, tick());
         fill_inner::<I>(half_of(flow, end), request);
         // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
         if let Some(known) = find::<I>(key)
@@ -249,7 +249,7 @@ global!(
             // The way is asked for with the next packet.
             restored.action = action::WIRE;
         }
-        prolong(flow, head.tuple.protocol, tick());
+        begin(flow, head.tuple.protocol, tick());
         let share = share(request);
         store(work, At::PartnerPlace, share);
     }

@@ -1,12 +1,11 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
 use crate::store::Holder;
-use crate::store::tests::{spoil, without_privileges};
+use crate::store::tests::{conf_of, spoil, without_privileges};
 
 const HOME: Home = Home(7);
 const GRACE: Duration = Duration::from_mins(10);
@@ -19,13 +18,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         let folder = TempDir::new().expect("a temporary folder");
-        let text = json!({
-            "cniVersion": "1.1.0",
-            "name": "net",
-            "type": "underpass",
-            "ipam": { "type": "host-local", "dataDir": folder.path() },
-        });
-        let conf = NetConf::parse(text.to_string().as_bytes()).expect("a config");
+        let conf = conf_of(folder.path());
         Self { folder, conf }
     }
 

@@ -1,7 +1,9 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use nix::unistd::{Uid, setfsuid};
+use serde_json::json;
 use tempfile::TempDir;
+use underpass_cni::NetConf;
 
 use super::*;
 
@@ -72,6 +74,17 @@ fn kill(locked: Locked) {
 /// its own.
 #[must_use]
 pub(crate) struct WithoutPrivileges(Uid);
+
+/// A network whose leases are in a folder.
+pub(crate) fn conf_of(folder: &Path) -> NetConf {
+    let text = json!({
+        "cniVersion": "1.1.0",
+        "name": "net",
+        "type": "underpass",
+        "ipam": { "type": "host-local", "dataDir": folder },
+    });
+    NetConf::parse(text.to_string().as_bytes()).expect("a config")
+}
 
 pub(crate) fn without_privileges() -> WithoutPrivileges {
     let uid = Uid::effective();

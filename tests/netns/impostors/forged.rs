@@ -10,7 +10,7 @@ use rstest::rstest;
 use underpass_abi::{counter::Counter, flow::protocol};
 use underpass_tests::{
     capture::Capture,
-    flow_table::{self, Then},
+    flow_table,
     frame::{self, Ends},
     netns::Netns,
     prelude::*,
@@ -266,16 +266,7 @@ fn a_forged_fin_makes_no_life_short(#[values(V4, V6)] family: Family) -> Result<
     let _server = tcp::Server::start(lab.world.netns(), remote)?;
     let mut client = tcp::Client::connect_from(pod.netns(), SOURCE, remote)?;
     client.chat(20)?;
-    let lives = || -> Result<Vec<u32>> {
-        let mut lives = Vec::new();
-        flow_table::walk(&lab.node, family, |entry| {
-            if entry.protocol == protocol::TCP {
-                lives.push(entry.expires.wrapping_sub(entry.since));
-            }
-            Then::Stays
-        })?;
-        Ok(lives)
-    };
+    let lives = || flow_table::lives(&lab.node, family, protocol::TCP);
     let forged = lab.ends_from_world(remote.ip(), family.node())?;
     let fin = forged.segment((PORT, SOURCE), "FA", (1, 1), &[]);
     RawLink::open(lab.world.netns(), World::LINK)?.send(&fin)?;
