@@ -15,8 +15,8 @@ use underpass_tests::{
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
 
-/// Ticks that what both ends have closed lives less than, and what was reset (four minutes, and what it lived before).
-const CLOSED: u32 = 60;
+/// Ticks that what both ends have closed lives less than (a minute, and what it lived before), and what was reset (four of them).
+const CLOSED: u32 = 90;
 const RESET: u32 = 300;
 
 /// One end of a connection, whose kernel says nothing.
