@@ -37,7 +37,7 @@ pub const fn is_alive<A>(flow: &Flow<A>, tick: u32) -> bool {
     flow.expires.wrapping_sub(tick).cast_signed() >= 0
 }
 
-/// A flow begins: how long it lives goes by when that was.
+/// A flow begins, before its draft is stored: how long it lives goes by when that was.
 #[inline(always)]
 pub fn begin<A>(draft: &mut Flow<A>, protocol: u8, tick: u32) {
     draft.since = tick;

@@ -132,7 +132,6 @@ global!(
             if attempt == 0 {
                 let tag = key.tag();
                 work.draft.tag = tag;
-                work.draft.since = tick();
                 work.draft.slot = found.0;
                 let key = at.key(work);
                 let inserted = I::flows().insert(key, &work.draft, u64::from(BPF_NOEXIST));

@@ -70,11 +70,6 @@ fn kill(locked: Locked) {
     std::mem::forget(locked.index);
 }
 
-/// While it lives, files are subject to their modes for this thread, also where root runs the test. What the thread makes is
-/// its own.
-#[must_use]
-pub(crate) struct WithoutPrivileges(Uid);
-
 /// A network whose leases are in a folder.
 pub(crate) fn conf_of(folder: &Path) -> NetConf {
     let text = json!({
@@ -85,6 +80,11 @@ pub(crate) fn conf_of(folder: &Path) -> NetConf {
     });
     NetConf::parse(text.to_string().as_bytes()).expect("a config")
 }
+
+/// While it lives, files are subject to their modes for this thread, also where root runs the test. What the thread makes is
+/// its own.
+#[must_use]
+pub(crate) struct WithoutPrivileges(Uid);
 
 pub(crate) fn without_privileges() -> WithoutPrivileges {
     let uid = Uid::effective();

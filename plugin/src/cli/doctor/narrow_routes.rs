@@ -27,16 +27,20 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
     let (v6, v4): (Vec<_>, Vec<_>) = routes
         .into_iter()
         .partition(|route| route.dst.addr().is_ipv6());
+    let lock = |ip| {
+        format!(
+            "lock it where the route is made (`{ip} route change … mtu lock N`), or give the uplink or the network that \"mtu\""
+        )
+    };
+    let warning = |what, fix| Diagnosis::warning("route-mtu", what, fix);
     if !by_path_mtu {
-        report.add(too_narrow(&v4, longest, uplink).map(|what| {
-            let fix = "sysctl -w net.ipv4.ip_forward_use_pmtu=1; or lock it where the route is made (`ip route change … mtu lock N`), or give the uplink or the network that \"mtu\"";
-            Diagnosis::warning("route-mtu", what, fix)
-        }));
+        let fix = format!(
+            "sysctl -w net.ipv4.ip_forward_use_pmtu=1; or {}",
+            lock("ip")
+        );
+        report.add(too_narrow(&v4, longest, uplink).map(|what| warning(what, fix)));
     }
-    report.add(too_narrow(&v6, longest, uplink).map(|what| {
-        let fix = "lock it where the route is made (`ip -6 route change … mtu lock N`), or give the uplink or the network that \"mtu\"";
-        Diagnosis::warning("route-mtu", what, fix)
-    }));
+    report.add(too_narrow(&v6, longest, uplink).map(|what| warning(what, lock("ip -6"))));
     Ok(())
 }
 
