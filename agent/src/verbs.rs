@@ -1,5 +1,6 @@
 //! The commands of `underpass` that the agent runs: it opens no map itself, so that what it does can be done by hand.
 
+use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -175,28 +177,78 @@ impl Verbs {
 }
 
 async fn run(command: Command, failed: &AtomicU64) -> Result<String, Failed> {
-    let outcome = try_run(command).await;
+    let outcome = try_run(command, LIMIT).await;
     if outcome.is_err() {
         failed.fetch_add(1, Ordering::Relaxed);
     }
     outcome
 }
 
-async fn try_run(mut command: Command) -> Result<String, Failed> {
+async fn try_run(mut command: Command, limit: Duration) -> Result<String, Failed> {
     let name = format!("{:?}", command.as_std());
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = timeout(LIMIT, command.output()).await.map_err(|_| {
-        Failed::silently(format!("{name} did not end within {} s", LIMIT.as_secs()))
-    })?;
-    let output = output.map_err(|error| Failed::silently(format!("cannot run {name}: {error}")))?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() {
-        return Ok(said);
-    }
-    let why = format!(
-        "{name}: {}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let failed = |error| Failed::silently(format!("cannot run {name}: {error}"));
+    let mut child = command.spawn().map_err(failed)?;
+    let (mut said, mut complained) = (Vec::new(), Vec::new());
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let end = async {
+        tokio::try_join!(
+            child.wait(),
+            read(stdout, &mut said),
+            read(stderr, &mut complained)
+        )
+    };
+    let end = timeout(limit, end).await;
+    // What it had done and why it waited is known of one that is killed, too.
+    let said = String::from_utf8_lossy(&said).into_owned();
+    let how = match end {
+        Ok(Ok((status, ..))) if status.success() => return Ok(said),
+        Ok(Ok((status, ..))) => status.to_string(),
+        Ok(Err(error)) => return Err(failed(error)),
+        Err(_) => format!("killed, as it had not ended within {} s", limit.as_secs()),
+    };
+    let complained = String::from_utf8_lossy(&complained);
+    let why = format!("{name}: {how}: {}", complained.trim());
     Err(Failed { said, why })
+}
+
+/// Reads all of a pipe, and keeps what came if it is stopped.
+async fn read(pipe: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) -> io::Result<usize> {
+    match pipe {
+        Some(mut pipe) => pipe.read_to_end(into).await,
+        None => Ok(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_is_killed_is_heard() {
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg("echo did this; echo waits for that >&2; exec sleep 60");
+        let failed = try_run(command, Duration::from_secs(2)).await.unwrap_err();
+        assert_eq!(failed.said, "did this\n");
+        let why = "killed, as it had not ended within 2 s: waits for that";
+        assert!(failed.why.ends_with(why), "{}", failed.why);
+    }
+
+    #[tokio::test]
+    async fn who_fails_is_heard() {
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg("echo did this; echo not that >&2; exit 3");
+        let failed = try_run(command, LIMIT).await.unwrap_err();
+        assert_eq!(failed.said, "did this\n");
+        assert!(
+            failed.why.ends_with("exit status: 3: not that"),
+            "{}",
+            failed.why
+        );
+    }
 }
