@@ -12,11 +12,13 @@ use crate::workspace::Workspace;
 use crate::{licences, process, report};
 
 /// Folders of what these refer to.
-const FOLDERS: [&str; 2] = ["docs", "deploy"];
+const FOLDERS: [&str; 3] = ["docs", "deploy", "bench/results"];
 
 /// What a node's administrator reads, and what the licences ask to be passed on.
-const TEXTS: [&str; 6] = [
+const TEXTS: [&str; 8] = [
     "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
     "LICENSE-APACHE",
@@ -41,11 +43,19 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
     for text in TEXTS {
         copy(&workspace.root.join(text), &folder)?;
     }
+    let mut copying = Command::new("cp");
+    copying
+        .current_dir(&workspace.root)
+        .args(["--recursive", "--parents"])
+        .args(FOLDERS)
+        .arg(&folder);
+    process::run(&mut copying)?;
     let licences = licences::gather(workspace)?;
-    let folders = FOLDERS.map(|name| workspace.root.join(name));
-    for texts in folders.iter().chain([&licences]) {
-        process::run(Command::new("cp").arg("--recursive").args([texts, &folder]))?;
-    }
+    process::run(
+        Command::new("cp")
+            .arg("--recursive")
+            .args([&licences, &folder]),
+    )?;
     let mut manual = workspace.cargo();
     manual
         .args(["run", "--quiet", "--locked", "--package", "underpass"])
