@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+    neighbour::{
+        NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+    },
     route::RouteType,
 };
 
@@ -17,6 +19,17 @@ pub struct Neighbour {
     pub addr: IpAddr,
     /// The MAC that packets to it are sent to.
     pub mac: Mac,
+}
+
+/// What a neighbour is to its device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// The end of a way.
+    Host,
+    /// Routes lead by it. For IPv6 the kernel wants to know (`NTF_ROUTER`): it takes a gateway that is not marked for one that has ceased to be a
+    /// router, and forgets the path MTUs behind it as soon as it tidies up, half a minute later, not after ten minutes (`rt6_age_examine_exception` in
+    /// `net/ipv6/route.c`, since Linux 4.15).
+    Router,
 }
 
 impl Neighbour {
@@ -47,8 +60,17 @@ impl Neighbour {
 
 impl Netlink {
     /// Adds or replaces a permanent neighbour.
-    pub fn add_neighbour(&self, device: &Device, addr: IpAddr, mac: Mac) -> Result<(), Error> {
+    pub fn add_neighbour(
+        &self,
+        device: &Device,
+        role: Role,
+        addr: IpAddr,
+        mac: Mac,
+    ) -> Result<(), Error> {
         let mut message = NeighbourMessage::default();
+        if role == Role::Router {
+            message.header.flags = NeighbourFlags::Router;
+        }
         message.header.family = family(addr);
         message.header.ifindex = device.index;
         message.header.state = NeighbourState::Permanent;

@@ -129,7 +129,7 @@ global!(
     ///
     /// `tot_len` is given, as 1: without it the kernel compares the packet with the MTU by rules that
     /// are wrong for GSO packets and for devices without Ethernet headers; with it `mtu_result` is
-    /// filled since 5.12. Before that the kernel only says whether a length fits, so it is asked again with the
+    /// filled since 5.12, if the neighbour is known. Else the kernel only says whether a length fits, so it is asked again with the
     /// packet's own, and [`Route::mtu`] is that; a packet that is too long is one for the stack.
     pub fn find_route<I: Net>(
         work: &mut WorkArea<I>,
@@ -149,7 +149,7 @@ global!(
         let flags = if tells_source { BPF_FIB_LOOKUP_SRC } else { 0 };
         let mut result = look(ctx, &mut params, flags);
         let mut mtu = told(&params);
-        if result == RET_SUCCESS && mtu == 1 {
+        if matches!(result, RET_SUCCESS | RET_NO_NEIGHBOUR) && mtu == 1 {
             mtu = Skb::new(ctx).wire_length(head.l3, head.headers_length());
             params = ask::<I>(head, in_ifindex);
             params.__bindgen_anon_1.tot_len = u16::try_from(mtu).unwrap_or(u16::MAX);

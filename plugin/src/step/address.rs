@@ -12,6 +12,7 @@ use underpass_netlink::{
     Mac, Netlink,
     addr::Scope,
     link::{Admin, Change, Device},
+    neigh::Role,
 };
 
 use super::{Attachment, Inspection, Interface, Step, sysctl};
@@ -51,7 +52,7 @@ impl Step<Interface> for Addresses {
             pod.add_address(container, link_local(plan.container.mac), Scope::Link)?;
         }
         for addr in &plan.gateways {
-            pod.add_neighbour(container, *addr, plan.host.mac)?;
+            pod.add_neighbour(container, Role::Router, *addr, plan.host.mac)?;
         }
         Ok(())
     }

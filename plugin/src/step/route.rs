@@ -7,6 +7,7 @@ use underpass_netlink::{
     Mode, Netlink,
     addr::Scope,
     link::{By, Device},
+    neigh::Role,
     route::{Installed, MAIN, Route, SCOPE_LINK},
 };
 
@@ -178,7 +179,7 @@ impl Step<Interface> for HostRoutes {
         for net in &plan.addresses {
             let addr = net.addr();
             if plan.flags & device::CHECK_MAC != 0 {
-                node.add_neighbour(host, addr, plan.container.mac)?;
+                node.add_neighbour(host, Role::Host, addr, plan.container.mac)?;
             }
             let route = Route {
                 scope: SCOPE_LINK,
