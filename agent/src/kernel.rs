@@ -140,6 +140,24 @@ impl Seen {
         addresses.any(|address| address.is_bare && !is_alone(address.prefix))
     }
 
+    /// Tells whether a packet of this length, in bytes, may be too large for a link of the node.
+    fn has_narrower(&self, mtu: u32) -> bool {
+        self.outward().any(|link| link.mtu < mtu)
+    }
+
+    /// The smallest MTU of these devices, in bytes.
+    fn narrowest(&self, devices: &BTreeSet<u32>) -> Option<u32> {
+        let links = self.outward();
+        let theirs = links.filter(|link| devices.contains(&link.index));
+        theirs.map(|link| link.mtu).min()
+    }
+
+    /// The devices that may lead to others than our pods.
+    fn outward(&self) -> impl Iterator<Item = &Link> {
+        let links = self.links.iter();
+        links.filter(|link| link.is_up && !link.is_inward && link.name != DEVICE)
+    }
+
     /// Lists the prefixes that are on the node's links, apart from those of our own device. The ways to single pods are
     /// no links: they come and go, and have the address of the pods' gateway. A device without link-layer addresses, as
     /// `WireGuard`'s, decides by itself who a packet is for, whatever the next hop, and that is not of pods: the node is
@@ -147,12 +165,11 @@ impl Seen {
     pub(crate) fn on_link(&self) -> Vec<OnLink> {
         let on_link = self.addresses.iter().filter_map(|address| {
             let device = address.message.header.index;
-            let link = self.links.iter().find(|link| link.index == device)?;
+            let link = self.outward().find(|link| link.index == device)?;
             let is_routed = !address.is_bare || self.routes.contains(&(address.prefix, device));
             let is_shared = is_routed && !link.mac.is_empty();
             let alone = IpNet::from(address.own.addr());
-            let is_others = !link.is_inward && link.name != DEVICE;
-            (link.is_up && is_others).then_some(OnLink {
+            Some(OnLink {
                 net: if is_shared { address.prefix } else { alone },
                 own: address.own.addr(),
                 device,
@@ -207,6 +224,15 @@ impl Kernel {
             seen.routes = self.link_routes().await?;
         }
         Ok(seen)
+    }
+
+    /// The smallest MTU of the links by which default routes of the main table lead, in bytes, if one of them may be smaller than `mtu`. Else
+    /// no route is listed: somebody may have a hundred thousand.
+    pub(crate) async fn way_out(&self, seen: &Seen, mtu: u32) -> anyhow::Result<Option<u32>> {
+        if !seen.has_narrower(mtu) {
+            return Ok(None);
+        }
+        Ok(seen.narrowest(&self.ways_out().await?))
     }
 
     /// Makes the kernel have what is desired. Goes on past errors.

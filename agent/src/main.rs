@@ -91,7 +91,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         () = keep_uplinks(&options, &verbs, &events) => Ok(()),
         () = keep_collected(&options, &verbs) => Ok(()),
         lost = folders::await_loss(&options) => Err(anyhow::anyhow!(
-            "the folder {} is not the host's any more: somebody has removed it there; whoever starts this container anew mounts the one of now",
+            "the folder {} is not the host's any more: somebody has removed or renamed it there; whoever starts this container anew mounts the one of now",
             lost.display()
         )),
         // Who starts us anew has new ones.

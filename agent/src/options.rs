@@ -44,7 +44,7 @@ pub(crate) struct Options {
         value_parser = prefix
     )]
     pub(crate) cluster_cidrs: Vec<IpNet>,
-    /// The MTU of pods, in bytes; by default the uplinks', and that of the VXLAN device as soon as it leads to a node
+    /// The MTU of pods, in bytes; by default the uplinks', and no more than that of the VXLAN device as soon as it leads to a node
     #[arg(long, env = "UNDERPASS_MTU")]
     pub(crate) mtu: Option<u32>,
     /// Further keys of our entry in the conflist, as an object of JSON such as '{"bypass": "off"}'

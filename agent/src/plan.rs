@@ -93,8 +93,9 @@ impl Desired {
 
     /// The MTU of pods by which none of their packets is too large for the way to others, in bytes; none where all others are
     /// reached directly. With the uplinks' MTU a pod would tell a client in the world that it takes segments that do not fit
-    /// when they go to it by another node, and not every client hears the answer to that.
-    pub(crate) fn mtu(&self, routing: Routing) -> Option<u32> {
+    /// when they go to it by another node, and not every client hears the answer to that. Nor is it more than that of the way to the `world`: who
+    /// is told one looks for no smaller one there.
+    pub(crate) fn mtu(&self, routing: Routing, world: Option<u32>) -> Option<u32> {
         let tunnel = self.tunnel.as_ref()?;
         let is_own_ipv6 = |(range, way): (&IpNet, &Way)| *way == Way::Own && range.addr().is_ipv6();
         // What a pod with IPv6 needs at least is more than some devices have, which then take IPv4 alone.
@@ -103,7 +104,8 @@ impl Desired {
         } else {
             SMALLEST_MTU
         };
-        (routing == Routing::Vxlan || self.tunnels()).then_some(tunnel.mtu.max(smallest))
+        let largest = world.map_or(tunnel.mtu, |world| world.min(tunnel.mtu));
+        (routing == Routing::Vxlan || self.tunnels()).then_some(largest.max(smallest))
     }
 
     /// Whether another node is reached through the device.

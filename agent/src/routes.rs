@@ -87,12 +87,31 @@ impl Routes<'_> {
         self.count(all, &desired, &done, begun.elapsed());
         // A node that can't be reached must not be one that has no network, and any Node can say what no route leads to.
         if done.errors.is_empty() {
-            self.pass_on(Routed {
-                mtu: desired.mtu(self.options.routing),
-                links,
-            });
+            let mtu = timeout(PATIENCE, self.mtu(&desired, &seen)).await;
+            match mtu.context("the kernel does not answer")? {
+                Ok(mtu) => self.pass_on(Routed { mtu, links }),
+                Err(error) => self.fail(&error),
+            }
         }
         Ok(())
+    }
+
+    /// Finds the MTU of pods, where it is not the uplinks' and nobody has named one.
+    async fn mtu(&self, desired: &Desired, seen: &Seen) -> anyhow::Result<Option<u32>> {
+        let routing = self.options.routing;
+        match desired.mtu(routing, None) {
+            Some(largest) if self.options.mtu.is_none() => {
+                let world = self.kernel.way_out(seen, largest).await?;
+                Ok(desired.mtu(routing, world))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Says that something could not be read.
+    fn fail(&self, error: &anyhow::Error) {
+        self.health.failures.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!("{error:#}");
     }
 
     /// Sees what there is. Where that fails the next comparison has to do.
@@ -101,8 +120,7 @@ impl Routes<'_> {
         match answer.context("the kernel does not answer")? {
             Ok(seen) => Ok(Some(seen)),
             Err(error) => {
-                self.health.failures.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("{error:#}");
+                self.fail(&error);
                 Ok(None)
             }
         }

@@ -231,7 +231,9 @@ mod tests {
         command
             .arg("-c")
             .arg("echo did this; echo waits for that >&2; exec sleep 60");
-        let failed = try_run(command, Duration::from_secs(2)).await.unwrap_err();
+        let failed = try_run(command, Duration::from_secs(2))
+            .await
+            .expect_err("killed");
         assert_eq!(failed.said, "did this\n");
         let why = "killed, as it had not ended within 2 s: waits for that";
         assert!(failed.why.ends_with(why), "{}", failed.why);
@@ -243,7 +245,7 @@ mod tests {
         command
             .arg("-c")
             .arg("echo did this; echo not that >&2; exit 3");
-        let failed = try_run(command, LIMIT).await.unwrap_err();
+        let failed = try_run(command, LIMIT).await.expect_err("a failure");
         assert_eq!(failed.said, "did this\n");
         assert!(
             failed.why.ends_with("exit status: 3: not that"),

@@ -15,6 +15,7 @@ mod containers;
 mod firewall;
 mod fixture;
 mod forging;
+mod hardened;
 mod image;
 mod leaving;
 mod life;

@@ -130,6 +130,14 @@ impl Kernel {
         Ok(routes.await?.into_iter().collect())
     }
 
+    /// Lists the devices by which default routes of the main table lead.
+    pub(super) async fn ways_out(&self) -> anyhow::Result<BTreeSet<u32>> {
+        let routes = self.routes(RouteProtocol::Unspec, |message| {
+            is_default(&message).then(|| devices(&message))
+        });
+        Ok(routes.await?.into_iter().flatten().collect())
+    }
+
     /// Lists the routes of the main table that have our protocol number.
     async fn own_routes(&self) -> anyhow::Result<Vec<(IpNet, Found, RouteMessage)>> {
         self.routes(RouteProtocol::Other(PROTOCOL), |message| {
@@ -171,6 +179,24 @@ fn is_main(message: &RouteMessage) -> bool {
     message.header.table == RouteHeader::RT_TABLE_MAIN
 }
 
+/// Tells whether it is a default route of the main table.
+fn is_default(message: &RouteMessage) -> bool {
+    message.header.destination_prefix_length == 0
+        && message.header.kind == RouteType::Unicast
+        && is_main(message)
+}
+
+/// Lists the devices by which a route leads: with several next hops, there may be several.
+fn devices(message: &RouteMessage) -> Vec<u32> {
+    let attributes = message.attributes.iter();
+    let devices = attributes.flat_map(|attribute| match attribute {
+        RouteAttribute::Oif(device) => vec![*device],
+        RouteAttribute::MultiPath(hops) => hops.iter().map(|hop| hop.interface_index).collect(),
+        _ => Vec::new(),
+    });
+    devices.collect()
+}
+
 /// Reads a route of the main table to what is on a link, with the device.
 fn link_route(message: &RouteMessage) -> Option<(IpNet, u32)> {
     let (range, found) = read(message)?;
@@ -182,7 +208,7 @@ fn link_route(message: &RouteMessage) -> Option<(IpNet, u32)> {
 }
 
 /// Tells whether it may change what should be, or what there is of it: a route of ours, one to a link, one to pods of
-/// `ranges`. A daemon of routes has a hundred thousand others.
+/// `ranges`, a default route. A daemon of routes has a hundred thousand others.
 pub(super) fn matters(message: &RouteMessage, ranges: &BTreeSet<IpNet>) -> bool {
     let is_of_pods = || {
         let (net, _) = read(message)?;
@@ -190,7 +216,9 @@ pub(super) fn matters(message: &RouteMessage, ranges: &BTreeSet<IpNet>) -> bool 
         let range = ranges.range(..=net).next_back()?;
         range.contains(&net).then_some(())
     };
-    is_own(message) || is_main(message) && (link_route(message).is_some() || is_of_pods().is_some())
+    is_own(message)
+        || is_default(message)
+        || is_main(message) && (link_route(message).is_some() || is_of_pods().is_some())
 }
 
 /// What a way looks like in the kernel.
@@ -270,6 +298,8 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use rtnetlink::packet_route::route::RouteNextHop;
+
     use super::*;
 
     fn route(net: &str, via: Option<&str>, table: u8, protocol: u8) -> RouteMessage {
@@ -312,9 +342,39 @@ mod tests {
             ("192.0.2.0/24", None, 254, 2, true),
             ("2001:db8::/64", None, 254, 2, true),
             ("192.0.2.1/32", None, 255, 2, false),
+            // To the world, by whomever.
+            ("0.0.0.0/0", v4, 254, 12, true),
+            ("::/0", v6, 254, 9, true),
+            ("0.0.0.0/0", None, 254, 3, true),
+            ("0.0.0.0/0", v4, 100, 12, false),
         ] {
             let message = route(net, via, table, protocol);
             assert_eq!(matters(&message, &ranges), is_heard, "{net} in {table}");
+        }
+    }
+
+    #[test]
+    fn a_default_route_leads_by_each_of_its_devices() {
+        let v4 = route("0.0.0.0/0", Some("192.0.2.1"), 254, 3);
+        assert!(is_default(&v4));
+        assert_eq!(devices(&v4), [2]);
+        let mut several = route("::/0", None, 254, 3);
+        let hops = [5, 7].map(|device| {
+            let mut hop = RouteNextHop::default();
+            hop.interface_index = device;
+            hop
+        });
+        several.attributes = vec![RouteAttribute::MultiPath(hops.to_vec())];
+        assert!(is_default(&several));
+        assert_eq!(devices(&several), [5, 7]);
+        let mut refusal = route("::/0", None, 254, 3);
+        refusal.header.kind = RouteType::Unreachable;
+        for other in [
+            refusal,
+            route("0.0.0.0/1", Some("192.0.2.1"), 254, 3),
+            route("::/0", Some("2001:db8::1"), 100, 3),
+        ] {
+            assert!(!is_default(&other), "{other:?}");
         }
     }
 }

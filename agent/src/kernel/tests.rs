@@ -74,3 +74,33 @@ fn on_a_link_are_those_who_can_be_found_there() {
         assert_eq!(on_link(4, false), [], "a pod's");
     }
 }
+
+#[test]
+fn the_narrowest_way_out_is_that_of_no_pod() {
+    let with = |index, attributes: &[LinkAttribute]| {
+        let mtu = 1000 + index * 100;
+        link(index, &[attributes, &[LinkAttribute::Mtu(mtu)]].concat())
+    };
+    let alias = LinkAttribute::IfAlias("underpass:pods:c1:eth0".to_owned());
+    let ours = LinkAttribute::IfName(DEVICE.to_owned());
+    let seen = Seen {
+        links: vec![
+            with(1, &[alias]),
+            with(2, &[ours]),
+            with(3, &[]),
+            with(4, &[]),
+        ],
+        addresses: Vec::new(),
+        routes: BTreeSet::new(),
+    };
+    assert!(seen.has_narrower(1301) && !seen.has_narrower(1300));
+    for (devices, narrowest) in [
+        (&[][..], None),
+        (&[1, 2, 9], None),
+        (&[4], Some(1400)),
+        (&[1, 2, 3, 4], Some(1300)),
+    ] {
+        let devices = devices.iter().copied().collect();
+        assert_eq!(seen.narrowest(&devices), narrowest, "{devices:?}");
+    }
+}

@@ -1,7 +1,6 @@
 //! The VXLAN device, and what it knows of those of other nodes.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::pin::pin;
@@ -20,33 +19,7 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVxlan};
 use super::{Concern, DEVICE, Kernel, Link, Notes, Seen, read_link};
 use crate::plan::{Desired, Mac, Neighbour, Tunnel};
 
-/// A sysctl of the device, and why it has that value.
-struct Sysctl {
-    path: &'static str,
-    value: &'static str,
-    otherwise: &'static str,
-}
-
-/// Somebody may change one, and nothing tells of that. The first two are not there where the kernel has no IPv6.
-const SYSCTLS: [Sysctl; 3] = [
-    Sysctl {
-        path: "/proc/sys/net/ipv6/conf/underpass-vxlan/accept_ra",
-        value: "0",
-        otherwise: "whoever gets a datagram to the VXLAN port may become this node's IPv6 router",
-    },
-    Sysctl {
-        path: "/proc/sys/net/ipv6/conf/underpass-vxlan/autoconf",
-        value: "0",
-        otherwise: "whoever gets a datagram to the VXLAN port may give this node addresses",
-    },
-    // A node that is behind VXLAN for us may have us on its link, and then one of the two ways is not the other's. IPv6 has no such filter. The
-    // larger one of this and that of all devices counts.
-    Sysctl {
-        path: "/proc/sys/net/ipv4/conf/underpass-vxlan/rp_filter",
-        value: "2",
-        otherwise: "where it or that of \"all\" is 1, packets are dropped that come through VXLAN from a node to which the way back is direct",
-    },
-];
+mod sysctl;
 
 impl Kernel {
     /// Makes the device, its addresses and what it knows as they are desired. Returns its number, if there is one at
@@ -75,12 +48,13 @@ impl Kernel {
             }
         };
         self.device.store(device.index, Ordering::Relaxed);
-        for sysctl in &SYSCTLS {
-            if let Err(error) = sysctl.keep(notes) {
-                notes.warnings.push(error);
-            }
+        // The kernel forgets what IPv6 was told of a device that is too small for it: they come after the MTU.
+        if let Err(error) = self.keep_mtu(device, tunnel, notes).await {
+            notes.errors.push(error);
         }
-        if let Err(error) = self.keep_up(device, tunnel, notes).await {
+        let has_ipv6 = tunnel.addresses.iter().any(|net| net.addr().is_ipv6());
+        sysctl::keep(has_ipv6, notes);
+        if let Err(error) = self.keep_up(device, notes).await {
             notes.errors.push(error);
         }
         if !desired.keeps_own {
@@ -94,30 +68,40 @@ impl Kernel {
         Ok(device.index)
     }
 
-    async fn keep_up(
+    async fn keep_mtu(
         &self,
         device: &Link,
         tunnel: &Tunnel,
         notes: &mut Notes,
     ) -> anyhow::Result<()> {
-        if device.mtu == tunnel.mtu && device.is_up {
+        let mtu = tunnel.mtu;
+        if device.mtu == mtu {
             return Ok(());
         }
-        let message = LinkUnspec::new_with_index(device.index)
-            .mtu(tunnel.mtu)
-            .up()
-            .build();
+        let message = LinkUnspec::new_with_index(device.index).mtu(mtu).build();
         let request = self.handle.link().set(message);
-        let (mtu, port) = (tunnel.mtu, self.tunnel.port);
-        let what = format!("cannot set {DEVICE} up with an MTU of {mtu} (UDP port {port})");
+        request
+            .execute()
+            .await
+            .with_context(|| format!("cannot give {DEVICE} an MTU of {mtu}"))?;
+        notes
+            .changes
+            .push(format!("device {DEVICE} has an MTU of {mtu}"));
+        Ok(())
+    }
+
+    async fn keep_up(&self, device: &Link, notes: &mut Notes) -> anyhow::Result<()> {
+        if device.is_up {
+            return Ok(());
+        }
+        let message = LinkUnspec::new_with_index(device.index).up().build();
+        let request = self.handle.link().set(message);
+        let what = format!("cannot set {DEVICE} up (UDP port {})", self.tunnel.port);
         request
             .execute()
             .await
             .map_err(|error| refused(&what, error))?;
-        notes.changes.push(format!(
-            "device {DEVICE} is up with an MTU of {}",
-            tunnel.mtu
-        ));
+        notes.changes.push(format!("device {DEVICE} is up"));
         Ok(())
     }
 
@@ -298,27 +282,6 @@ impl Kernel {
             Some((known, message))
         });
         entries.await.context("cannot list the neighbours")
-    }
-}
-
-impl Sysctl {
-    fn keep(&self, notes: &mut Notes) -> anyhow::Result<()> {
-        let Self {
-            path,
-            value,
-            otherwise,
-        } = self;
-        let now = match fs::read_to_string(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            now => now.with_context(|| format!("cannot read {path}"))?,
-        };
-        if now.trim() == *value {
-            return Ok(());
-        }
-        fs::write(path, value)
-            .with_context(|| format!("cannot write {value} to {path}: {otherwise}"))?;
-        notes.changes.push(format!("{path} is {value}"));
-        Ok(())
     }
 }
 

@@ -249,7 +249,11 @@ fn a_link_too_small_for_ipv6_through_vxlan_takes_ipv4() {
         ("c", dual("198.51.100.5", "10.3.0.0/24", "fd00:3::/64")),
     ]);
     let desired = by_small_link(&nodes, 1280);
-    assert_eq!(desired.mtu(Routing::Auto), Some(1280), "pods have IPv6");
+    assert_eq!(
+        desired.mtu(Routing::Auto, None),
+        Some(1280),
+        "pods have IPv6"
+    );
     let device = desired.tunnel.expect("a device");
     assert_eq!(device.mtu, 1230);
     assert_eq!(device.addresses, [net("10.1.0.0/32")].into());
@@ -320,11 +324,40 @@ fn pods_have_the_tunnels_mtu_where_it_leads_to_another_node() {
     ] {
         let myself = node(&[outside], &["10.1.0.0/24", "fd00:1::/64"]);
         let alone = nodes(&[("a", myself.clone())]);
-        let of = |nodes, routing| planned(nodes, routing).expect("a plan").mtu(routing);
+        let of = |nodes, routing| {
+            let desired = planned(nodes, routing).expect("a plan");
+            desired.mtu(routing, None)
+        };
         assert_eq!(of(&alone, Routing::Vxlan), Some(mtu));
         assert_eq!(of(&alone, Routing::Auto), None);
         let both = nodes(&[("a", myself), ("b", node(&[distant], &["10.2.0.0/24"]))]);
         assert_eq!(of(&both, Routing::Auto), Some(mtu));
         assert_eq!(of(&both, Routing::Cloud), None);
     }
+}
+
+#[test]
+fn pods_have_no_more_than_the_way_to_the_world_takes() {
+    const IPV6: &str = "fd00:1::/64";
+    let far = node(&["198.51.100.5"], &["10.2.0.0/24"]);
+    let near = node(&["192.0.2.2"], &["10.2.0.0/24"]);
+    let of = |ranges: &[&str], peer: &Peer, world| {
+        let nodes = nodes(&[("a", node(&["192.0.2.1"], ranges)), ("b", peer.clone())]);
+        let desired = planned(&nodes, Routing::Auto).expect("a plan");
+        desired.mtu(Routing::Auto, world)
+    };
+    for (world, mtu) in [
+        (None, 1450),
+        (Some(1500), 1450),
+        (Some(1420), 1420),
+        (Some(1450), 1450),
+    ] {
+        for ranges in [&["10.1.0.0/24"][..], &[IPV6], &["10.1.0.0/24", IPV6]] {
+            assert_eq!(of(ranges, &far, world), Some(mtu), "{world:?}");
+        }
+        assert_eq!(of(&["10.1.0.0/24"], &near, world), None, "the uplinks'");
+    }
+    // As small as it may be.
+    assert_eq!(of(&["10.1.0.0/24"], &far, Some(1000)), Some(1000));
+    assert_eq!(of(&["10.1.0.0/24", IPV6], &far, Some(1000)), Some(1280));
 }

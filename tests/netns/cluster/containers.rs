@@ -1,6 +1,6 @@
 //! An agent in a container: what it has of its host is what was mounted when the container began.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rstest::rstest;
@@ -11,13 +11,28 @@ use super::{
     member::{BIN, NET},
 };
 
+/// What the host has, and the agent's container gets.
+const HOST: &str = "/run/host";
+
 /// Somebody resets the node, and does not know of the agent: it would write to a folder that has no name any more, and say that all is well.
 #[rstest]
 fn an_agent_whose_folder_was_removed_ends_so_that_the_next_one_has_it(
     #[values(NET, BIN, "/var/lib/cni", "/run/underpass")] folder: &str,
 ) -> Result<()> {
-    const HOST: &str = "/run/host";
     needs_root!();
+    ends_without(folder, || fs::remove_dir_all(HOST))
+}
+
+/// He keeps the old one by another name, and that has all that the agent made.
+#[rstest]
+fn an_agent_whose_folder_was_renamed_ends_so_that_the_next_one_has_it(
+    #[values(NET, BIN, "/var/lib/cni", "/run/underpass")] folder: &str,
+) -> Result<()> {
+    needs_root!();
+    ends_without(folder, || fs::rename(HOST, "/run/host.bak"))
+}
+
+fn ends_without(folder: &str, take_away: fn() -> io::Result<()>) -> Result<()> {
     let mut cluster = Cluster::idle(&[0])?;
     let netns = cluster.members[0].node.netns().clone();
     let mount_host = || -> Result<()> {
@@ -34,7 +49,7 @@ fn an_agent_whose_folder_was_removed_ends_so_that_the_next_one_has_it(
     let member = &cluster.members[0];
     member.is_ready()?;
     netns.run(|| {
-        fs::remove_dir_all(HOST)?;
+        take_away()?;
         ensure!(Path::new(folder).exists(), "the mount is gone as well");
         Ok(())
     })?;

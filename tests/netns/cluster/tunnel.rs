@@ -15,7 +15,7 @@ use underpass_tests::{
 
 use super::{
     fixture::Cluster,
-    member::{TUNNEL, nodad},
+    member::{Member, TUNNEL, cidr, nodad},
 };
 
 const PORT: u16 = 80;
@@ -246,4 +246,63 @@ fn an_address_that_comes_back_finds_its_device(#[values(V4, V6)] family: Family)
         format!("address add {other} dev {uplink} {nodad}"),
     ])?;
     member.sends_from(None)
+}
+
+/// Waits until new pods get this MTU, in bytes.
+fn offers(member: &Member, mtu: u32) -> Result<()> {
+    eventually(&format!("an MTU of {mtu}"), || {
+        let conflist = member.conflist()?.context("a conflist")?;
+        ensure!(conflist["plugins"][0]["mtu"] == mtu, "{conflist}");
+        Ok(())
+    })
+}
+
+/// Other nodes are on a wide link, and the world is behind a narrow one. No comparison comes by itself: what becomes of the way is heard.
+#[rstest]
+fn pods_have_no_more_than_the_way_to_the_world_takes(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    const WAN: &str = "wan0";
+    const PORT: &str = "world";
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0, 1])?;
+    let netns = cluster.members[0].node.netns().clone();
+    cluster.fabric.cable(PORT, &netns, WAN, 1_400)?;
+    let (own, gateway, length) = match family {
+        V4 => ("203.0.113.1", "203.0.113.254", 24),
+        V6 => ("2001:db8:77::1", "2001:db8:77::fe", 64),
+    };
+    let (everywhere, nodad) = (family.everywhere(), nodad(family));
+    let member = &cluster.members[0];
+    let others = cidr(family, 1, 0);
+    let inside = member.gateway(family);
+    cluster
+        .fabric
+        .ip(&[format!("address add {gateway}/{length} dev {PORT} {nodad}")])?;
+    netns.ip(&[
+        format!("address add {own}/{length} dev {WAN} {nodad}"),
+        format!("route add {others} via {inside}"),
+        format!("route replace {everywhere} via {gateway}"),
+    ])?;
+    for member in &mut cluster.members {
+        member.start_agent_with(&["--resync", "3600"])?;
+    }
+    cluster.settle()?;
+    let [member, other] = &cluster.members[..] else {
+        bail!("two members");
+    };
+    offers(member, 1_400)?;
+    offers(other, 1_450)?;
+    let pod = member.pod("pod")?;
+    let link = pod.netns().ip_json(&["link", "show", "dev", Pod::IFNAME])?;
+    ensure!(link[0]["mtu"] == 1_400, "{link}");
+
+    netns.set_mtu(WAN, 1_300)?;
+    cluster.fabric.set_mtu(PORT, 1_300)?;
+    offers(member, 1_300)?;
+    // A narrow link that is no way to the world is one to those on it.
+    netns.ip(&[format!("route replace {everywhere} via {inside}")])?;
+    offers(member, 1_450)?;
+    netns.ip(&[format!("route replace {everywhere} via {gateway}")])?;
+    offers(member, 1_300)
 }
