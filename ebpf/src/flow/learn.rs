@@ -48,15 +48,15 @@ use crate::{
 number!(
     /// What is known of a flow after a packet of it was learned.
     pub enum Learned {
-        /// It may be one that is translated.
+        /// The packet may be one to translate.
         Perhaps,
-        /// Nothing of it is translated.
+        /// It is as it has to be.
         Plain,
     }
 );
 
 impl Learned {
-    /// What bits of [`rewrite`] say, of both directions.
+    /// What bits of [`rewrite`] say, of its direction.
     #[inline(always)]
     const fn with(rewrites: u8) -> Self {
         match rewrites {
@@ -131,7 +131,7 @@ global!(
             return Learned::Perhaps;
         }
         if is_closed_to_news(flow) {
-            return Learned::with(own | opposite);
+            return Learned::with(own);
         }
         if own | opposite != 0 && !bypass {
             return Learned::Perhaps;
@@ -177,10 +177,12 @@ global!(
                 back.action = action::STACK;
             }
         }
-        show_opening(work);
-        join(work);
+        show_opening(flow, work.head.tcp_flags);
+        if own | opposite != 0 || half_of(flow, end.other()).passed != 0 {
+            join(work);
+        }
         trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
-        Learned::with(own | opposite)
+        Learned::with(own)
     }
 );
 
@@ -231,23 +233,22 @@ global!(
         settle_on_wire(out, route, kind);
         out.action = action::WIRE;
         pass(out, 0);
-        show_opening(work);
-        join(work);
+        let is_translated = out.rewrite != 0;
+        show_opening(flow, head.tcp_flags);
+        if is_translated || half_of(flow, end.other()).passed != 0 {
+            join(work);
+        }
     }
 );
 
-/// Notes that a packet which opens TCP, in [`Work::head`], came out of the stack.
+/// Notes that a packet with these flags came out of the stack, if it is one that opens TCP.
 #[inline(always)]
-pub(super) fn show_opening<I: Net>(work: &mut WorkArea<I>) {
-    let Work { head, place, .. } = &mut **work;
-    let shown = match head.tcp_flags & (tcp::SYN | tcp::ACK) {
+pub(super) fn show_opening<A>(flow: &mut Flow<A>, tcp_flags: u8) {
+    flow.state |= match tcp_flags & (tcp::SYN | tcp::ACK) {
         tcp::SYN => state::SYN,
         SYN_ACK => state::SYN_ACK,
         _ => return,
     };
-    if let Some(flow) = find::<I>(&place.key) {
-        flow.state |= shown;
-    }
 }
 
 const SYN_ACK: u8 = tcp::SYN | tcp::ACK;

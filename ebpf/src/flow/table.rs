@@ -193,9 +193,16 @@ global!(
         let mut key = unsafe { *key };
         let written = key.0.reserved2;
         key.0.reserved2 = 0;
+        if key.0.protocol == 0 {
+            return Some(Slot(slot));
+        }
+        // It can't have expired yet: in a table that is full of what has ended lately, most looks end here, before they touch an entry.
+        if attempt < TAKE_SPARE && now().wrapping_sub(written) < soonest_end() {
+            return None;
+        }
         let Some(flow) = find::<I>(&key) else {
             // Whoever wrote it in this tick may be about to store its flow.
-            let is_fresh = key.0.protocol != 0 && written == now();
+            let is_fresh = written == now();
             return (!is_fresh).then_some(Slot(slot));
         };
         if flow.slot != slot {
@@ -233,6 +240,14 @@ global!(
 #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
 fn now() -> u16 {
     tick() as u16
+}
+
+/// Ticks after its slot is taken before which no flow expires.
+#[inline(always)]
+fn soonest_end() -> u16 {
+    let closing = constant!(timeout.tcp_closing).min(constant!(timeout.tcp_opening));
+    let others = constant!(timeout.udp_opening).min(constant!(timeout.icmp));
+    u16::try_from(closing.min(others)).unwrap_or(u16::MAX)
 }
 
 /// Whether a flow that lives has to make room at this attempt.

@@ -161,8 +161,8 @@ global!(
             half.action = action::WIRE;
         }
         pass(half, if owner.is_some() { 0 } else { arrival });
+        show_opening(flow, head.tcp_flags);
         note(work);
-        show_opening(work);
         join(work);
         trace::learned(&work.place.key.0, skb.ifindex());
         true

@@ -32,6 +32,17 @@ fn joined(first: u16, second: u16) -> u32 {
     u32::from_ne_bytes([a, b, c, d])
 }
 
+/// The checksum of a header whose TTL is one less: what [`Delta::apply`] gives, in a third of the instructions. As `ip_decrease_ttl` of the kernel does,
+/// it adds that one, and what overflows, and has 0 where the sum would be all ones.
+#[inline(always)]
+const fn one_hop_less(checksum: u16) -> u16 {
+    let sum = checksum as u32 + 0x0100_u16.to_be() as u32;
+    let sum = sum + (sum >= 0xffff) as u32;
+    #[expect(clippy::cast_possible_truncation, reason = "the overflow is in it")]
+    let sum = sum as u16;
+    sum
+}
+
 impl Ip for V4 {
     type Addr = Addr4;
     type Header = Header4;
@@ -134,7 +145,23 @@ impl Ip for V4 {
         let (old, checksum) = halves(header[2]);
         let [ttl, protocol] = old.to_ne_bytes();
         let new = u16::from_ne_bytes([ttl.wrapping_sub(1), protocol]);
-        header[2] = joined(new, Delta::of16(old, new).apply(checksum));
+        header[2] = joined(new, one_hop_less(checksum));
         Delta::NONE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_hop_less_is_a_change_of_a_word() {
+        for ttl in [2, 64, 128, 255] {
+            let [old, new] = [ttl, ttl - 1].map(|ttl| u16::from_ne_bytes([ttl, 6]));
+            for checksum in 0..=u16::MAX {
+                let wanted = Delta::of16(old, new).apply(checksum);
+                assert_eq!(one_hop_less(checksum), wanted, "of {checksum:#06x}");
+            }
+        }
     }
 }
