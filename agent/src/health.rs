@@ -32,16 +32,30 @@ const DEAF: Duration = Duration::from_mins(2);
 /// What is wrong with the network, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
+    /// It is installed, and runtimes take another one: no pod gets to it.
+    Hidden(String),
     /// It is that of other ranges than the Node has: pods get addresses that others may have.
     Outdated(String),
     /// It is the Node's, and could not be looked after the last time.
     Unkept(String),
+    /// It is the Node's, and there are pods that have outlived the maps.
+    LeftBehind(String),
+}
+
+impl Trouble {
+    fn why(&self) -> &String {
+        match self {
+            Self::Hidden(why) | Self::Outdated(why) | Self::Unkept(why) | Self::LeftBehind(why) => {
+                why
+            }
+        }
+    }
 }
 
 /// What became of the work.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
-    /// The ranges of the network that was installed when routes were complete; nothing before that.
+    /// The ranges of the network that was installed when routes were complete; nothing before that, and while no pod gets to it.
     pub(crate) installed: watch::Sender<Option<Vec<IpNet>>>,
     /// The ranges that the API says are this node's; none, where it says none or has no Node of ours.
     assigned: Mutex<Vec<IpNet>>,
@@ -101,6 +115,10 @@ impl Health {
     /// Says whether there is the network that there should be; or what it waits for.
     fn ready(&self) -> (StatusCode, String) {
         let trouble = hold(&self.trouble).clone();
+        if let Some(Trouble::Hidden(why)) = &trouble {
+            let text = format!("the network is installed, and no pod gets to it: {why}\n");
+            return (StatusCode::SERVICE_UNAVAILABLE, text);
+        }
         let Some(installed) = self.installed.borrow().clone() else {
             return (
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -123,10 +141,14 @@ impl Health {
                     "it has {now} now, and {before} is installed{why}{wanting}"
                 ));
             }
-            None => "ok".to_owned(),
             Some(Trouble::Unkept(why)) => {
                 format!("ok, but the network can't be looked after: {why}")
             }
+            Some(Trouble::LeftBehind(why)) => {
+                format!("ok, but pods of before have no masquerade and no host ports: {why}")
+            }
+            // What hides the network was said above.
+            Some(Trouble::Hidden(_)) | None => "ok".to_owned(),
         };
         let mut and = if trouble.is_some() { "; and" } else { ", but" };
         for (count, what) in [
@@ -155,7 +177,7 @@ impl Health {
         let deaf = hold(&self.deaf).clone();
         let deaf = deaf.filter(|(since, _)| since.elapsed() < DEAF);
         let deaf = deaf.map(|(_, why)| why);
-        let why = trouble.map(|(Trouble::Outdated(why) | Trouble::Unkept(why))| why);
+        let why = trouble.map(Trouble::why);
         let why = why.filter(|why| !wanting.contains(why));
         let mut text = "routes or the network are not complete yet\n".to_owned();
         for line in wanting.iter().chain(why).chain(&deaf) {
@@ -379,6 +401,29 @@ mod tests {
         assert!(text.ends_with(": no room\n"), "{text}");
         health.set_trouble(None);
         assert_eq!(said(&health), (200, format!("ok, but {missing}\n")));
+    }
+
+    #[test]
+    fn a_network_that_no_pod_gets_to_is_none() {
+        let health = Health::default();
+        let hidden = || Some(Trouble::Hidden("hidden by that".to_owned()));
+        let text = "the network is installed, and no pod gets to it: hidden by that\n";
+        health.set_trouble(hidden());
+        assert_eq!(said(&health), (503, text.to_owned()));
+        health.set_trouble(None);
+        health.installed.send_replace(Some(Vec::new()));
+        assert_eq!(said(&health), (200, "ok\n".to_owned()));
+        health.set_trouble(hidden());
+        assert_eq!(said(&health), (503, text.to_owned()));
+    }
+
+    #[test]
+    fn pods_that_were_left_behind_are_said() {
+        let health = Health::default();
+        health.installed.send_replace(Some(Vec::new()));
+        health.set_trouble(Some(Trouble::LeftBehind("veth1".to_owned())));
+        let text = "ok, but pods of before have no masquerade and no host ports: veth1\n";
+        assert_eq!(said(&health), (200, text.to_owned()));
     }
 
     #[test]

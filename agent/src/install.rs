@@ -26,7 +26,7 @@ const HEAD_START: Duration = Duration::from_secs(5);
 /// What became of the routes, for who installs the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Routed {
-    /// The MTU of all ways to other nodes' pods, in bytes, where they are one.
+    /// The MTU of pods in bytes, where it is not the uplinks' and nobody has named one.
     pub(crate) mtu: Option<u32>,
     /// The prefixes that were on this node's links.
     pub(crate) links: Arc<[OnLink]>,
@@ -136,6 +136,7 @@ pub(crate) async fn keep(
         let is_tested = tested == Some(&network.ranges);
         let outcome = install(verbs, &network, is_tested, &all, &mut nodes, &pass).await;
         let failure = outcome.as_ref().err().map(|failed| failed.why.clone());
+        let trouble = outcome.as_ref().ok().and_then(|said| noted(said));
         last.tell("install", outcome);
         if let Some(why) = failure {
             let trouble = if is_tested {
@@ -151,12 +152,31 @@ pub(crate) async fn keep(
         refused = None;
         let ranges = network.ranges.clone();
         installed = Some(network);
-        health.set_trouble(None);
+        // Nothing more is announced that no pod gets to.
+        let is_hidden = matches!(trouble, Some(Trouble::Hidden(_)));
+        health.set_trouble(trouble);
         if upgrade.is_due() {
             upgrade.note(beside(verbs.upgrade(), &mut nodes, &pass).await);
         }
-        health.installed.send_replace(Some(ranges));
+        health
+            .installed
+            .send_replace((!is_hidden).then_some(ranges));
     }
+}
+
+/// Finds what is wrong though `install` has done its work: it begins lines about that with words of their own.
+fn noted(said: &str) -> Option<Trouble> {
+    if let Some(line) = said.lines().find(|line| line.starts_with("hidden by ")) {
+        return Some(Trouble::Hidden(line.to_owned()));
+    }
+    let mut left = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("left behind: "));
+    let first = left.next()?;
+    Some(Trouble::LeftBehind(match left.count() {
+        0 => first.to_owned(),
+        more => format!("{first}; and {more} more, which `underpass status` names"),
+    }))
 }
 
 /// How long to wait at most before a network is tried again that could not be installed, where neither it nor this node's links have changed.
@@ -278,4 +298,29 @@ fn give(pass: &watch::Sender<Nodes>, nodes: &Nodes) {
         }
         !is_same
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_all_the_same_is_found_in_what_is_said() {
+        let done = "unchanged   /opt/cni/bin/underpass\n";
+        let hidden = "hidden by /etc/cni/net.d/05-other.conflist: mv it";
+        let left = "left behind: veth1 leads to a container; recreate it\n";
+        assert_eq!(noted(done), None);
+        assert_eq!(noted("it may be hidden by somebody\n"), None);
+        // That no pod gets to the network is the worse of two.
+        let of = |said: &str| Some(Trouble::Hidden(said.to_owned()));
+        assert_eq!(noted(&format!("{done}{left}{hidden}\n")), of(hidden));
+        let of = |said: &str| Some(Trouble::LeftBehind(said.to_owned()));
+        let first = "veth1 leads to a container; recreate it";
+        assert_eq!(noted(&format!("{left}{done}")), of(first));
+        let more = format!("{first}; and 1 more, which `underpass status` names");
+        assert_eq!(
+            noted(&format!("{left}left behind: veth2\n{done}")),
+            of(&more)
+        );
+    }
 }

@@ -30,6 +30,14 @@ pub(crate) enum Change {
     Detached(String),
     /// The programs go by other sysctls, or other policies of IPsec.
     Rules,
+    /// A sysctl of the node is what containers need again.
+    Setting {
+        /// Its name, as `sysctl` takes it.
+        name: String,
+        value: &'static str,
+        /// What it was.
+        before: String,
+    },
     /// Other addresses than before are those of Services.
     ServiceAddresses,
     /// The node is an end of other tunnels than before.
@@ -115,6 +123,11 @@ impl fmt::Display for Change {
             Self::Rules => f.write_str(
                 "network stack: the programs go by its sysctls and IPsec policies as they are now",
             ),
+            Self::Setting {
+                name,
+                value,
+                before,
+            } => write!(f, "{name}: {value} instead of {before}"),
             Self::ServiceAddresses => {
                 f.write_str("host ports: not served at the addresses of Services as they are now")
             }

@@ -268,6 +268,16 @@ enum Failure {
         /// What to do.
         advice: String,
     },
+    #[error(
+        "containers have outlived what was loaded at {} ({devices}), and go on with that: programs that are loaded now take the uplinks from it, and the containers lose masquerade and host ports. Drain the node, or delete them (`ip link` names each in the alias of its device), and install then; `underpass load` loads all the same. Nothing was changed",
+        root.display()
+    )]
+    Outlived {
+        /// Where the pins should be.
+        root: PathBuf,
+        /// The hosts' ends of the first few.
+        devices: String,
+    },
     #[error(transparent)]
     SelfTest(#[from] crate::selftest::Failure),
     #[error(

@@ -11,11 +11,18 @@ use underpass_dataplane::{
 };
 use underpass_netlink::Netlink;
 
-use crate::{change::Change, error::Error, glob::Glob, step::port, uplink::reconcile};
+use crate::{
+    change::Change,
+    error::Error,
+    glob::Glob,
+    step::{port, sysctl},
+    uplink::reconcile,
+};
 
 /// Has the programs know the uplinks as they are, once for each of `patterns` as [`Surroundings::uplinks`] takes
-/// them; go by `rules`, which are those of now, or leave those that they have; and sit where somebody took them off. Raises the epoch if
-/// anything changed, and notes what. Goes on past errors, and returns them.
+/// them; go by `rules`, which are those of now, or leave those that they have; and sit where somebody took them off. Has the node forward for
+/// the containers that there are. Raises the epoch if anything changed that the programs go by, and notes what. Goes on past errors, and
+/// returns them.
 ///
 /// [`Surroundings::uplinks`]: crate::uplink::Surroundings::uplinks
 pub(crate) fn repair(
@@ -32,6 +39,9 @@ pub(crate) fn repair(
             Ok(uplinks) => services = Some(uplinks.service_addresses),
             Err(error) => errors.push(error),
         }
+    }
+    if let Err(error) = sysctl::forward_again(node, maps, changes) {
+        errors.push(error);
     }
     match rules.and_then(|rules| policy::refresh(maps, rules)) {
         Ok(Changed::Yes) => changes.push(Change::Rules),

@@ -5,8 +5,10 @@ use std::{fs, net::SocketAddr};
 use rstest::rstest;
 use serde_json::Value;
 use underpass_tests::{
+    another_build,
     counter::Registry,
     leak::Traces,
+    node::plugin,
     prelude::*,
     runtime::{Call, Conf},
 };
@@ -129,6 +131,85 @@ fn what_is_loaded_again_knows_no_container_of_before(
         traces.devices.iter().all(|name| !name.starts_with("veth")),
         "{traces:#?}"
     );
+    Ok(())
+}
+
+/// As the agent of a cluster runs it, each minute.
+const INSTALL: [&str; 6] = [
+    "install",
+    "--upgrade",
+    "--bin-dir",
+    "/run/opt/bin",
+    "--net-dir",
+    "/run/opt/net.d",
+];
+
+/// Nobody has asked for new programs, which would take masquerade and host ports from those that run: they are moved first.
+#[rstest]
+fn an_install_waits_until_those_of_before_are_gone(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] may_upgrade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let mut install = INSTALL.to_vec();
+    install.retain(|argument| may_upgrade || *argument != "--upgrade");
+    let before = lab.pod_with("before", &mapped(&lab))?;
+    let remote = family.remote_at(REMOTE);
+    let served = SocketAddr::new(family.node(), PORT);
+    let _inside = tcp::Server::start(before.netns(), before.at(family, INSIDE))?;
+    let _beyond = tcp::Server::start(lab.world.netns(), remote)?;
+    lab.node.underpass(&install)?;
+    wipe(&lab.node)?;
+    for _ in 0..2 {
+        let said = lab.node.underpass_error(&install)?;
+        ensure!(
+            said.contains(before.host_veth()) && said.contains("underpass load"),
+            "{said}"
+        );
+        let said = lab.node.underpass(&["apply"])?;
+        ensure!(said.starts_with("nothing is loaded"), "{said}");
+        ensure!(tcp::visit(before.netns(), remote)? == family.node());
+        tcp::visit(lab.world.netns(), served)?;
+    }
+
+    let netns = before.netns().clone();
+    before.del()?;
+    let said = lab.node.underpass(&install)?;
+    ensure!(said.contains("all programs are loaded"), "{said}");
+    ensure!(!said.contains("left behind"), "{said}");
+    let again = Pod::add_to(&lab.node, netns, &mapped(&lab))?;
+    ensure!(tcp::visit(again.netns(), remote)? == family.node());
+    again.del()
+}
+
+/// Whatever has loaded has been asked to: an ADD, or somebody who does not mind. What is left behind is named as long as it is there.
+#[rstest]
+fn an_install_names_those_of_before_once_something_is_loaded(
+    #[values("load", "ADD")] how: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let before = lab.pod("before")?;
+    wipe(&lab.node)?;
+    let mut new = None;
+    if how == "load" {
+        lab.node.underpass(&["load"])?;
+    } else {
+        new = Some(lab.pod("new")?);
+    }
+    let named = format!("left behind: {}", before.host_veth());
+    // Another build adds no programs to those that an ADD has loaded.
+    let build = another_build::make(&lab.node)?;
+    for program in [build.as_path(), plugin(), plugin()] {
+        let said = lab.node.underpass_of(program, &INSTALL)?;
+        ensure!(said.lines().any(|line| line.starts_with(&named)), "{said}");
+        ensure!(said.matches("left behind: ").count() == 1, "{said}");
+    }
+    before.del()?;
+    let said = lab.node.underpass(&INSTALL)?;
+    ensure!(!said.contains("left behind"), "{said}");
+    drop(new);
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! `underpass apply`: what the node changed behind our back is put right, without a call of the runtime.
 
-use std::{io, path::Path};
+use std::{collections::BTreeSet, io, path::Path};
 
+use underpass_abi::endpoint::role;
 use underpass_dataplane::{Maps, Pins, policy::Rules};
 use underpass_netlink::Netlink;
 
@@ -11,10 +12,14 @@ use super::{
     networks::{Network, Networks},
 };
 use crate::{
+    change::Change,
+    conf::Conntrack,
     error::Error,
     glob::Glob,
+    identity::network_id,
     no_masquerade,
     repair::{forget_devices, repair},
+    step::sysctl::be_liberal_again,
 };
 
 pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Result<(), Failure> {
@@ -37,6 +42,8 @@ pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Re
     }
     let node = Netlink::open()?;
     let mut changes = forget_devices(&mut maps, None, &node)?;
+    // The rules of now follow from it.
+    let tracked = track(&maps, &networks.ours, &mut changes);
     let outcome = repair(&node, &mut maps, &patterns, Rules::known(), &mut changes);
     let refresh = |network: &Network| {
         no_masquerade::refresh(&maps, &network.conf.name, &network.decoded, &mut changes)
@@ -52,9 +59,31 @@ pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Re
     for change in &changes {
         writeln!(out, "{change}")?;
     }
-    if changes.is_empty() && outcome.is_ok() && refreshed.is_ok() {
+    if changes.is_empty() && tracked.is_ok() && outcome.is_ok() && refreshed.is_ok() {
         writeln!(out, "nothing to change")?;
     }
-    let errors = [outcome, refreshed, networks.finish()].map(Result::err);
+    let errors = [tracked, outcome, refreshed, networks.finish()].map(Result::err);
     Ok(Error::collect(errors.into_iter().flatten().collect())?)
+}
+
+/// Has connection tracking be what a network asks for, where it has containers: those of others' interfaces have never asked.
+fn track(maps: &Maps, networks: &[Network], changes: &mut Vec<Change>) -> Result<(), Error> {
+    let mut asking = networks
+        .iter()
+        .filter(|network| network.decoded.conntrack == Conntrack::Liberal)
+        .map(|network| network_id(&network.conf.name))
+        .peekable();
+    if asking.peek().is_none() {
+        return Ok(());
+    }
+    let attached: BTreeSet<u32> = maps
+        .attachments()?
+        .into_iter()
+        .filter(|(_, record)| record.role == role::INTERFACE)
+        .map(|(_, record)| record.network)
+        .collect();
+    if asking.any(|network| attached.contains(&network)) {
+        be_liberal_again(changes)?;
+    }
+    Ok(())
 }

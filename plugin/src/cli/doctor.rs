@@ -28,7 +28,7 @@ pub(super) mod firewall;
 mod kernel;
 mod narrow_routes;
 mod networkd;
-mod networks;
+pub(super) mod networks;
 mod pins;
 mod print;
 mod routes;
@@ -270,7 +270,7 @@ impl<'a> Node<'a> {
 }
 
 /// Names the first few of many.
-fn some<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+pub(super) fn some<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 3;
     let names: Vec<_> = names.into_iter().collect();
     let text = names[..names.len().min(SHOWN)].join(", ");

@@ -10,14 +10,23 @@ use clap::Args;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 use underpass_cni::{
-    Code, Error as CniError, Version, address,
+    Error as CniError, Version, address,
     net_dir::{self, NetworkFile},
 };
 use underpass_dataplane::{Error as Dataplane, Maps, Pins, object};
 use underpass_ipam::data_dir;
 use underpass_netlink::Netlink;
 
-use super::{Failure, folders::Folders, load, selftest, uninstall::aside, upgrade};
+use able::{Able, able};
+
+use super::{
+    Failure,
+    doctor::networks::{in_place_of_ours, is_ours},
+    folders::Folders,
+    load, selftest,
+    uninstall::aside,
+    upgrade,
+};
 use crate::{
     conf::{Conf, MTU_MAX, MTU_MIN},
     error::Error,
@@ -33,6 +42,8 @@ use crate::{
     no_masquerade,
     rehearsal::{covered, rehearse},
 };
+
+mod able;
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -132,42 +143,6 @@ pub(super) fn run(root: &Path, options: Options, out: &mut impl io::Write) -> Re
         update(&maps, &file, out)?;
     }
     hidden_by(net_dir, out)
-}
-
-/// Whether this executable can serve the containers that are attached.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Able {
-    /// It can.
-    Now,
-    /// It can when its own programs have taken over.
-    AfterUpgrade,
-}
-
-/// Refuses a node whose containers this executable could not serve. In the place of the one that serves them it would fail every
-/// ADD, or take the uplinks from them.
-fn able(root: &Path, may_upgrade: bool) -> Result<Able, Failure> {
-    let pins = Pins::at(root);
-    for layout in pins.layouts()?.iter().filter(|layout| layout.is_other()) {
-        let attached = layout.attachments()?;
-        if attached > 0 {
-            return Err(CniError::new(
-                Code::Io,
-                format!(
-                    "containers are attached ({attached}) to programs of layout {} at {}, which this executable does not know: drain the node and run `underpass unload`, then install; nothing was changed",
-                    layout.number(),
-                    layout.folder().display()
-                ),
-            )
-            .into());
-        }
-    }
-    match Maps::open_existing(&pins) {
-        Err(Dataplane::OtherLayout { .. }) if may_upgrade => Ok(Able::AfterUpgrade),
-        answer => {
-            answer?;
-            Ok(Able::Now)
-        }
-    }
 }
 
 /// Refuses a network to which every ADD would fail on this node, or that would give containers what an uplink's link has.
@@ -273,11 +248,14 @@ fn executables(
 
 /// Loads the programs. Those of another build go on: only an upgrade puts this one's into their place.
 fn programs(root: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
-    match load::run(root, None, out) {
-        Err(Failure::Plugin(Error::Dataplane(Dataplane::OtherBuild { .. }))) => {}
-        outcome => outcome?,
-    }
+    let is_complete = match load::run(root, None, out) {
+        Err(Failure::Plugin(Error::Dataplane(Dataplane::OtherBuild { .. }))) => false,
+        outcome => outcome.map(|()| true)?,
+    };
     let maps = Maps::open_existing(&Pins::at(root))?;
+    if let Some(maps) = maps.as_ref().filter(|_| !is_complete) {
+        load::say_left_behind(root, maps, out)?;
+    }
     let loaded_by = maps.as_ref().map(Maps::node).transpose()?;
     if loaded_by.is_some_and(|node| node.build != object::build()) {
         writeln!(
@@ -342,16 +320,26 @@ fn update(maps: &Maps, file: &NetworkFile, out: &mut impl io::Write) -> Result<(
     Ok(())
 }
 
-/// Says whether the runtime takes another network: it takes the first one of the folder.
+/// Says whether the runtime takes another network: it takes the first one of the folder. Where no container gets to ours the line begins with
+/// words by which the agent of a cluster knows it.
 fn hidden_by(net_dir: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
     let files = net_dir::read(net_dir)
         .map_err(|error| CniError::io(format!("cannot list {}", net_dir.display()), &error))?;
-    let first = files.into_iter().flatten().next();
-    if let Some(first) = first.filter(|first| !first.path.ends_with(conflist::FILE)) {
+    if let Some(other) = in_place_of_ours(&files) {
+        let other = other.path.display();
+        writeln!(
+            out,
+            "hidden by {other}: runtimes take the first network of the folder, so that no container gets to this one; mv {other} {other}.disabled, if nobody needs it"
+        )?;
+        return Ok(());
+    }
+    let first = files.iter().flatten().next();
+    let is_another = |first: &&NetworkFile| is_ours(first) && !first.path.ends_with(conflist::FILE);
+    if let Some(another) = first.filter(is_another) {
         writeln!(
             out,
             "note: runtimes take the first network of the folder, which is {}: remove it if this one is meant",
-            first.path.display()
+            another.path.display()
         )?;
     }
     Ok(())

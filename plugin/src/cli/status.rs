@@ -328,7 +328,7 @@ impl Status {
 }
 
 /// Lists the devices of containers that the maps do not know, of all networks.
-fn devices_left_behind(root: &Path, maps: Option<&Maps>) -> Result<Vec<String>, Error> {
+pub(super) fn devices_left_behind(root: &Path, maps: Option<&Maps>) -> Result<Vec<String>, Error> {
     let findings = left_behind(root, maps, |_| true)?;
     let devices = findings.iter().filter_map(|finding| match finding {
         Finding::LeftBehind { device, .. } => Some(device.clone()),

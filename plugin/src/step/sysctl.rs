@@ -11,13 +11,20 @@ use tracing::warn;
 use underpass_abi::endpoint::device;
 use underpass_netlink::sysctl::Tree;
 
+use node::{forward, forwarding_v4, forwarding_v6, liberal};
+
 use super::{Attachment, Inspection, Interface, Step};
 use crate::{
+    change::Change,
     conf::{Conntrack, Dad},
     error::Error,
     finding::{Finding, Findings},
     plan::MTU_MIN_V6,
 };
+
+mod node;
+
+pub(crate) use node::{be_liberal_again, forward_again};
 
 /// Tells whether a device of this MTU, in bytes, has IPv6 at all, so that it can be told to make no
 /// addresses of its own: the programs drop what a container sends from addresses that nobody gave it.
@@ -155,7 +162,8 @@ impl Step<Interface> for HostSettings {
             v6: plan.has_v6(),
         };
         let tree = Tree::of_this_thread();
-        forward(&tree, families, &attachment.uplinks.hear_routers)?;
+        let hear_routers = || Ok(attachment.uplinks.hear_routers.clone());
+        forward(&tree, families, hear_routers, &mut Vec::new())?;
         if plan.conntrack == Conntrack::Liberal {
             liberal().apply(&tree)?;
         }
@@ -199,41 +207,6 @@ fn families(inspection: &Inspection<'_, Interface>) -> Families {
         v4: has(true),
         v6: has(false),
     }
-}
-
-fn forwarding_v4() -> Setting {
-    required("ipv4/ip_forward", "1")
-}
-
-fn forwarding_v6() -> Setting {
-    required("ipv6/conf/all/forwarding", "1")
-}
-
-/// A node without connection tracking has no such setting, and needs none.
-fn liberal() -> Setting {
-    if_present("netfilter/nf_conntrack_tcp_be_liberal", "1")
-}
-
-/// Makes the node forward packets, for the families that the container has.
-fn forward(tree: &Tree, families: Families, hear_routers: &[String]) -> Result<(), Error> {
-    if families.v4 {
-        forwarding_v4().apply(tree)?;
-    }
-    if families.v6 {
-        let forwarding = forwarding_v6();
-        if !forwarding.holds(tree)? {
-            // A host that forwards ignores router advertisements, and would lose the default route
-            // that it got from one, or has yet to get.
-            for name in hear_routers {
-                let accept = if_present(format!("ipv6/conf/{name}/accept_ra"), "2");
-                if accept.value(tree)?.as_deref() == Some("1") {
-                    accept.apply(tree)?;
-                }
-            }
-            forwarding.apply(tree)?;
-        }
-    }
-    Ok(())
 }
 
 fn of_host(name: &str, families: Families) -> Vec<Setting> {
@@ -285,6 +258,17 @@ fn differences(
     Ok(found)
 }
 
+/// Names a setting as `sysctl` does: the dots in the names of devices are slashes there.
+fn sysctl(path: &Path) -> String {
+    let swap = |letter| match letter {
+        '/' => '.',
+        '.' => '/',
+        letter => letter,
+    };
+    let swapped: String = path.to_string_lossy().chars().map(swap).collect();
+    format!("net.{swapped}")
+}
+
 /// Whether the kernel takes two values for the same: any number but zero switches on.
 fn means_the_same(actual: &str, wanted: &str) -> bool {
     let is_on = |value: &str| value.parse::<i32>().ok().map(|number| number != 0);
@@ -304,16 +288,29 @@ impl Setting {
         }
     }
 
-    fn holds(&self, tree: &Tree) -> Result<bool, Error> {
-        Ok(self.value(tree)?.is_none_or(|value| value == self.value))
+    /// Whether the kernel takes what is there for what has to be.
+    fn is_meant(&self, tree: &Tree) -> Result<bool, Error> {
+        let value = self.value(tree)?;
+        Ok(value.is_none_or(|value| means_the_same(&value, self.value)))
     }
 
     fn apply(&self, tree: &Tree) -> Result<(), Error> {
-        if self.holds(tree)? {
-            return Ok(());
-        }
+        self.put(tree).map(drop)
+    }
+
+    /// Makes the setting, and says what that changed.
+    fn put(&self, tree: &Tree) -> Result<Option<Change>, Error> {
+        let before = self.value(tree)?.filter(|value| value != self.value);
+        let Some(before) = before else {
+            return Ok(None);
+        };
         tree.write(&self.path, self.value)
-            .map_err(|source| self.error(tree, "set", source))
+            .map_err(|source| self.error(tree, "set", source))?;
+        Ok(Some(Change::Setting {
+            name: sysctl(&self.path),
+            value: self.value,
+            before,
+        }))
     }
 
     fn may_be_missing(&self, error: &io::Error) -> bool {
@@ -363,6 +360,16 @@ mod tests {
         assert!(means_the_same("1", "1") && means_the_same("2", "1") && means_the_same("0", "0"));
         assert!(!means_the_same("0", "1") && !means_the_same("1", "0"));
         assert!(!means_the_same("missing", "1"));
+    }
+
+    #[test]
+    fn a_setting_has_the_name_that_sysctl_takes() {
+        let named = |path: &str| sysctl(Path::new(path));
+        assert_eq!(named("ipv4/ip_forward"), "net.ipv4.ip_forward");
+        assert_eq!(
+            named("ipv6/conf/eth0.100/accept_ra"),
+            "net.ipv6.conf.eth0/100.accept_ra"
+        );
     }
 
     #[test]

@@ -30,12 +30,20 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
 }
 
 /// Tells whether a network's containers are attached by this plugin: itself, or called by another one.
-pub(super) fn is_ours(network: &NetworkFile) -> bool {
+pub(in crate::cli) fn is_ours(network: &NetworkFile) -> bool {
     let kind = |kind: Option<&Value>| kind.and_then(Value::as_str) == Some(NAME);
     network.plugins().into_iter().any(|plugin| {
         let delegate = plugin.get("delegate");
         kind(plugin.get("type")) || kind(delegate.and_then(|delegate| delegate.get("type")))
     })
+}
+
+/// Finds the network that runtimes take in the place of ours: the first one of the folder, unless its containers come to one of ours all the same.
+pub(in crate::cli) fn in_place_of_ours(
+    networks: &[Result<NetworkFile, CniError>],
+) -> Option<&NetworkFile> {
+    let first = networks.iter().flatten().next();
+    first.filter(|first| !is_ours(first) && !is_meta(first))
 }
 
 fn is_meta(network: &NetworkFile) -> bool {
@@ -77,11 +85,7 @@ fn order(
         });
         return found;
     };
-    let first = networks.iter().flatten().next();
-    if let (Some(first), Some(Ok(own))) = (first, networks.get(ours))
-        && first != own
-        && !is_meta(first)
-    {
+    if let (Some(first), Some(Ok(own))) = (in_place_of_ours(networks), networks.get(ours)) {
         let (other, own) = (first.path.display(), own.path.display());
         found.push(Diagnosis::warning(
             "network-order",
