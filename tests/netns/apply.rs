@@ -401,6 +401,51 @@ fn forwarding_that_nobody_needs_stays_off(#[values(V4, V6)] family: Family) -> R
     Ok(())
 }
 
+/// Host ports for the interface of another plugin: that one's ADD has forwarding as it wants it, and ours has not asked.
+#[rstest]
+fn forwarding_stays_off_for_interfaces_of_others(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let node = lab.node.netns();
+    let container = node.sibling("theirs")?;
+    let sandbox = container.path().display().to_string();
+    let (address, prefix) = match family {
+        V4 => ("10.99.0.2", 32),
+        V6 => ("fd00:99::2", 128),
+    };
+    node.ip(&[
+        format!("link add name theirs type veth peer name eth0 netns {sandbox}"),
+        "link set theirs up".to_owned(),
+        format!("route add {address}/{prefix} dev theirs"),
+    ])?;
+    container.ip(&[
+        format!("address add {address}/{prefix} dev eth0 {}", nodad(family)),
+        "link set eth0 up".to_owned(),
+    ])?;
+    let earlier = json!({
+        "cniVersion": "1.0.0",
+        "interfaces": [{ "name": "theirs" }, { "name": "eth0", "sandbox": sandbox }],
+        "ips": [{ "address": format!("{address}/{prefix}"), "interface": 1 }],
+    });
+    let conf = lab
+        .conf()
+        .with("ipMasq", false)
+        .with("ipam", json!({}))
+        .with("prevResult", earlier)
+        .with_host_port(HOST, INSIDE);
+    let call = |verb| {
+        Call::new(verb)
+            .attachment("theirs", &sandbox, "eth0")
+            .conf(&conf)
+    };
+    call("ADD").run(&lab.node)?.result()?;
+    let [key, _] = forwarding(family);
+    node.set_sysctl(key, "0")?;
+    lab.node.underpass(&APPLY)?;
+    ensure!(node.sysctl(key)? == "0", "nobody has asked for it");
+    call("DEL").run(&lab.node)?.silence()
+}
+
 /// A node that forwards again goes on to hear of its default route, as after an ADD.
 #[test]
 fn routers_are_heard_when_forwarding_comes_back() -> Result<()> {

@@ -83,6 +83,29 @@ fn connections_to_a_service(
     Ok(())
 }
 
+/// What was learned of the connection before is still there.
+#[rstest]
+fn a_port_asks_a_service_again(
+    #[values(V4, V6)] family: Family,
+    #[values(Iptables, Nftables)] mode: Mode,
+) -> Result<()> {
+    const SOURCE: u16 = 45_678;
+    needs_root!();
+    let scene = Scene::set(family, mode)?;
+    set_liberal(&scene.lab, true)?;
+    let service = family.service_at(BY_POD);
+    for round in 0..3 {
+        let meter = Meter::start(&scene.lab.node)?;
+        let mut client = tcp::Client::connect_from(scene.client.netns(), SOURCE, service)?;
+        client.chat(MANY)?;
+        meter
+            .expect(Counter::BypassPeer, MOST)
+            .with_context(|| format!("connection {round}"))?;
+        client.reset()?;
+    }
+    Ok(())
+}
+
 /// Connection tracking has the translation: what it would not know again has to stay with it.
 #[rstest]
 fn strict_tracking_keeps_connections(#[values(V4, V6)] family: Family) -> Result<()> {

@@ -184,6 +184,20 @@ fn an_install_waits_until_those_of_before_are_gone(
 }
 
 /// Whatever has loaded has been asked to: an ADD, or somebody who does not mind. What is left behind is named as long as it is there.
+/// They have lost all that they could.
+#[test]
+fn an_install_does_not_wait_for_those_that_nothing_serves() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let before = lab.pod("before")?;
+    lab.node.underpass(&["unload", "--force"])?;
+    let said = lab.node.underpass(&INSTALL)?;
+    ensure!(said.contains("all programs are loaded"), "{said}");
+    let named = format!("left behind: {}", before.host_veth());
+    ensure!(said.lines().any(|line| line.starts_with(&named)), "{said}");
+    before.del()
+}
+
 #[rstest]
 fn an_install_names_those_of_before_once_something_is_loaded(
     #[values("load", "ADD")] how: &str,

@@ -196,7 +196,8 @@ global!(
         if key.0.protocol == 0 {
             return Some(Slot(slot));
         }
-        // It can't have expired yet: in a table that is full of what has ended lately, most looks end here, before they touch an entry.
+        // It can't have expired yet: in a table that is full of what has ended lately, most looks end here, before they touch an entry. (What has lost
+        // its pod so young is found by the later looks.)
         if attempt < TAKE_SPARE && now().wrapping_sub(written) < soonest_end() {
             return None;
         }

@@ -161,8 +161,9 @@ global!(
             half.action = action::WIRE;
         }
         pass(half, if owner.is_some() { 0 } else { arrival });
-        show_opening(flow, head.tcp_flags);
+        // A SYN that begins the flow again ends what was shown of the one before.
         note(work);
+        show_opening(flow, work.head.tcp_flags);
         join(work);
         trace::learned(&work.place.key.0, skb.ifindex());
         true

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, RwLock};
+use std::sync::{Condvar, Mutex};
 use std::thread;
 
 use anyhow::{Context as _, bail};
@@ -20,7 +20,7 @@ const SHARED: &str = "/guest";
 pub(super) const STOP: &str = "stop";
 
 /// A file there with the names of tests, a line each, in the order of their turns. Those that it does not name come first; then, in the same order,
-/// those that run alone: they take longest.
+/// those that take more than one place: they take longest.
 pub(super) const ORDER: &str = "order";
 
 /// Tests that run at the same time where all are run: most wait most of the time. A choice of them runs one by one, so
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let turns: HashMap<&str, usize> = order.lines().zip(1..).collect();
         tests.sort_by_key(|test| {
             let name = test.full_name();
-            (is_alone(&name), turns.get(&*name).copied())
+            (weight(&name, AT_ONCE), turns.get(&*name).copied())
         });
     }
     let bench = test::Bench {
@@ -110,15 +110,72 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
     Ok(tests)
 }
 
-/// Parts of the names of tests that make several nodes, or that fill a table before the first of its entries is old. Beside others the verifier would
-/// take longer for their programs than they wait for it, and the table's entries would grow old.
-const ALONE: [&str; 3] = ["::cluster::", "::full_table::", "bpf::ports::"];
+/// Parts of the names of tests that limit how long an exchange or many of them may take, or that fill a table before the first of its entries is old: beside
+/// others they are late.
+const ALONE: [&str; 6] = [
+    "::full_table::",
+    "bpf::ports::",
+    "::next_hops::answers_come_by_another_uplink",
+    "::openings::connections_outlive_a_stricter_connection_tracking",
+    "::feeding::a_connection_that_a_rule_has_ended",
+    "::forged::an_opening_forged_by_others",
+];
 
-fn is_alone(name: &str) -> bool {
-    ALONE.iter().any(|part| name.contains(part))
+/// Part of the names of tests that make several nodes, each with an agent.
+const CLUSTER: &str = "::cluster::";
+
+/// How many of so many places a test takes.
+fn weight(name: &str, places: usize) -> usize {
+    if ALONE.iter().any(|part| name.contains(part)) {
+        places
+    } else if name.contains(CLUSTER) {
+        places.min(2)
+    } else {
+        1
+    }
 }
 
-/// Runs tests, some at once, each as soon as there is a place for it, or alone; writes what becomes of them in the order in which they end.
+/// Places for tests that run at the same time.
+struct Places {
+    free: Mutex<usize>,
+    more: Condvar,
+}
+
+impl Places {
+    fn new(number: usize) -> Self {
+        Self {
+            free: Mutex::new(number),
+            more: Condvar::new(),
+        }
+    }
+
+    /// Waits until so many are free, and has them until it is dropped.
+    fn take(&self, number: usize) -> Taken<'_> {
+        // Nothing that holds the lock panics.
+        let free = self.free.lock().expect("a lock");
+        let mut free = self
+            .more
+            .wait_while(free, |free| *free < number)
+            .expect("a lock");
+        *free -= number;
+        Taken { of: self, number }
+    }
+}
+
+/// Places that somebody has.
+struct Taken<'a> {
+    of: &'a Places,
+    number: usize,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        *self.of.free.lock().expect("a lock") += self.number;
+        self.of.more.notify_all();
+    }
+}
+
+/// Runs tests, some at once, each as soon as there are places for it; writes what becomes of them in the order in which they end.
 /// Those that fail have a second try after all others, one by one.
 fn run_all(
     bench: &test::Bench<'_>,
@@ -129,7 +186,7 @@ fn run_all(
     let waiting = Mutex::new(tests.iter());
     let failed = Mutex::new(Vec::new());
     let shared = Mutex::new(&mut *results);
-    let place = RwLock::new(());
+    let all = Places::new(places);
     let work = || -> anyhow::Result<()> {
         loop {
             // Nothing that holds one of these locks panics.
@@ -137,13 +194,9 @@ fn run_all(
                 return Ok(());
             };
             let name = test.full_name();
-            let end = if is_alone(&name) {
-                let _alone = place.write().expect("a lock");
-                test.run(bench)?
-            } else {
-                let _beside = place.read().expect("a lock");
-                test.run(bench)?
-            };
+            let taken = all.take(weight(&name, places));
+            let end = test.run(bench)?;
+            drop(taken);
             let record = if let Some(failure) = end.failure(&name) {
                 failed.lock().expect("a lock").push(test);
                 failure

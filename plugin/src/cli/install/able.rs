@@ -3,9 +3,13 @@
 use std::path::Path;
 
 use underpass_cni::{Code, Error as CniError};
-use underpass_dataplane::{Error as Dataplane, Maps, Pins};
+use underpass_dataplane::{Error as Dataplane, Maps, Pins, netkit};
+use underpass_netlink::{Netlink, filter::Direction, link::By};
 
-use crate::cli::{Failure, doctor::some, status::devices_left_behind};
+use crate::{
+    cli::{Failure, doctor::some, status::devices_left_behind},
+    error::Error,
+};
 
 /// Whether this executable can serve the containers that are attached.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,7 +52,14 @@ pub(super) fn able(root: &Path, may_upgrade: bool) -> Result<Able, Failure> {
 /// Refuses to load anything where containers have outlived what was loaded: they go on with that, until what is loaded next takes the uplinks
 /// from it. To lose masquerade and host ports they should be moved first, which takes somebody who knows; `load` is for who does not mind.
 fn spares_those_of_before(root: &Path, pins: &Pins) -> Result<(), Failure> {
-    let devices = devices_left_behind(root, None)?;
+    let node = Netlink::open().map_err(Error::from)?;
+    let mut devices = Vec::new();
+    for device in devices_left_behind(root, None)? {
+        // After `unload --force` they have nothing to lose.
+        if is_served(&node, &device)? {
+            devices.push(device);
+        }
+    }
     if devices.is_empty() {
         return Ok(());
     }
@@ -62,4 +73,15 @@ fn spares_those_of_before(root: &Path, pins: &Pins) -> Result<(), Failure> {
         root: root.to_owned(),
         devices: some(devices.iter().map(String::as_str)),
     })
+}
+
+/// Whether a program still runs at the host's end of a container's pair.
+fn is_served(node: &Netlink, device: &str) -> Result<bool, Error> {
+    let Some(link) = node.link(By::Name(device))? else {
+        return Ok(false);
+    };
+    let places = [Direction::Ingress, Direction::Egress].map(|direction| (link.index, direction));
+    let filters = node.filter_programs(&places)?;
+    let has_filter = filters.iter().any(Option::is_some);
+    Ok(has_filter || link.is_netkit() && !netkit::programs(link.index)?.is_empty())
 }

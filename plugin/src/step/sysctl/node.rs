@@ -1,5 +1,8 @@
 //! Settings of the whole node that containers need: an ADD makes them, and they are made again where somebody has undone them.
 
+use std::collections::BTreeSet;
+
+use underpass_abi::endpoint::role;
 use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, sysctl::Tree};
 
@@ -26,15 +29,24 @@ pub(crate) fn forward_again(
     maps: &Maps,
     changes: &mut Vec<Change>,
 ) -> Result<(), Error> {
-    let endpoints = maps.endpoints()?;
-    if endpoints.is_empty() {
+    // An ADD for an interface of others' asks for nothing.
+    let ours: BTreeSet<u32> = maps
+        .attachments()?
+        .into_iter()
+        .filter(|(_, record)| record.role == role::INTERFACE)
+        .map(|(_, record)| record.ifindex)
+        .collect();
+    if ours.is_empty() {
         return Ok(());
     }
+    let endpoints = maps.endpoints()?;
     // Of a container that is gone the addresses stay until somebody frees them.
     let links = node.indices()?;
     let has = |v4| {
-        let mut endpoints = endpoints.iter();
-        endpoints.any(|(addr, endpoint)| addr.is_ipv4() == v4 && links.contains(&endpoint.ifindex))
+        endpoints.iter().any(|(addr, endpoint)| {
+            let index = endpoint.ifindex;
+            addr.is_ipv4() == v4 && ours.contains(&index) && links.contains(&index)
+        })
     };
     let families = Families {
         v4: has(true),
