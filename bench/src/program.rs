@@ -5,7 +5,12 @@
 //! one of its flow until its TTL is used up: that run is repeated, and warm. The same is done with a program that does nothing; the difference is what
 //! the program costs.
 
-use std::{net::SocketAddr, path::Path, thread, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::SchedClassifier;
@@ -113,15 +118,11 @@ pub(crate) fn measure(runs: usize) -> Result<Outcome> {
         }
         .udp(SERVER_PORT, CLIENT_PORT, &PAYLOAD);
 
-        // Until connection tracking takes UDP for a stream one packet of each second has to go through the stack.
-        for second in 0..6 {
-            if second > 0 {
-                thread::sleep(Duration::from_secs(1));
-            }
-            teach(client.netns(), server.netns(), server.ip(family))?;
-            teach(client.netns(), lab.world.netns(), family.remote())?;
-            teach(repeater.netns(), server.netns(), server.ip(family))?;
-        }
+        stream([
+            (client.netns(), server.netns(), server.ip(family)),
+            (client.netns(), lab.world.netns(), family.remote()),
+            (repeater.netns(), server.netns(), server.ip(family)),
+        ])?;
         let untouched = repeater
             .ends(server.ip(family))?
             .udp(CLIENT_PORT, SERVER_PORT, &PAYLOAD);
@@ -210,8 +211,22 @@ fn subtract_floor(costs: &mut [Cost]) -> Result<()> {
     Ok(())
 }
 
+/// Flows, each of a client, a server and the server's address, that are old enough: until connection tracking takes UDP for a stream one packet of each
+/// second has to go through the stack.
+fn stream(flows: [(&Netns, &Netns, IpAddr); 3]) -> Result<()> {
+    for second in 0..6 {
+        if second > 0 {
+            thread::sleep(Duration::from_secs(1));
+        }
+        for (client, server, target) in flows {
+            teach(client, server, target)?;
+        }
+    }
+    Ok(())
+}
+
 /// A flow with several packets in both directions.
-fn teach(client: &Netns, server: &Netns, target: std::net::IpAddr) -> Result<()> {
+fn teach(client: &Netns, server: &Netns, target: IpAddr) -> Result<()> {
     let target = SocketAddr::new(target, SERVER_PORT);
     let source = Family::of(target.ip()).port(CLIENT_PORT);
     let bind = |netns: &Netns, at: SocketAddr| {

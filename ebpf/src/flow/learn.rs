@@ -177,10 +177,7 @@ global!(
                 back.action = action::STACK;
             }
         }
-        show_opening(flow, work.head.tcp_flags);
-        if own | opposite != 0 || half_of(flow, end.other()).passed != 0 {
-            join(work);
-        }
+        conclude(work, flow);
         trace::learned(&work.place.key.0, Skb::new(ctx).ifindex());
         Learned::with(own)
     }
@@ -233,13 +230,20 @@ global!(
         settle_on_wire(out, route, kind);
         out.action = action::WIRE;
         pass(out, 0);
-        let is_translated = out.rewrite != 0;
-        show_opening(flow, head.tcp_flags);
-        if is_translated || half_of(flow, end.other()).passed != 0 {
-            join(work);
-        }
+        conclude(work, flow);
     }
 );
+
+/// Notes what of TCP's opening the packet is that was learned, and opens the bypass if its direction was the last one: without a translation
+/// the flow says so itself.
+#[inline(always)]
+fn conclude<I: Net>(work: &mut WorkArea<I>, flow: &mut Flow<I::Addr>) {
+    show_opening(flow, work.head.tcp_flags);
+    let is_translated = flow.halves[0].rewrite | flow.halves[1].rewrite != 0;
+    if is_translated || half_of(flow, work.place.end.other()).passed != 0 {
+        join(work);
+    }
+}
 
 /// Notes that a packet with these flags came out of the stack, if it is one that opens TCP.
 #[inline(always)]
