@@ -371,6 +371,8 @@ fn a_connection_that_a_rule_has_ended_does_not_come_back(
         server.write_all(b"!")?;
         client.read_exact(&mut letter)?;
     }
+    // Where the machine is slow the client sends again less often than connection tracking forgets: then it does not know what the server says.
+    lab.firewall.tolerate_invalid();
     lab.firewall.drop_forwarded(&format!("tcp dport {PORT}"))?;
     server.set_nonblocking(true)?;
     expect_end(|| {
