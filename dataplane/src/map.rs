@@ -10,7 +10,7 @@ use aya::{
 use underpass_abi::{
     addr::Addr,
     counter::Counter,
-    endpoint::{Attachment, Device, Endpoint, Owner},
+    endpoint::{Attachment, Device, Endpoint, Owner, role},
     map,
     node::{Node, State, Tunnels},
 };
@@ -90,6 +90,15 @@ impl Maps {
     /// Lists all attachments.
     pub fn attachments(&self) -> Result<Vec<(Owner, Attachment)>, Error> {
         entries(&self.owners, map::OWNERS)
+    }
+
+    /// Lists the attachments whose interface is of our making, not another plugin's.
+    pub fn interfaces(&self) -> Result<Vec<Attachment>, Error> {
+        let attachments = self.attachments()?.into_iter();
+        let records = attachments.map(|(_, record)| record);
+        Ok(records
+            .filter(|record| record.role == role::INTERFACE)
+            .collect())
     }
 
     /// Tells whether there is any attachment.

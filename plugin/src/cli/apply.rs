@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, io, path::Path};
 
-use underpass_abi::endpoint::role;
 use underpass_dataplane::{Maps, Pins, policy::Rules};
 use underpass_netlink::Netlink;
 
@@ -76,12 +75,8 @@ fn track(maps: &Maps, networks: &[Network], changes: &mut Vec<Change>) -> Result
     if asking.peek().is_none() {
         return Ok(());
     }
-    let attached: BTreeSet<u32> = maps
-        .attachments()?
-        .into_iter()
-        .filter(|(_, record)| record.role == role::INTERFACE)
-        .map(|(_, record)| record.network)
-        .collect();
+    let interfaces = maps.interfaces()?;
+    let attached: BTreeSet<u32> = interfaces.iter().map(|record| record.network).collect();
     if asking.any(|network| attached.contains(&network)) {
         be_liberal_again(changes)?;
     }

@@ -112,12 +112,11 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
 
 /// Parts of the names of tests that limit how long an exchange or many of them may take, or that fill a table before the first of its entries is old: beside
 /// others they are late.
-const ALONE: [&str; 6] = [
+const ALONE: [&str; 5] = [
     "::full_table::",
     "bpf::ports::",
     "::next_hops::answers_come_by_another_uplink",
     "::openings::connections_outlive_a_stricter_connection_tracking",
-    "::feeding::a_connection_that_a_rule_has_ended",
     "::forged::an_opening_forged_by_others",
 ];
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use underpass_abi::endpoint::role;
 use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, sysctl::Tree};
 
@@ -30,12 +29,8 @@ pub(crate) fn forward_again(
     changes: &mut Vec<Change>,
 ) -> Result<(), Error> {
     // An ADD for an interface of others' asks for nothing.
-    let ours: BTreeSet<u32> = maps
-        .attachments()?
-        .into_iter()
-        .filter(|(_, record)| record.role == role::INTERFACE)
-        .map(|(_, record)| record.ifindex)
-        .collect();
+    let interfaces = maps.interfaces()?;
+    let ours: BTreeSet<u32> = interfaces.iter().map(|record| record.ifindex).collect();
     if ours.is_empty() {
         return Ok(());
     }
