@@ -92,13 +92,18 @@ impl Maps {
         entries(&self.owners, map::OWNERS)
     }
 
+    /// Lists the attachments that are chosen. The others are not kept on the way.
+    pub fn attachments_where(
+        &self,
+        mut chosen: impl FnMut(&Attachment) -> bool,
+    ) -> Result<Vec<(Owner, Attachment)>, Error> {
+        entries_where(&self.owners, map::OWNERS, |_, record| chosen(record))
+    }
+
     /// Lists the attachments whose interface is of our making, not another plugin's.
     pub fn interfaces(&self) -> Result<Vec<Attachment>, Error> {
-        let attachments = self.attachments()?.into_iter();
-        let records = attachments.map(|(_, record)| record);
-        Ok(records
-            .filter(|record| record.role == role::INTERFACE)
-            .collect())
+        let attachments = self.attachments_where(|record| record.role == role::INTERFACE)?;
+        Ok(attachments.into_iter().map(|(_, record)| record).collect())
     }
 
     /// Tells whether there is any attachment.
@@ -298,8 +303,21 @@ pub(crate) fn entries<K: Pod, V: Pod>(
     map: &HashMap<MapData, K, V>,
     name: &'static str,
 ) -> Result<Vec<(K, V)>, Error> {
+    entries_where(map, name, |_, _| true)
+}
+
+/// Reads the entries of a map that are chosen.
+fn entries_where<K: Pod, V: Pod>(
+    map: &HashMap<MapData, K, V>,
+    name: &'static str,
+    mut chosen: impl FnMut(&K, &V) -> bool,
+) -> Result<Vec<(K, V)>, Error> {
     let mut all = Vec::new();
-    visit(map, |key, value| all.push((key, value)))
-        .map_err(|source| Error::List { name, source })?;
+    let note = |key, value| {
+        if chosen(&key, &value) {
+            all.push((key, value));
+        }
+    };
+    visit(map, note).map_err(|source| Error::List { name, source })?;
     Ok(all)
 }

@@ -6,8 +6,13 @@ use std::env;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use dlmalloc::GlobalDlmalloc;
 use underpass_cni::{About, Error, Version, refuse, serve};
 use underpass_ipam::HostLocal;
+
+/// See the plugin's: musl's own asks the kernel for each piece of memory.
+#[global_allocator]
+static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 
 /// The names that it answers to. A longer one that begins with the first is served, too, as `underpass-ipam-0.2`.
 const SERVED: [&str; 2] = ["underpass-ipam", "host-local"];

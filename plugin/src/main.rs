@@ -3,9 +3,14 @@
 
 use std::{env, io, path::Path, process::ExitCode};
 
+use dlmalloc::GlobalDlmalloc;
 use underpass::{cli, log, name::Name, verb};
 use underpass_cni::{About, Version, refuse, serve};
 use underpass_ipam::HostLocal;
+
+/// musl's own allocator gives each piece of memory back to the kernel at once and asks for it again: eighty times in an ADD, a fifth of its time.
+#[global_allocator]
+static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 
 fn main() -> ExitCode {
     log::init();

@@ -65,9 +65,7 @@ impl<'a> Network<'a> {
 
 /// Lists the attachments whose devices are none of `devices`.
 pub(crate) fn dead(maps: &Maps, devices: &BTreeSet<u32>) -> Result<Vec<(Owner, Record)>, Error> {
-    let mut known = maps.attachments()?;
-    known.retain(|(_, record)| !devices.contains(&record.ifindex));
-    Ok(known)
+    Ok(maps.attachments_where(|record| !devices.contains(&record.ifindex))?)
 }
 
 /// Takes away what is left of attachments whose devices are none of `devices`: of the networks of `confs`, and of all whose

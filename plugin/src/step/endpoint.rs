@@ -38,6 +38,7 @@ impl Step<Interface> for Entries {
             maps,
             owner,
             host,
+            uplinks,
             made: Interface {
                 plan, claim, netns, ..
             },
@@ -59,7 +60,7 @@ impl Step<Interface> for Entries {
         // A DEL that comes from here on finds the attachment.
         require_leased(claim.as_ref(), &record)?;
         maps.add_no_masquerade(record.network, &plan.no_masquerade)?;
-        sibling::disown(maps, node, index, netns)?;
+        sibling::disown(maps, node, index, netns, &uplinks.namespaces)?;
         maps.set_device(
             index,
             Device {

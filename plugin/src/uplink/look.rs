@@ -28,6 +28,8 @@ const FEW: usize = 8;
 pub(crate) struct Uplinks<'a> {
     /// The numbers of all devices of the node, containers' included.
     pub(crate) indices: BTreeSet<u32>,
+    /// The numbers of containers' devices that the maps know, and of the network namespaces that these lead to.
+    pub(crate) namespaces: Vec<(u32, u32)>,
     pub(crate) list: Vec<Uplink>,
     /// See [`Surroundings::service_addresses`].
     pub(crate) service_addresses: Vec<IpAddr>,
@@ -65,6 +67,8 @@ impl<'a> Uplinks<'a> {
             .iter()
             .filter(|(_, entry)| is_pods(entry) && !is_way(entry));
         let pods: HashSet<u32> = pods.map(|(index, _)| *index).collect();
+        let led = known.iter().filter(|(_, entry)| entry.netns != 0);
+        let namespaces = led.map(|(index, entry)| (*index, entry.netns)).collect();
         let uplinks = known.iter().filter(|(_, entry)| !is_pods(entry));
         let uplinks: Vec<u32> = uplinks.map(|(index, _)| *index).collect();
         let others: BTreeSet<u32> = all
@@ -98,6 +102,7 @@ impl<'a> Uplinks<'a> {
         let parts = surroundings.parts(&list);
         Ok(Self {
             indices: all,
+            namespaces,
             parts: parts.into_iter().map(Device::from).collect(),
             list,
             hear_routers: surroundings.hear_routers(),
