@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use tracing::warn;
 use underpass_cni::{CniResult, Error as CniError, NetworkRequest, Plugin, Request};
 use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::{Netlink, Netns, link::Device};
@@ -116,10 +117,21 @@ pub(super) fn check(request: &Request, name: Name) -> Result<(), Error> {
 /// Takes the host ports from the container, whatever became of it.
 pub(super) fn del(request: &Request) -> Result<(), Error> {
     let owner = identity(request).chained_owner();
-    match maps_to_clean(&request.conf, &[owner])? {
-        Some(mut maps) => detach_chained(&Netlink::open()?, &mut maps, owner),
-        None => Ok(()),
+    match maps_to_clean(&request.conf, &[owner]) {
+        Ok(Some(mut maps)) => detach_chained(&Netlink::open()?, &mut maps, owner),
+        Ok(None) => Ok(()),
+        // The DELs of the plugins before this one come after it, and not at all if it fails.
+        Err(error) if has_no_ports(request) => {
+            warn!("the container has no host ports, so this DEL succeeds: {error}");
+            Ok(())
+        }
+        Err(error) => Err(error),
     }
+}
+
+/// Tells whether the runtime says that the container has no host ports, as it said in the ADD.
+pub(super) fn has_no_ports(request: &Request) -> bool {
+    Chained::of_attachment(request, Name::Underpass).is_ok_and(|conf| conf.ports.is_empty())
 }
 
 /// Opens a socket in the node's namespace, and finds the interface that the other plugin has made.

@@ -1,12 +1,13 @@
 //! DEL: whatever the kernel and the IPAM still have of the attachment, with or without netns,
 //! `prevResult` and today's config.
 
+use tracing::warn;
 use underpass_abi::endpoint::{Attachment as Record, Owner};
 use underpass_cni::Request;
 use underpass_dataplane::Maps;
 use underpass_netlink::Netlink;
 
-use super::{identity, is_later, maps_to_clean};
+use super::{chained::has_no_ports, identity, is_later, maps_to_clean};
 use crate::{
     error::Error,
     step::{detach, detach_chained, lease},
@@ -21,7 +22,11 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
     let mut errors = Vec::new();
     let owners = [owner, identity.chained_owner()];
     let mut maps = maps_to_clean(&request.conf, &owners).unwrap_or_else(|error| {
-        errors.push(error);
+        if owes_nothing(request) {
+            warn!("this entry of the list has made nothing, so its DEL succeeds: {error}");
+        } else {
+            errors.push(error);
+        }
         None
     });
     let before = known(maps.as_ref(), owner);
@@ -59,6 +64,15 @@ fn leaves_interface(request: &Request, maps: &Maps) -> Result<bool, Error> {
     // What can't be read says nothing, and a DEL does what it can.
     let previous = request.conf.prev_result().ok().flatten();
     Ok(previous.is_some() && is_later(request, maps)?)
+}
+
+/// Tells whether the config is that of an entry for host ports behind another plugin's, which had none to serve. What fails here keeps the DELs of the
+/// plugins before it from being called.
+fn owes_nothing(request: &Request) -> bool {
+    let conf = &request.conf;
+    matches!(conf.prev_result(), Ok(Some(_)))
+        && matches!(conf.ipam_type(), Ok(None))
+        && has_no_ports(request)
 }
 
 /// What the maps know of the attachment, as far as they can be read.

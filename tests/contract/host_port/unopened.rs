@@ -1,0 +1,49 @@
+//! Maps that this build can't open.
+
+use std::fs;
+
+use rstest::rstest;
+use serde_json::json;
+use underpass_abi::map;
+use underpass_tests::{counter::map_pin, prelude::*};
+
+use super::{Container, HOST, chained, foreign, mappings, portmap};
+use crate::chain::Chain;
+
+/// What fails is the DEL of a container that has something in them. Whatever fails keeps the DELs of the plugins before it from being called.
+#[rstest]
+fn a_del_that_can_do_nothing_stops_no_chain_without_ports(
+    #[values("portmap", "underpass")] name: &str,
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let link = portmap()?;
+    let first = foreign(&lab, "ptp", family);
+    let chain = |ports| {
+        Chain::new(&lab.node, &first, [chained(&lab.node, name)])
+            .ours(&link.path)
+            .runtime("portMappings", ports)
+    };
+    let mapped = Container::add(&lab.node, "mapped", chain(mappings(HOST)), family)?;
+    let plain = Container::add(&lab.node, "plain", chain(json!([])), family)?;
+    let pin = map_pin(&lab.node, map::OWNERS);
+    let renamed = pin.with_file_name("OWNERS-9-96");
+    lab.node.netns().run(|| fs::rename(&pin, &renamed))?;
+    let devices = || -> Result<usize> {
+        let list = lab
+            .node
+            .netns()
+            .ip_json(&["link", "show", "type", "veth"])?;
+        Ok(list.as_array().map_or(0, Vec::len))
+    };
+    let before = devices()?;
+    plain.del()?;
+    let after = devices()?;
+    ensure!(after + 1 == before, "{before} devices became {after}");
+    let refused = mapped.chain.del(&mapped.netns, &mapped.result);
+    let said = format!("{:#}", refused.err().context("its DEL succeeds")?);
+    ensure!(said.contains("underpass upgrade"), "{said}");
+    lab.node.netns().run(|| fs::rename(&renamed, &pin))?;
+    mapped.del()
+}
