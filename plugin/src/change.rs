@@ -38,6 +38,13 @@ pub(crate) enum Change {
         /// What it was.
         before: String,
     },
+    /// Host ports lead nowhere any more that led to a container whose device is gone.
+    HostPorts {
+        /// The container's addresses.
+        addresses: Vec<IpAddr>,
+        /// Entries that they had, one for each port of each family.
+        count: u32,
+    },
     /// Other addresses than before are those of Services.
     ServiceAddresses,
     /// The node is an end of other tunnels than before.
@@ -128,6 +135,14 @@ impl fmt::Display for Change {
                 value,
                 before,
             } => write!(f, "{name}: {value} instead of {before}"),
+            Self::HostPorts { addresses, count } => {
+                let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+                let addresses = addresses.join(" and ");
+                write!(
+                    f,
+                    "host ports ({count} entries) of the container at {addresses}: free, its device is gone"
+                )
+            }
             Self::ServiceAddresses => {
                 f.write_str("host ports: not served at the addresses of Services as they are now")
             }

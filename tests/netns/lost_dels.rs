@@ -144,7 +144,7 @@ fn a_port_goes_to_the_living(
 #[rstest]
 fn a_port_goes_without_its_network(
     #[values(V4, V6)] family: Family,
-    #[values("ADD", "GC", "gc --orphans")] by: &str,
+    #[values("ADD", "GC", "gc --orphans", "apply")] by: &str,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
@@ -162,6 +162,16 @@ fn a_port_goes_without_its_network(
     match by {
         "GC" => gc(&other, &[]).run(&lab.node)?.silence()?,
         "ADD" => lab.pod_with("next", &other)?.del()?,
+        "apply" => {
+            net_dir::put(&lab.node, "10-another.conflist", &other)?;
+            let apply = ["apply", "--net-dir", NET_DIR];
+            let said = lab.node.underpass(&apply)?;
+            ensure!(
+                said.starts_with("host ports (4 entries) of the container at"),
+                "{said}"
+            );
+            ensure!(lab.node.underpass(&apply)? == "nothing to change\n");
+        }
         _ => {
             net_dir::put(&lab.node, "10-another.conflist", &other)?;
             let gc = ["gc", "--orphans", "--net-dir", NET_DIR];

@@ -1,6 +1,6 @@
 //! `underpass apply`: what the node changed behind our back is put right, without a call of the runtime.
 
-use std::{collections::BTreeSet, io, path::Path};
+use std::{collections::BTreeSet, io, net::IpAddr, path::Path};
 
 use underpass_dataplane::{Maps, Pins, policy::Rules};
 use underpass_netlink::Netlink;
@@ -17,8 +17,9 @@ use crate::{
     glob::Glob,
     identity::network_id,
     no_masquerade,
+    reap::reap,
     repair::{forget_devices, repair},
-    step::sysctl::be_liberal_again,
+    step::{endpoint, sysctl::be_liberal_again},
 };
 
 pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Result<(), Failure> {
@@ -41,6 +42,7 @@ pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Re
     }
     let node = Netlink::open()?;
     let mut changes = forget_devices(&mut maps, None, &node)?;
+    let freed = free_ports(&node, &mut maps, &mut changes);
     // The rules of now follow from it.
     let tracked = track(&maps, &networks.ours, &mut changes);
     let outcome = repair(&node, &mut maps, &patterns, Rules::known(), &mut changes);
@@ -58,11 +60,23 @@ pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Re
     for change in &changes {
         writeln!(out, "{change}")?;
     }
-    if changes.is_empty() && tracked.is_ok() && outcome.is_ok() && refreshed.is_ok() {
+    let outcomes = [freed, tracked, outcome, refreshed];
+    if changes.is_empty() && outcomes.iter().all(Result::is_ok) {
         writeln!(out, "nothing to change")?;
     }
-    let errors = [tracked, outcome, refreshed, networks.finish()].map(Result::err);
-    Ok(Error::collect(errors.into_iter().flatten().collect())?)
+    let outcomes = outcomes.into_iter().chain([networks.finish()]);
+    Ok(Error::collect(outcomes.filter_map(Result::err).collect())?)
+}
+
+/// Takes their host ports from containers whose devices are gone: the DEL was lost, or went to a plugin of the same name that is not ours. All else that they
+/// have is of no harm, and is left to ADD and GC.
+fn free_ports(node: &Netlink, maps: &mut Maps, changes: &mut Vec<Change>) -> Result<(), Error> {
+    let reaped = reap(node, maps, &node.indices()?, &[])?;
+    changes.extend(reaped.ports.iter().map(|record| Change::HostPorts {
+        addresses: endpoint::addresses(record).map(IpAddr::from).collect(),
+        count: record.port_count,
+    }));
+    Error::collect(reaped.errors)
 }
 
 /// Has connection tracking be what a network asks for, where it has containers: those of others' interfaces have never asked.
