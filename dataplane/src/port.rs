@@ -9,7 +9,7 @@ use std::{
 use aya::maps::{HashMap, Map, MapData};
 use underpass_abi::{
     addr::Addr,
-    endpoint::Device,
+    endpoint::{Device, Owner},
     flow::protocol,
     map,
     node::Tunnels,
@@ -59,6 +59,12 @@ impl HostPorts {
     /// Lists all older mappings of ports.
     pub fn shadowed(&self) -> Result<Vec<(ShadowedPort, PortTarget)>, Error> {
         entries(&self.shadowed, map::SHADOWED_PORTS)
+    }
+
+    /// Tells whether a mapping is kept for later: a newer one serves the port.
+    pub fn is_waiting(&self, port: HostPort, owner: Owner) -> Result<bool, Error> {
+        let key = ShadowedPort { port, owner };
+        found(self.shadowed.get(&key, 0), map::SHADOWED_PORTS).map(|kept| kept.is_some())
     }
 
     /// Sends a port to a container, whoever served it.

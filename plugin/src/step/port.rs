@@ -157,17 +157,23 @@ fn compare(
         if is_right {
             continue;
         }
-        findings.push(if target.owner == claims.owner {
-            Finding::OtherDestination {
+        if target.owner == claims.owner {
+            findings.push(Finding::OtherDestination {
                 port,
                 leads_to,
                 index: target.ifindex,
                 wanted,
                 host: host.to_owned(),
-            }
+            });
+            continue;
+        }
+        let other = Finding::OtherServer { port, leads_to };
+        // Made anew, as some runtimes do with a container that fails, it would be the newest, and the other one would fail then.
+        if ports.is_waiting(port, claims.owner)? {
+            warn!("{other}");
         } else {
-            Finding::OtherServer { port, leads_to }
-        });
+            findings.push(other);
+        }
     }
     Ok(())
 }
