@@ -84,7 +84,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let outcome = tokio::select! {
-        () = nodes::follow(client.clone(), options.node(), tell, &health) => Err(anyhow::anyhow!("the Nodes can't be followed any more")),
+        () = nodes::follow(client.clone(), options.node(), options.relist, &tell, &health) => Ok(()),
         outcome = routes::keep(&options, &kernel, passed, &events, &health, routed) => outcome,
         () = install::keep(&options, &verbs, nodes, pass, &health, is_routed) => Ok(()),
         () = announce::keep(&options, client, own, &health) => Ok(()),

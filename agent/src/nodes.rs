@@ -4,16 +4,18 @@
 //! reached, what was known stays.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures::{Stream, TryStreamExt as _};
 use kube::runtime::utils::Backoff as _;
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::causes::causes;
 use crate::health::Health;
@@ -44,46 +46,69 @@ pub(crate) struct Listeners {
 const WATCH: u32 = 60;
 
 /// Follows the Nodes for ever. `name` is that of this node's own.
-pub(crate) async fn follow(client: Client, name: &str, tell: Listeners, health: &Health) {
+///
+/// About every `relist` they are listed anew. An etcd that was restored from a backup is at an earlier version than the one that the watch goes on
+/// from: there it hears nothing until that comes again, and never which Nodes have gone meanwhile. No error says so.
+pub(crate) async fn follow(
+    client: Client,
+    name: &str,
+    relist: Duration,
+    tell: &Listeners,
+    health: &Health,
+) {
+    let nodes = Api::<Node>::all(client);
     let config = watcher::Config::default().page_size(PAGE).timeout(WATCH);
-    read(
-        watcher(Api::<Node>::all(client), config),
-        name,
-        tell,
-        health,
-    )
-    .await;
+    loop {
+        let stream = watcher(nodes.clone(), config.clone());
+        read(stream, name, scattered(relist), tell, health).await;
+    }
 }
 
+/// Between three and five quarters of a time: agents that began together do not go on so.
+fn scattered(time: Duration) -> Duration {
+    const STEPS: u64 = 1_000;
+    let random = RandomState::new().hash_one(()) % STEPS;
+    let random = u32::try_from(random).unwrap_or_default();
+    time / 4 * 3 + time / 2_000 * random
+}
+
+/// Reads events until it is so long since the last whole list.
 async fn read(
     stream: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
     name: &str,
-    tell: Listeners,
+    relist: Duration,
+    tell: &Listeners,
     health: &Health,
 ) {
     let mut stream = pin!(stream);
     let mut backoff = DefaultBackoff::default();
     let mut listed = Known::default();
     let mut known = Known::default();
+    let mut due: Option<Instant> = None;
     loop {
-        match stream.try_next().await {
+        let heard = tokio::select! {
+            heard = stream.try_next() => heard,
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => return,
+        };
+        match heard {
             Ok(None) => return,
             Ok(Some(Event::Init)) => listed = Known::default(),
             Ok(Some(Event::InitApply(node))) => listed.note(&node, name),
             Ok(Some(Event::InitDone)) => {
                 backoff.reset();
+                due = Some(Instant::now() + relist);
                 known = std::mem::take(&mut listed);
-                known.publish(&tell, health);
+                known.publish(tell, health);
             }
             Ok(Some(Event::Apply(node))) => {
                 backoff.reset();
                 known.note(&node, name);
-                known.publish(&tell, health);
+                known.publish(tell, health);
             }
             Ok(Some(Event::Delete(node))) => {
                 backoff.reset();
                 known.forget(&node.name_any(), name);
-                known.publish(&tell, health);
+                known.publish(tell, health);
             }
             // The stream asks again when it is polled: later and later. That a list has begun is no success.
             Err(error) => {
@@ -167,7 +192,8 @@ mod tests {
         let (own, known_own) = watch::channel(None);
         let tell = Listeners { nodes, own };
         let events = stream::iter(events.into_iter().map(Ok));
-        read(events, "b", tell, &Health::default()).await;
+        let relist = Duration::from_hours(1);
+        read(events, "b", relist, &tell, &Health::default()).await;
         let nodes: Nodes = known.borrow().clone();
         let names: Vec<String> = nodes
             .map(|nodes| nodes.keys().cloned().collect())

@@ -68,6 +68,9 @@ pub(crate) struct Options {
     /// How often everything is compared although nothing was heard, in seconds
     #[arg(long, default_value = "60", value_parser = seconds)]
     pub(crate) resync: Duration,
+    /// How often all Nodes are listed although the watch of them goes on, in seconds
+    #[arg(long, default_value = "1800", value_parser = seconds)]
+    pub(crate) relist: Duration,
     /// How often leases without a pod are looked for, in seconds
     #[arg(long, default_value = "600", value_parser = seconds)]
     pub(crate) collect: Duration,

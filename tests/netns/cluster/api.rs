@@ -196,6 +196,14 @@ impl Api {
         self.cut();
     }
 
+    /// Goes back to an early version, with the Nodes of now, as an API server whose etcd was restored from a backup. Who watches from a later version hears
+    /// nothing, and no error.
+    pub(super) fn go_back(&self) {
+        let mut state = self.lock();
+        state.version = 0;
+        state.log.clear();
+    }
+
     /// Answers nobody, or everybody again.
     pub(super) fn be_down(&self, is_down: bool) {
         self.lock().is_down = is_down;

@@ -84,6 +84,37 @@ fn an_api_that_falls_silent_is_asked_anew() -> Result<()> {
     Ok(())
 }
 
+/// An etcd that was restored from a backup is at a version that was long ago: a watch from a later one hears nothing.
+#[test]
+fn an_api_that_has_gone_back_is_listed_anew() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    let own = cluster.members[0].name.clone();
+    for _ in 0..20 {
+        let node = cluster.api.node(&own).context("its own Node")?;
+        cluster.api.put(&own, node);
+    }
+    cluster.members[0].start_agent_with(&["--relist", "4"])?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    let (gone, addresses) = join_another(&cluster);
+    member.learns(&gone, &addresses)?;
+    cluster.api.go_back();
+    cluster.api.delete("later");
+    let addresses = Family::BOTH.map(|family| outside(family, 0, 98).to_string());
+    let ranges = ["10.244.98.0/24", "fd00:244:98::/64"].map(str::to_owned);
+    cluster.api.set("restored", &addresses, &ranges);
+    member.learns(&ranges, &addresses)?;
+    let routes = member.routes()?;
+    ensure!(
+        routes
+            .iter()
+            .all(|route| !gone.iter().any(|range| route.starts_with(range))),
+        "{gone:?}: {routes:?}"
+    );
+    Ok(())
+}
+
 /// Tokens and certificates end, and somebody writes new ones into the same files.
 #[test]
 fn new_credentials_are_read_when_the_old_ones_are_refused() -> Result<()> {
