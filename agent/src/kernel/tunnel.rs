@@ -225,11 +225,16 @@ impl Kernel {
                 let request = handle
                     .add(index, neighbour.address)
                     .link_layer_address(&neighbour.mac)
+                    .flags(ROUTER)
                     .state(NeighbourState::Permanent)
                     .replace();
                 request.execute().await
             },
         };
+        // One that is as it has to be but for its flags is replaced.
+        there.retain(|(known, message)| {
+            message.header.flags.contains(ROUTER) || !wanted.contains(known)
+        });
         level.make(there, wanted, notes).await;
     }
 
@@ -371,6 +376,10 @@ fn has_others(outside: IpAddr, seen: &Seen) -> bool {
 fn existing(seen: &Seen) -> Option<&Link> {
     seen.links.iter().find(|link| link.name == DEVICE)
 }
+
+/// All neighbours of the device are gateways. Of IPv6 the kernel forgets the path MTUs behind a gateway that is not marked as a router half a minute
+/// after they were told, and not ten (`rt6_age_examine_exception` in `net/ipv6/route.c`, since Linux 4.15).
+const ROUTER: NeighbourFlags = NeighbourFlags::Router;
 
 fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     let mut address = None;

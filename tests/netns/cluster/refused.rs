@@ -162,11 +162,14 @@ fn a_route_that_takes_the_place_of_ours_does_not_stay() -> Result<()> {
     member.rests()
 }
 
-/// What the node's VXLAN device knows of others that somebody made: neighbours and their MACs, MACs and where they are.
+/// What the node's VXLAN device knows of others that somebody made: neighbours and their MACs, of those that routes may lead by, MACs and where they are.
 fn known(member: &Member) -> Result<BTreeSet<[String; 2]>> {
     let netns = member.node.netns();
     let list = ["neighbour", "show", "dev", TUNNEL, "nud", "permanent"];
-    let neighbours = netns.ip_json(&list)?;
+    let mut neighbours = netns.ip_json(&list)?;
+    if let Some(all) = neighbours.as_array_mut() {
+        all.retain(|one| one.get("router").is_some());
+    }
     let mut list = Command::new("bridge");
     list.args(["-j", "fdb", "show", "dev", TUNNEL]);
     let entries: serde_json::Value = serde_json::from_str(&netns.expect(&mut list, &[])?)?;
@@ -219,6 +222,11 @@ fn an_entry_that_takes_the_place_of_ours_does_not_stay(
                 ),
             ));
         }
+        // As an agent of before made it.
+        commands.push((
+            "ip",
+            format!("neighbour replace {gateway} lladdr {mac} dev {TUNNEL} nud permanent"),
+        ));
     }
     for (program, line) in &commands {
         let mut command = Command::new(program);
