@@ -6,6 +6,7 @@ use nix::{
     mount::{MsFlags, mount},
     sys::signal::Signal,
 };
+use rstest::rstest;
 use underpass_tests::{another_build, prelude::*};
 
 use super::{fixture::Cluster, member::NET};
@@ -42,11 +43,27 @@ fn roll(cluster: &mut Cluster, is_other: bool) -> Result<()> {
     cluster.settle()
 }
 
-#[test]
-fn pods_do_not_notice() -> Result<()> {
+/// Which build every agent starts again with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Build {
+    /// That which it had.
+    Same,
+    /// One that brings other programs.
+    Other,
+    /// That of before, after another one.
+    Former,
+}
+
+#[rstest]
+fn pods_do_not_notice(
+    #[values(Build::Same, Build::Other, Build::Former)] build: Build,
+) -> Result<()> {
     needs_root!();
     let mut cluster = Cluster::new(&[0, 0, 1])?;
     cluster.settle()?;
+    if build == Build::Former {
+        roll(&mut cluster, true)?;
+    }
     let pods = cluster.pods()?;
     let mut servers = Vec::new();
     let mut paths = Vec::new();
@@ -66,12 +83,7 @@ fn pods_do_not_notice() -> Result<()> {
             paths.push((numbered, connected));
         }
     }
-    while_talking(&paths, &[], || {
-        // Again with the same build, up, and down.
-        [false, true, false]
-            .into_iter()
-            .try_for_each(|is_other| roll(&mut cluster, is_other))
-    })?;
+    while_talking(&paths, &[], || roll(&mut cluster, build == Build::Other))?;
     cluster.all_bypass()
 }
 
