@@ -2,9 +2,10 @@
 
 use std::thread;
 
+use rstest::rstest;
 use underpass_tests::prelude::*;
 
-use super::fixture::Cluster;
+use super::{fixture::Cluster, tunnel::beyond_a_router};
 use crate::feeding::expect_end;
 
 const PORT: u16 = 80;
@@ -56,4 +57,44 @@ fn strict_firewalls_stand_in_nobodys_way() -> Result<()> {
             .map(|end| end.join().expect("it does not panic"));
         ends.try_for_each(|end| end)
     })
+}
+
+/// The rules of docs/kubernetes.md.
+const NOT_TRACKED: &str = "table inet vxlan {
+    chain prerouting { type filter hook prerouting priority raw; udp dport 4789 notrack; }
+    chain output { type filter hook output priority raw; udp dport 4789 notrack; }
+}";
+
+/// Each flow through VXLAN is two flows of datagrams to connection tracking, neither of which is ever answered. Who needs the room has them not tracked.
+#[rstest]
+fn the_tunnel_needs_no_entries(#[values(V4, V6)] outside: Family) -> Result<()> {
+    needs_root!();
+    let (cluster, pods) = beyond_a_router(outside, &["learned"])?;
+    let firewalls = cluster.fortify()?;
+    let [here, there] = &pods[0];
+    let tracked = || -> Result<usize> {
+        let entries = firewalls
+            .iter()
+            .map(|firewall| Ok(firewall.entries(outside, &["udp", "dport=4789"])?.len()));
+        entries.sum()
+    };
+    let talk = |port| -> Result<()> {
+        for family in Family::BOTH {
+            let at = there.at(family, port);
+            let _server = tcp::Server::start(there.netns(), at)?;
+            tcp::Client::connect(here.netns(), at)?.exchange(LONG, LONG)?;
+        }
+        Ok(())
+    };
+    talk(PORT)?;
+    let before = tracked()?;
+    ensure!(before > 0, "nothing is tracked");
+    for (member, firewall) in cluster.members.iter().zip(&firewalls) {
+        member.node.netns().nft(NOT_TRACKED)?;
+        firewall.delete_entries(outside, "udp")?;
+    }
+    talk(PORT + 1)?;
+    let after = tracked()?;
+    ensure!(after == 0, "{before} entries became {after}");
+    cluster.all_bypass()
 }
