@@ -112,8 +112,9 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
 
 /// Parts of the names of tests that limit how long an exchange or many of them may take, or that fill a table before the first of its entries is old: beside
 /// others they are late.
-const ALONE: [&str; 5] = [
+const ALONE: [&str; 6] = [
     "::full_table::",
+    "bpf::accounting::",
     "bpf::ports::",
     "::next_hops::answers_come_by_another_uplink",
     "::openings::connections_outlive_a_stricter_connection_tracking",
