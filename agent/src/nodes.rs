@@ -58,9 +58,10 @@ pub(crate) async fn follow(
 ) {
     let nodes = Api::<Node>::all(client);
     let config = watcher::Config::default().page_size(PAGE).timeout(WATCH);
+    let mut known = Known::default();
     loop {
         let stream = watcher(nodes.clone(), config.clone());
-        read(stream, name, scattered(relist), tell, health).await;
+        read(stream, name, &mut known, scattered(relist), tell, health).await;
     }
 }
 
@@ -69,13 +70,14 @@ fn scattered(time: Duration) -> Duration {
     const STEPS: u64 = 1_000;
     let random = RandomState::new().hash_one(()) % STEPS;
     let random = u32::try_from(random).unwrap_or_default();
-    time / 4 * 3 + time / 2_000 * random
+    (time / 4 * 3).saturating_add(time / 2_000 * random)
 }
 
-/// Reads events until it is so long since the last whole list.
+/// Reads events until it is so long since the last whole list, or since the API was away: who comes back to it goes on where it was.
 async fn read(
     stream: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
     name: &str,
+    known: &mut Known,
     relist: Duration,
     tell: &Listeners,
     health: &Health,
@@ -83,7 +85,6 @@ async fn read(
     let mut stream = pin!(stream);
     let mut backoff = DefaultBackoff::default();
     let mut listed = Known::default();
-    let mut known = Known::default();
     let mut due: Option<Instant> = None;
     loop {
         let heard = tokio::select! {
@@ -93,16 +94,16 @@ async fn read(
         match heard {
             Ok(None) => return,
             Ok(Some(Event::Init)) => listed = Known::default(),
-            Ok(Some(Event::InitApply(node))) => listed.note(&node, name),
+            Ok(Some(Event::InitApply(node))) => listed.note(&node, name, known),
             Ok(Some(Event::InitDone)) => {
                 backoff.reset();
-                due = Some(Instant::now() + relist);
-                known = std::mem::take(&mut listed);
+                due = Instant::now().checked_add(relist);
+                *known = std::mem::take(&mut listed);
                 known.publish(tell, health);
             }
             Ok(Some(Event::Apply(node))) => {
                 backoff.reset();
-                known.note(&node, name);
+                known.update(&node, name);
                 known.publish(tell, health);
             }
             Ok(Some(Event::Delete(node))) => {
@@ -112,6 +113,7 @@ async fn read(
             }
             // The stream asks again when it is polled: later and later. That a list has begun is no success.
             Err(error) => {
+                due = due.and_then(|_| Instant::now().checked_add(relist));
                 health.watch_failures.fetch_add(1, Ordering::Relaxed);
                 let why = causes(&error);
                 let said = format!("cannot follow the Nodes, what is known of them stays: {why}");
@@ -131,15 +133,33 @@ struct Known {
 }
 
 impl Known {
-    fn note(&mut self, node: &Node, own_name: &str) {
-        let name = node.name_any();
+    /// Takes a Node of a list; `before` is what was known before that.
+    fn note(&mut self, node: &Node, own_name: &str, before: &Self) {
         let (peer, wrong) = peer(node);
-        // A Node is written every few minutes, and what is wrong with it stays wrong.
-        if self.nodes.get(&name) != Some(&peer) {
-            for wrong in wrong {
-                tracing::warn!("Node {name}: {wrong}");
-            }
+        before.complain(node, &peer, wrong);
+        self.put(node, own_name, peer);
+    }
+
+    /// Takes a Node that is new, or has changed.
+    fn update(&mut self, node: &Node, own_name: &str) {
+        let (peer, wrong) = peer(node);
+        self.complain(node, &peer, wrong);
+        self.put(node, own_name, peer);
+    }
+
+    /// Says what is wrong with a Node unless it was known as that: one is written every few minutes, and what is wrong with it stays wrong.
+    fn complain(&self, node: &Node, peer: &Peer, wrong: Vec<String>) {
+        let name = node.name_any();
+        if self.nodes.get(&name) == Some(peer) {
+            return;
         }
+        for wrong in wrong {
+            tracing::warn!("Node {name}: {wrong}");
+        }
+    }
+
+    fn put(&mut self, node: &Node, own_name: &str, peer: Peer) {
+        let name = node.name_any();
         if name == own_name {
             self.own = Some(own(node, &peer));
         }
@@ -193,7 +213,8 @@ mod tests {
         let tell = Listeners { nodes, own };
         let events = stream::iter(events.into_iter().map(Ok));
         let relist = Duration::from_hours(1);
-        read(events, "b", relist, &tell, &Health::default()).await;
+        let mut all = Known::default();
+        read(events, "b", &mut all, relist, &tell, &Health::default()).await;
         let nodes: Nodes = known.borrow().clone();
         let names: Vec<String> = nodes
             .map(|nodes| nodes.keys().cloned().collect())

@@ -236,13 +236,8 @@ fn the_newest_serves(#[values(V4, V6)] family: Family) -> Result<()> {
     let older = Container::add(&lab.node, "older", chain(), family)?;
     client.chat(at, 3)?;
     let newer = Container::add(&lab.node, "newer", chain(), family)?;
-    let error = chain()
-        .check(&older.netns, &older.result)
-        .expect_err("another serves");
-    ensure!(
-        format!("{error:#}").contains("served by another container"),
-        "{error:#}"
-    );
+    // That another serves is no fault of this one.
+    chain().check(&older.netns, &older.result)?;
     client.chat(at, 3)?;
     let Container {
         chain: old,

@@ -14,7 +14,7 @@ use underpass_dataplane::{
 };
 use underpass_netlink::Netlink;
 
-use self::precedence::{Pinned, claim, owners, release};
+use self::precedence::{Pinned, Table as _, claim, owners, release};
 use super::{Attachment, Detachment, Inspection, Mode, Revert, Step, Undo, detachment::lock_known};
 use crate::{
     change::Change,
@@ -144,10 +144,14 @@ fn compare(
     let places = attach::places(device::LOOPBACK);
     let missing = attach::missing(node, maps.pins(), &[(LOOPBACK, places)])?;
     findings.extend(Finding::not_attached(missing, "lo"));
-    let ports = Ports::open(maps.pins())?;
+    let table = Pinned {
+        ports: Ports::open(maps.pins())?,
+        maps,
+        node,
+    };
     for binding in claims.ports {
         let port = binding.port;
-        let Some(target) = ports.server(&port)? else {
+        let Some(target) = table.ports.server(&port)? else {
             findings.push(Finding::NotMapped(port));
             continue;
         };
@@ -169,7 +173,7 @@ fn compare(
         }
         let other = Finding::OtherServer { port, leads_to };
         // Made anew, as some runtimes do with a container that fails, it would be the newest, and the other one would fail then.
-        if ports.is_waiting(port, claims.owner)? {
+        if table.ports.is_waiting(port, claims.owner)? && table.is_alive(target.owner)? {
             warn!("{other}");
         } else {
             findings.push(other);

@@ -21,14 +21,17 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
     let owner = identity.owner();
     let mut errors = Vec::new();
     let owners = [owner, identity.chained_owner()];
-    let mut maps = maps_to_clean(&request.conf, &owners).unwrap_or_else(|error| {
-        if owes_nothing(request) {
+    let mut maps = match maps_to_clean(&request.conf, &owners) {
+        Ok(maps) => maps,
+        Err(error) if owes_nothing(request) => {
             warn!("this entry of the list has made nothing, so its DEL succeeds: {error}");
-        } else {
-            errors.push(error);
+            return Ok(());
         }
-        None
-    });
+        Err(error) => {
+            errors.push(error);
+            None
+        }
+    };
     let before = known(maps.as_ref(), owner);
     if let Err(error) = Netlink::open().map_err(Error::from).and_then(|node| {
         // Nobody says whether the interface was ours, or only host ports in a chain.
@@ -66,11 +69,12 @@ fn leaves_interface(request: &Request, maps: &Maps) -> Result<bool, Error> {
     Ok(previous.is_some() && is_later(request, maps)?)
 }
 
-/// Tells whether the config is that of an entry for host ports behind another plugin's, which had none to serve. What fails here keeps the DELs of the
-/// plugins before it from being called.
+/// Tells without the maps whether the config is that of an entry for host ports, which had none to serve: it gives no addresses, and the interface has some.
+/// What fails here keeps the DELs of the plugins before it from being called.
 fn owes_nothing(request: &Request) -> bool {
     let conf = &request.conf;
-    matches!(conf.prev_result(), Ok(Some(_)))
+    let previous = conf.prev_result().ok().flatten();
+    previous.is_some_and(|previous| !previous.ips.is_empty())
         && matches!(conf.ipam_type(), Ok(None))
         && has_no_ports(request)
 }

@@ -47,3 +47,22 @@ fn a_del_that_can_do_nothing_stops_no_chain_without_ports(
     lab.node.netns().run(|| fs::rename(&renamed, &pin))?;
     mapped.del()
 }
+
+/// Without the maps nobody knows what the entry has made: what has addresses that it did not give is another's.
+#[rstest]
+fn a_later_entry_leaves_the_interface(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let others = [chained(&lab.node, "underpass")];
+    let chain = Chain::new(&lab.node, &lab.conf(), others).runtime("portMappings", json!([]));
+    let netns = lab.node.netns().sibling("a")?;
+    let result = chain.add(&netns)?;
+    let pin = map_pin(&lab.node, map::OWNERS);
+    let renamed = pin.with_file_name("OWNERS-9-96");
+    lab.node.netns().run(|| fs::rename(&pin, &renamed))?;
+    let later = &chain.plugins()[1];
+    chain.call("DEL", later, &netns, Some(&result))?.silence()?;
+    ping::ping(&netns, family.gateway())?;
+    lab.node.netns().run(|| fs::rename(&renamed, &pin))?;
+    chain.del(&netns, &result)
+}

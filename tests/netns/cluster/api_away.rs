@@ -105,14 +105,12 @@ fn an_api_that_has_gone_back_is_listed_anew() -> Result<()> {
     let ranges = ["10.244.98.0/24", "fd00:244:98::/64"].map(str::to_owned);
     cluster.api.set("restored", &addresses, &ranges);
     member.learns(&ranges, &addresses)?;
-    let routes = member.routes()?;
-    ensure!(
-        routes
-            .iter()
-            .all(|route| !gone.iter().any(|range| route.starts_with(range))),
-        "{gone:?}: {routes:?}"
-    );
-    Ok(())
+    eventually("no routes to who is gone", || {
+        let routes = member.routes()?;
+        let leads_there = |route: &String| gone.iter().any(|range| route.starts_with(range));
+        ensure!(!routes.iter().any(leads_there), "{gone:?}: {routes:?}");
+        Ok(())
+    })
 }
 
 /// Tokens and certificates end, and somebody writes new ones into the same files.

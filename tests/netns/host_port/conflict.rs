@@ -274,6 +274,10 @@ fn check_names_the_port_that_another_serves() -> Result<()> {
     for (key, target) in &kept {
         waiting.insert(key, target, 0)?;
     }
+    // Nor does a container that is gone serve them.
+    newer.netns().delete_link(Pod::IFNAME)?;
+    let error = check(&older)?.error()?;
+    ensure!(names(&error.msg), "{error}");
     newer.del()?;
     check(&older)?.silence()
 }
