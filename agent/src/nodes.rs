@@ -94,7 +94,10 @@ async fn read(
         match heard {
             Ok(None) => return,
             Ok(Some(Event::Init)) => listed = Known::default(),
-            Ok(Some(Event::InitApply(node))) => listed.note(&node, name, known),
+            Ok(Some(Event::InitApply(node))) => {
+                let peer = known.judge(&node);
+                listed.put(&node, name, peer);
+            }
             Ok(Some(Event::InitDone)) => {
                 backoff.reset();
                 due = Instant::now().checked_add(relist);
@@ -103,7 +106,8 @@ async fn read(
             }
             Ok(Some(Event::Apply(node))) => {
                 backoff.reset();
-                known.update(&node, name);
+                let peer = known.judge(&node);
+                known.put(&node, name, peer);
                 known.publish(tell, health);
             }
             Ok(Some(Event::Delete(node))) => {
@@ -133,29 +137,16 @@ struct Known {
 }
 
 impl Known {
-    /// Takes a Node of a list; `before` is what was known before that.
-    fn note(&mut self, node: &Node, own_name: &str, before: &Self) {
-        let (peer, wrong) = peer(node);
-        before.complain(node, &peer, wrong);
-        self.put(node, own_name, peer);
-    }
-
-    /// Takes a Node that is new, or has changed.
-    fn update(&mut self, node: &Node, own_name: &str) {
-        let (peer, wrong) = peer(node);
-        self.complain(node, &peer, wrong);
-        self.put(node, own_name, peer);
-    }
-
-    /// Says what is wrong with a Node unless it was known as that: one is written every few minutes, and what is wrong with it stays wrong.
-    fn complain(&self, node: &Node, peer: &Peer, wrong: Vec<String>) {
+    /// Reads a Node. Says what is wrong with it unless it was known as that: one is written every few minutes, and what is wrong with it stays wrong.
+    fn judge(&self, node: &Node) -> Peer {
         let name = node.name_any();
-        if self.nodes.get(&name) == Some(peer) {
-            return;
+        let (peer, wrong) = peer(node);
+        if self.nodes.get(&name) != Some(&peer) {
+            for wrong in wrong {
+                tracing::warn!("Node {name}: {wrong}");
+            }
         }
-        for wrong in wrong {
-            tracing::warn!("Node {name}: {wrong}");
-        }
+        peer
     }
 
     fn put(&mut self, node: &Node, own_name: &str, peer: Peer) {

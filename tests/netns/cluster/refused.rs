@@ -162,7 +162,7 @@ fn a_route_that_takes_the_place_of_ours_does_not_stay() -> Result<()> {
     member.rests()
 }
 
-/// What the node's VXLAN device knows of others that somebody made: neighbours and their MACs, of those that routes may lead by, MACs and where they are.
+/// What the node's VXLAN device knows of others that somebody made: neighbours that are routers and their MACs, MACs and where they are.
 fn known(member: &Member) -> Result<BTreeSet<[String; 2]>> {
     let netns = member.node.netns();
     let list = ["neighbour", "show", "dev", TUNNEL, "nud", "permanent"];
