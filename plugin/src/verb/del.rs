@@ -37,10 +37,10 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
         // Nobody says whether the interface was ours, or only host ports in a chain.
         if let Some(maps) = &mut maps {
             detach_chained(&node, maps, identity.chained_owner())?;
-            // Its own entry's DEL comes, and before it those of plugins that may need the interface.
-            if leaves_interface(request, maps)? {
-                return Ok(());
-            }
+        }
+        // Its own entry's DEL comes, and before it those of plugins that may need the interface.
+        if leaves_interface(request, maps.as_ref())? {
+            return Ok(());
         }
         detach(&node, maps.as_mut(), owner)
     }) {
@@ -63,20 +63,29 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
 
 /// Tells whether the interface is for another entry of the list to take away: a runtime that hands over what all entries together have made has
 /// that one's config as well.
-fn leaves_interface(request: &Request, maps: &Maps) -> Result<bool, Error> {
-    // What can't be read says nothing, and a DEL does what it can.
-    let previous = request.conf.prev_result().ok().flatten();
-    Ok(previous.is_some() && is_later(request, maps)?)
+fn leaves_interface(request: &Request, maps: Option<&Maps>) -> Result<bool, Error> {
+    match maps {
+        // What can't be read says nothing, and a DEL does what it can.
+        Some(maps) => {
+            let previous = request.conf.prev_result().ok().flatten();
+            Ok(previous.is_some() && is_later(request, maps)?)
+        }
+        None => Ok(is_for_host_ports(request)),
+    }
 }
 
-/// Tells without the maps whether the config is that of an entry for host ports, which had none to serve: it gives no addresses, and the interface has some.
+/// Tells without the maps whether the config is that of an entry for host ports, which had none to serve.
 /// What fails here keeps the DELs of the plugins before it from being called.
 fn owes_nothing(request: &Request) -> bool {
+    is_for_host_ports(request) && has_no_ports(request)
+}
+
+/// Tells without the maps whether the config is that of an entry for host ports: it gives no addresses, and the interface has some.
+fn is_for_host_ports(request: &Request) -> bool {
     let conf = &request.conf;
     let previous = conf.prev_result().ok().flatten();
     previous.is_some_and(|previous| !previous.ips.is_empty())
         && matches!(conf.ipam_type(), Ok(None))
-        && has_no_ports(request)
 }
 
 /// What the maps know of the attachment, as far as they can be read.

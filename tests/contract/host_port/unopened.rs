@@ -3,7 +3,7 @@
 use std::fs;
 
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 use underpass_abi::map;
 use underpass_tests::{counter::map_pin, prelude::*};
 
@@ -56,18 +56,29 @@ fn a_del_that_can_do_nothing_stops_no_chain_without_ports(
     mapped.del()
 }
 
-/// Without the maps nobody knows what the entry has made: what has addresses that it did not give is another's.
+/// Without the maps nobody knows what the entry has made: what has addresses that it did not give is another's. Its own host ports it can't take away, and says so.
 #[rstest]
-fn a_later_entry_leaves_the_interface(#[values(V4, V6)] family: Family) -> Result<()> {
+#[case::without_ports(json!([]), None)]
+#[case::with_ports(mappings(HOST), Some("underpass upgrade"))]
+fn a_later_entry_leaves_the_interface(
+    #[case] ports: Value,
+    #[case] complaint: Option<&str>,
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
     needs_root!();
     let lab = Lab::unloaded()?;
     let others = [chained(&lab.node, "underpass")];
-    let chain = Chain::new(&lab.node, &lab.conf(), others).runtime("portMappings", json!([]));
+    let chain = Chain::new(&lab.node, &lab.conf(), others).runtime("portMappings", ports);
     let netns = lab.node.netns().sibling("a")?;
     let result = chain.add(&netns)?;
     while_unknown(&lab.node, || {
         let later = &chain.plugins()[1];
-        chain.call("DEL", later, &netns, Some(&result))?.silence()?;
+        let answer = chain.call("DEL", later, &netns, Some(&result))?;
+        let refused = answer.silence().err();
+        let said = refused.map(|refused| format!("{refused:#}"));
+        ensure!(said.is_some() == complaint.is_some(), "{said:?}");
+        let is_told = said.iter().all(|said| complaint.is_some_and(|text| said.contains(text)));
+        ensure!(is_told, "{said:?}");
         ping::ping(&netns, family.gateway()).map(drop)
     })?;
     chain.del(&netns, &result)
