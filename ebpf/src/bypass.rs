@@ -116,7 +116,7 @@ global!(
         let tag = &raw const flow.tag;
         let half = half_of(flow, end);
         if !is_usual(&skb, &head, side, half, is_sticky) {
-            return Ok(back_to_stack(&head, is_sticky));
+            return Ok(Unsent::Stack);
         }
         let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
         if !is_sticky && (changes_state || head.control) {
@@ -136,7 +136,7 @@ global!(
         let is_too_long =
             !fits && trust == Trust::Settled && !(is_sticky && goes_anyway(half, length));
         if is_too_long {
-            return Ok(back_to_stack(&head, is_sticky));
+            return Ok(Unsent::Stack);
         }
         let is_reset = may_be_reset || head.tcp_flags & tcp::RST != 0;
         if trust == Trust::Stamp && (is_reset || !fits || half.stamp != stamp()) {
@@ -189,15 +189,6 @@ global!(
         })
     }
 );
-
-/// The stack gets a packet of a flow that has a bypass. What ends on that may be INVALID there.
-#[inline(always)]
-fn back_to_stack<I: Net>(head: &Head<I>, is_sticky: bool) -> Unsent {
-    if is_sticky && head.tcp_flags & tcp::SYN == 0 {
-        count(Counter::CameBack);
-    }
-    Unsent::Stack
-}
 
 /// Takes note of a packet of a flow whose way is as its stamp says: its state is all that may change.
 #[inline(always)]

@@ -49,3 +49,21 @@ fn status_names_every_device_without_its_program() -> Result<()> {
     }
     Ok(())
 }
+
+/// It is well all the same.
+#[test]
+fn status_says_what_strict_connection_tracking_costs() -> Result<()> {
+    needs_root!();
+    const REMARK: &str = "nf_conntrack_tcp_be_liberal is 0";
+    let lab = Lab::new()?;
+    let _pod = lab.pod("a")?;
+    let status = Call::new("STATUS").conf(&lab.conf());
+    let strict = status.run(&lab.node)?;
+    strict.silence()?;
+    ensure!(strict.stderr.contains(REMARK), "{}", strict.stderr);
+    lab.firewall.set_liberal(true)?;
+    let liberal = status.run(&lab.node)?;
+    liberal.silence()?;
+    ensure!(!liberal.stderr.contains(REMARK), "{}", liberal.stderr);
+    Ok(())
+}

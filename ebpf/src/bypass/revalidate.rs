@@ -19,7 +19,7 @@ use crate::{
     },
     kernel::{
         ETHERNET,
-        global::{global, number},
+        global::global,
         maps::{count, device, feed_interval, policy, stamp, tcp_forgotten, tick},
         memory,
         net::Net,
@@ -37,7 +37,7 @@ use crate::{
 global!(
     /// Checks the direction that the packet belongs to, and brings it up to date: whether it is as
     /// its half says. A flow whose ends are
-    /// gone is removed; one of which a direction has no way any more goes back to the stack, with both.
+    /// gone is removed; one of which a direction has no way any more, be it for a moment, goes back to the stack, with both.
     pub fn revalidate<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
         if !parse_packet(work, ctx, ETHERNET) || !look_up(work) {
             return false;
@@ -66,14 +66,11 @@ global!(
         if work.half.rewrite != 0 && find::<I>(&work.partner_place.key).is_none() {
             restore(work);
         }
-        match follow(work, ctx) {
-            Way::Settled => true,
-            Way::Stale => false,
-            Way::Lost => {
-                suspend(work);
-                false
-            }
+        let is_settled = follow(work, ctx);
+        if !is_settled {
+            suspend(work);
         }
+        is_settled
     }
 );
 
@@ -133,51 +130,39 @@ fn must_stick<I: Net>(work: &mut WorkArea<I>) -> bool {
     opposite.is_none_or(|half| half.stamp != ASKED && is_old(half.passed))
 }
 
-number!(
-    /// What the way of a direction is now.
-    enum Way {
-        /// For the moment there is none: the stack decides.
-        Stale,
-        /// The direction has lost it.
-        Lost,
-        /// It is as the direction's half says.
-        Settled,
-    }
-);
-
 global!(
-    /// Brings the way of the direction at [`Work::place`] up to date.
-    fn follow<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Way {
+    /// Brings the way of the direction at [`Work::place`] up to date. Whether it has one.
+    fn follow<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
         let Some(flow) = find::<I>(&work.place.key) else {
-            return Way::Stale;
+            return false;
         };
         let is_sticky = flow.state & state::STICKY != 0;
         let half = half_of(flow, work.place.end);
         if half.in_ifindex != 0
             && device(half.in_ifindex).is_none_or(|pod| pod.flags & flags::BYPASS == 0)
         {
-            return Way::Lost;
+            return false;
         }
         if half.action == action::PEER {
             let Some(pod) = device(half.out_ifindex) else {
-                return Way::Lost;
+                return false;
             };
             if pod.flags & flags::BYPASS == 0 {
-                return Way::Lost;
+                return false;
             }
             half.mtu = pod.mtu;
             way::shape(half, pod);
             if !way::is_reachable(half.queue, pod) {
-                return Way::Lost;
+                return false;
             }
             let [destination, source] = &mut half.eth;
             memory::copy(destination, &pod.peer_mac);
             memory::copy(source, &pod.mac);
             half.stamp = stamp();
-            return Way::Settled;
+            return true;
         }
         if half.action != action::WIRE {
-            return Way::Lost;
+            return false;
         }
         let in_ifindex = half.in_ifindex;
         if half.rewrite & rewrite::DST != 0 {
@@ -187,17 +172,17 @@ global!(
             (tuple.dst, tuple.dport) = (dst, dport);
         }
         let Some(uplink) = find_route(work, ctx, in_ifindex, Asked::Way) else {
-            // For the moment, perhaps: the stack says so to the sender.
-            return Way::Stale;
+            // The stack says so to the sender.
+            return false;
         };
         let uplink = uplink.get();
         let kind = device(uplink).map_or(flags::LAYER3, |uplink| uplink.flags);
         if kind & (flags::POD | flags::LAYER3) != 0 {
-            return Way::Lost;
+            return false;
         }
         if half.out_ifindex != uplink {
             if !is_sticky {
-                return Way::Lost;
+                return false;
             }
             half.out_ifindex = uplink;
             // The answers are expected where the questions leave.
@@ -212,10 +197,10 @@ global!(
             }
         }
         let Some(flow) = find::<I>(&work.place.key) else {
-            return Way::Stale;
+            return false;
         };
         let half = half_of(flow, work.place.end);
         way::settle_on_wire(half, &work.route, kind);
-        Way::Settled
+        true
     }
 );

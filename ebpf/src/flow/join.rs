@@ -109,10 +109,19 @@ global!(
         }
         if flow.state & state::BYPASS != 0 {
             count(Counter::Suspended);
+            count_coming_back(flow);
         }
         for_each_entry(work, unlearn);
     }
 );
+
+/// Counts a flow that loses the bypass, if it was to end there.
+#[inline(always)]
+fn count_coming_back<A>(flow: &Flow<A>) {
+    if flow.state & state::STICKY != 0 {
+        count(Counter::CameBack);
+    }
+}
 
 /// Whether connection tracking would not know the flow again, so that it ends on the bypass.
 #[inline(always)]
@@ -173,6 +182,7 @@ global!(
         };
         if flow.state & state::BYPASS != 0 {
             count(Counter::Forgotten);
+            count_coming_back(flow);
         }
         for_each_entry(work, unlearn);
         let is_plain = flow.state & state::OUTER == 0

@@ -40,10 +40,19 @@ number!(
     }
 );
 
-/// Whether the flow of the packet in [`Work::head`] is known; then its direction is in [`Work::half`].
+/// Whether the flow of the packet in [`Work::head`], which no bypass took, is known; then its direction is in [`Work::half`]. What
+/// ends on the bypass may be INVALID in the stack.
 #[inline(always)]
 pub fn is_known<I: Net>(work: &mut WorkArea<I>, seen: Seen) -> bool {
-    seen == Seen::Flow || seen == Seen::Perhaps && look_up(work)
+    const BOUND: u32 = state::BYPASS | state::STICKY;
+    if seen == Seen::Flow {
+        return true;
+    }
+    let is_found = seen == Seen::Perhaps && look_up(work);
+    if is_found && work.state & BOUND == BOUND && work.head.tcp_flags & tcp::SYN == 0 {
+        count(Counter::CameBack);
+    }
+    is_found
 }
 
 number!(

@@ -36,6 +36,16 @@ impl Setting {
         Self::new(libc::IPPROTO_IPV6, name, &[0, 0, 1, 4, 0, 0, 0, 0])
     }
 
+    /// Packets that pass so many routers.
+    #[must_use]
+    pub fn hops(family: Family, count: u8) -> Self {
+        let (level, name) = match family {
+            Family::V4 => (libc::IPPROTO_IP, libc::IP_TTL),
+            Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+        };
+        Self::new(level, name, &i32::from(count).to_ne_bytes())
+    }
+
     /// A connection that ends by a reset when it is closed.
     #[must_use]
     pub fn no_linger() -> Self {
