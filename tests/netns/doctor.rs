@@ -1,7 +1,9 @@
 //! `underpass doctor` on a node with one fault each: it names the fault and what mends it; and says nothing of a node without.
 
+mod kernel;
 mod networks;
 mod packets;
+mod pins;
 mod routes;
 
 use std::{
@@ -13,7 +15,7 @@ use std::{
 
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{another_build, node::plugin, prelude::*, wire::Wire};
+use underpass_tests::{another_build, netns::Netns, node::plugin, prelude::*, wire::Wire};
 
 /// Where the network of a test is, in the node's own `/run`.
 const NET_DIR: &str = "/run/net.d";
@@ -67,11 +69,15 @@ impl Said {
 
 /// Runs the doctor of an executable.
 fn ask_by(lab: &Lab, program: &Path) -> Result<Said> {
-    let mut doctor = Command::new(program);
+    ask_as(lab.node.netns(), lab.node.bpf_root(), Command::new(program))
+}
+
+/// Runs the doctor that a command starts, about these pins.
+fn ask_as(netns: &Netns, bpf_root: &Path, mut doctor: Command) -> Result<Said> {
     doctor.env_clear().args(["doctor", "--json"]);
     doctor.args(["--net-dir", NET_DIR, "--host-root", HOST]);
-    doctor.arg("--bpf-root").arg(lab.node.bpf_root());
-    let output = lab.node.netns().output(&mut doctor, &[])?;
+    doctor.arg("--bpf-root").arg(bpf_root);
+    let output = netns.output(&mut doctor, &[])?;
     let report = serde_json::from_slice(&output.stdout).with_context(|| {
         format!(
             "the doctor said {}",

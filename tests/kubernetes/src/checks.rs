@@ -42,6 +42,10 @@ const THEN: &[Check] = &[
         "with two components the agent says in its Node that there is a network, and takes a taint off",
         announced::condition_and_taint,
     ),
+    (
+        "the API server takes the file and each of its components, and no field that it does not know",
+        deployed::fits_the_server,
+    ),
     ("pods of one node reach each other", traffic::on_one_node),
     (
         "pods of all nodes reach each other, by routes and by VXLAN",
@@ -76,6 +80,14 @@ const THEN: &[Check] = &[
         service::of_one_client,
     ),
     (
+        "a client that was silent for longer than a Service's affinity lasts comes to other pods",
+        service::affinity_ends,
+    ),
+    (
+        "a Service leads to other pods by each of its ports, and by one that it loses to nobody",
+        service::ports_of_different_pods,
+    ),
+    (
         "a Service has addresses from outside of the cluster as well",
         service::with_outer_addresses,
     ),
@@ -85,8 +97,20 @@ const THEN: &[Check] = &[
         service::node_port_closed,
     ),
     (
+        "a Service that is deleted serves nobody until it is made again, and another one of its pod goes on",
+        service::deleted_and_made_again,
+    ),
+    (
+        "a Service that named another one gets an address, a port of the nodes, and loses both",
+        service::changes_its_type,
+    ),
+    (
         "connections by a Service outlive kube-proxy",
         service::kept_by_a_new_proxy,
+    ),
+    (
+        "Services go on without the API server, and new ones are learnt after it",
+        service::kept_by_a_new_api_server,
     ),
     (
         "datagrams that need fragments pass a Service",

@@ -167,9 +167,33 @@ impl Control {
     }
 
     fn with_objects(&self, verb: &str, text: &str) -> Result<()> {
+        let file = self.file_of(text)?;
+        self.kubectl(&[verb, "--filename", &file]).map(drop)
+    }
+
+    /// Asks it whether it would take objects as they are, and knows each of their fields. Nothing is changed.
+    pub(crate) fn would_apply(&self, text: &str) -> Result<()> {
+        let file = self.file_of(text)?;
+        // This kubectl compares fields with the schema that the server has published; the server itself refuses values. Later ones have the
+        // server do both (`--validate=strict`).
+        let apply = ["apply", "--dry-run=server", "--validate=true"];
+        let arguments = [&apply[..], &["--filename", &file]].concat();
+        self.kubectl(&arguments).map(drop)
+    }
+
+    /// What `kubectl` makes of an object by a patch, as JSON. The server is not asked.
+    pub(crate) fn patched(&self, object: &str, patch: &str) -> Result<String> {
+        let file = self.file_of(object)?;
+        let local = ["patch", "--local", "--output=json"];
+        let arguments = [&local[..], &["--filename", &file, "--patch", patch]].concat();
+        self.kubectl(&arguments)
+    }
+
+    /// Writes objects to where `kubectl` finds them: the path there.
+    fn file_of(&self, text: &str) -> Result<String> {
         let file = format!("{FOLDER}/objects.yaml");
         self.cage.write(&file, text)?;
-        self.kubectl(&[verb, "--filename", &file]).map(drop)
+        Ok(file)
     }
 
     /// What each part said last, for who looks for the reason of a failure.

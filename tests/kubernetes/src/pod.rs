@@ -74,6 +74,15 @@ impl Wish {
         self
     }
 
+    /// The same with a port that Services find by its name and protocol (`<name>-tcp`, `<name>-udp`).
+    pub(crate) fn with_named_port(mut self, name: &str, inside: u16) -> Self {
+        self.0["spec"]["containers"][0]["ports"] = ["TCP", "UDP"]
+            .map(|protocol| json!({ "name": named_port(name, protocol), "containerPort": inside, "protocol": protocol }))
+            .to_vec()
+            .into();
+        self
+    }
+
     /// The same with a server, which the kubelet asks whether it is ready.
     pub(crate) fn probed(mut self, port: u16) -> Self {
         let container = &mut self.0["spec"]["containers"][0];
@@ -98,6 +107,11 @@ impl Wish {
     fn name(&self) -> &str {
         self.0["metadata"]["name"].as_str().unwrap_or_default()
     }
+}
+
+/// What a port is called by which a pod is asked for something, by one protocol.
+pub(crate) fn named_port(name: &str, protocol: &str) -> String {
+    format!("{name}-{}", protocol.to_lowercase())
 }
 
 /// A pod that runs.

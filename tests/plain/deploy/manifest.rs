@@ -14,6 +14,8 @@ use k8s_openapi::api::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
+use super::others::{Cluster, NetworkAttachmentDefinition};
+
 /// A file of kustomize, with the fields that ours have and no others.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -99,7 +101,7 @@ pub(super) fn read_one<T: DeserializeOwned>(file: &str) -> Result<T> {
     documents.pop().context("a document")
 }
 
-/// Fails unless the API takes the document as it is, and knows each of its fields.
+/// Fails unless the API, or who has made the kind, takes the document as it is and knows each of its fields.
 pub(super) fn fits_the_api(document: &Value) -> Result<()> {
     let kind = |key: &str| document[key].as_str().unwrap_or_default();
     match (kind("apiVersion"), kind("kind")) {
@@ -110,19 +112,36 @@ pub(super) fn fits_the_api(document: &Value) -> Result<()> {
             there_and_back::<ClusterRoleBinding>(document)
         }
         ("apps/v1", "DaemonSet") => there_and_back::<DaemonSet>(document),
+        ("kind.x-k8s.io/v1alpha4", "Cluster") => there_and_back::<Cluster>(document),
+        ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition") => {
+            there_and_back::<NetworkAttachmentDefinition>(document)
+        }
         other => bail!("nobody knows the kind {other:?}"),
     }
 }
 
-/// A field that the type does not have is lost on the way.
+/// A field that the type does not have is lost on the way, or refused.
 fn there_and_back<T: DeserializeOwned + Serialize>(document: &Value) -> Result<()> {
     let typed: T = serde_json::from_value(document.clone())?;
-    let back = serde_json::to_value(typed)?;
+    let mut back = serde_json::to_value(typed)?;
+    drop_nulls(&mut back);
     ensure!(
         back == *document,
         "{document:#} became {back:#}: a field is unknown, or missing"
     );
     Ok(())
+}
+
+/// A field that is not there is null in types that do not say otherwise.
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(elements) => elements.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
 }
 
 /// Merges a patch, as the API does for the kinds that are used here: lists of objects by name, other lists as a whole.

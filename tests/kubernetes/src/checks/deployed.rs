@@ -1,6 +1,10 @@
 //! The agent as a cluster runs it: by a manifest, from an image, with the token of its service account.
 
-use std::{collections::BTreeSet, env, fs};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use underpass_runtimes::containerd::{End, SNAPSHOTTER};
@@ -17,10 +21,22 @@ const DAEMON_SET: [&str; 3] = ["daemonset", "underpass-agent", "--namespace=kube
 /// Names the archive with the image that the file names.
 const IMAGE: &str = "UNDERPASS_TEST_IMAGE";
 
+/// The parts of the deployment that change its `DaemonSet`, beside the file that is applied.
+const PARTS: [&str; 6] = [
+    "components/vxlan",
+    "components/cloud",
+    "components/k3s",
+    "components/node-condition",
+    "components/taint",
+    "examples/cluster",
+];
+/// What each of them has: a patch, what kustomize reads, and all else that is applied with it.
+const PATCH: &str = "daemon-set.yaml";
+const KUSTOMIZATION: &str = "kustomization.yaml";
+
 /// What of the manifest the agent needs if it does not run as its `DaemonSet`: account and role.
 pub(crate) fn role() -> Result<String> {
-    let path = named(MANIFEST)?;
-    let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let text = read(Path::new(&named(MANIFEST)?))?;
     let documents = text.split("---\n");
     let role: Vec<&str> = documents
         .filter(|document| !document.contains("kind: DaemonSet\n"))
@@ -31,6 +47,50 @@ pub(crate) fn role() -> Result<String> {
 fn named(variable: &str) -> Result<String> {
     env::var(variable)
         .with_context(|| format!("{variable} names nothing: run `cargo xtask test kubernetes`"))
+}
+
+/// The server would take the file, and what each part makes of it; a field that it does not know is refused.
+pub(crate) fn fits_the_server(cluster: &mut Cluster) -> Result<()> {
+    let control = &cluster.control;
+    let path = PathBuf::from(named(MANIFEST)?);
+    let text = read(&path)?;
+    control.would_apply(&text)?;
+    let wrong = text.replace("hostNetwork: true", "hostNetworks: true");
+    let refusal = control.would_apply(&wrong).err();
+    let refusal = refusal.context("a field that nobody knows is taken")?;
+    ensure!(
+        format!("{refusal:#}").contains("hostNetworks"),
+        "{refusal:#}"
+    );
+    let mut documents = text.split("---\n");
+    let set = documents
+        .find(|document| document.contains("kind: DaemonSet\n"))
+        .context("the file has a DaemonSet")?;
+    let folder = path.parent().context("a folder")?;
+    for part in PARTS {
+        let documents = rendered(cluster, set, &folder.join(part));
+        documents
+            .and_then(|all| all.iter().try_for_each(|one| control.would_apply(one)))
+            .with_context(|| part.to_owned())?;
+    }
+    Ok(())
+}
+
+/// What is applied with a part: the `DaemonSet` that its patch makes, and what it adds. (This kubectl's kustomize knows no components.)
+fn rendered(cluster: &Cluster, set: &str, part: &Path) -> Result<Vec<String>> {
+    let changed = cluster.control.patched(set, &read(&part.join(PATCH))?)?;
+    let mut documents = vec![changed];
+    for entry in fs::read_dir(part).with_context(|| format!("list {}", part.display()))? {
+        let path = entry?.path();
+        if !path.ends_with(PATCH) && !path.ends_with(KUSTOMIZATION) {
+            documents.push(read(&path)?);
+        }
+    }
+    Ok(documents)
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
 }
 
 /// One file makes the network of nodes that have none. What it made stays when it is taken back, so that no agent runs after this.

@@ -19,8 +19,13 @@ use crate::{
     pod::{Pod, Wish, talk, talk_unseen},
 };
 
+mod changes;
 mod kinds;
 
+pub(crate) use changes::{
+    affinity_ends, changes_its_type, deleted_and_made_again, kept_by_a_new_api_server,
+    ports_of_different_pods,
+};
 pub(crate) use kinds::{
     kept_by_a_new_proxy, large_datagrams, node_port_closed, of_nobody, of_one_client,
     with_outer_addresses,
@@ -160,7 +165,12 @@ type Servers = Vec<(tcp::Server, udp::Server)>;
 
 /// Servers in a pod, in both families.
 fn serve(pod: &Pod) -> Result<Servers> {
-    let at = |family| traffic::serve(&pod.netns, pod.at(family, INSIDE)?);
+    serve_at(pod, INSIDE)
+}
+
+/// The same at another port.
+fn serve_at(pod: &Pod, inside: u16) -> Result<Servers> {
+    let at = |family| traffic::serve(&pod.netns, pod.at(family, inside)?);
     Family::BOTH.into_iter().map(at).collect()
 }
 
@@ -264,6 +274,15 @@ pub(crate) fn moves(cluster: &mut Cluster) -> Result<()> {
                 talk(&client.netns, at, client.ip(family)?)
             })?;
             let mut socket = udp::Client::open(&client.netns, family)?;
+            socket.chat(at, MANY)?;
+            sockets.push((socket, at));
+        }
+        // A process of a node, and a pod by another node's port.
+        let member = cluster.member("node1")?;
+        let outside = SocketAddr::new(member.address(family), NODE_PORT);
+        for (client, at) in [(member.node.netns(), at), (&far.netns, outside)] {
+            eventually(&format!("{at} is served"), || talk_unseen(client, at))?;
+            let mut socket = udp::Client::open(client, family)?;
             socket.chat(at, MANY)?;
             sockets.push((socket, at));
         }

@@ -82,7 +82,7 @@ pub(crate) fn of_one_client(cluster: &mut Cluster) -> Result<()> {
 }
 
 /// Who answers sockets of a namespace.
-fn names(netns: &Netns, at: SocketAddr) -> Result<std::collections::BTreeSet<String>> {
+pub(super) fn names(netns: &Netns, at: SocketAddr) -> Result<std::collections::BTreeSet<String>> {
     let name = |_| Socket::open(netns, at)?.hears_one();
     (0..CLIENTS).map(name).collect()
 }
