@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rstest::rstest;
 use serde_json::json;
 use underpass_abi::counter::{Counter, Kind};
 use underpass_tests::{counter::Counters, leak::Traces, prelude::*, runtime::Conf};
@@ -51,8 +52,11 @@ const EXPLAINED: [(Counter, &str); 2] = [
     ),
 ];
 
-#[test]
-fn traffic_while_containers_come_and_go() -> Result<()> {
+/// Packets that were INVALID, between ends that stay.
+const INVALID: &str = "invalid_of_those_that_stay";
+
+#[rstest]
+fn traffic_while_containers_come_and_go(#[values(false, true)] is_liberal: bool) -> Result<()> {
     needs_root!();
     let time = match env::var(SECONDS) {
         Ok(text) => Duration::from_secs(
@@ -62,7 +66,8 @@ fn traffic_while_containers_come_and_go() -> Result<()> {
         Err(_) => SHORT,
     };
     let lab = Lab::new()?;
-    // Of a connection whose container went, the other end goes on sending for a while. What steady servers are asked must pass.
+    lab.firewall.set_liberal(is_liberal)?;
+    // Of a connection whose container went, the other end goes on sending for a while. What is between ends that stay must pass.
     lab.firewall.tolerate_invalid();
     // All that is loaded once is loaded.
     lab.pod_with("first", &with_port(&lab, STEADY))?.del()?;
@@ -87,6 +92,8 @@ fn traffic_while_containers_come_and_go() -> Result<()> {
     }
     is_explained(&counted)?;
     ensure!(counted.bypassed() > 0, "{counted:?}");
+    let invalid = lab.firewall.counted(INVALID)?;
+    ensure!(invalid == 0, "{invalid} packets between ends that stay");
     Ok(())
 }
 
@@ -121,6 +128,13 @@ fn soak(lab: &Lab, time: Duration, meter: &Meter<'_>) -> Result<Arc<Book>> {
     let server = lab.pod_with("server", &with_port(lab, STEADY))?;
     let client = lab.pod_with("client", &small(lab))?;
     let routed = lab.pod_with("routed", &small(lab).with("ipMasq", false))?;
+    for family in Family::BOTH {
+        let ends = [&server, &client, &routed].map(|pod| pod.ip(family).to_string());
+        let ends = format!("{}, {}", ends.join(", "), family.remote());
+        let ip = if family == V4 { "ip" } else { "ip6" };
+        let rule = format!("ct state invalid {ip} saddr {{ {ends} }} {ip} daddr {{ {ends} }}");
+        lab.firewall.count_forwarded(INVALID, &rule)?;
+    }
     let book = &Arc::new(Book::open(time));
     let _inside = Server::start(server.netns(), "server", V6.port(INSIDE), book)?;
     let _open = Server::start(routed.netns(), "routed", V6.port(INSIDE), book)?;
