@@ -4,6 +4,7 @@
 //! reached, what was known stays.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::hash::{BuildHasher as _, RandomState};
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::{Stream, TryStreamExt as _};
+use kube::api::ListParams;
 use kube::runtime::utils::Backoff as _;
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 use kube::{Api, Client, ResourceExt as _};
@@ -58,10 +60,19 @@ pub(crate) async fn follow(
 ) {
     let nodes = Api::<Node>::all(client);
     let config = watcher::Config::default().page_size(PAGE).timeout(WATCH);
-    let mut known = Known::default();
+    let mut follower = Follower {
+        name,
+        tell,
+        health,
+        known: Known::default(),
+    };
+    let is_listed = async || {
+        let one = ListParams::default().limit(1);
+        nodes.list(&one).await.map(drop)
+    };
     loop {
         let stream = watcher(nodes.clone(), config.clone());
-        read(stream, name, &mut known, scattered(relist), tell, health).await;
+        follower.read(stream, scattered(relist), &is_listed).await;
     }
 }
 
@@ -73,59 +84,85 @@ fn scattered(time: Duration) -> Duration {
     (time / 4 * 3).saturating_add(time / 2_000 * random)
 }
 
-/// Reads events until it is so long since the last whole list, or since the API was away: who comes back to it goes on where it was.
-async fn read(
-    stream: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
-    name: &str,
-    known: &mut Known,
-    relist: Duration,
-    tell: &Listeners,
-    health: &Health,
-) {
-    let mut stream = pin!(stream);
-    let mut backoff = DefaultBackoff::default();
-    let mut listed = Known::default();
-    let mut due: Option<Instant> = None;
-    loop {
-        let heard = tokio::select! {
-            heard = stream.try_next() => heard,
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => return,
-        };
-        match heard {
-            Ok(None) => return,
-            Ok(Some(Event::Init)) => listed = Known::default(),
-            Ok(Some(Event::InitApply(node))) => {
-                let peer = known.judge(&node);
-                listed.put(&node, name, peer);
-            }
-            Ok(Some(Event::InitDone)) => {
-                backoff.reset();
-                due = Instant::now().checked_add(relist);
-                *known = std::mem::take(&mut listed);
-                known.publish(tell, health);
-            }
-            Ok(Some(Event::Apply(node))) => {
-                backoff.reset();
-                let peer = known.judge(&node);
-                known.put(&node, name, peer);
-                known.publish(tell, health);
-            }
-            Ok(Some(Event::Delete(node))) => {
-                backoff.reset();
-                known.forget(&node.name_any(), name);
-                known.publish(tell, health);
-            }
-            // The stream asks again when it is polled: later and later. That a list has begun is no success.
-            Err(error) => {
-                due = due.and_then(|_| Instant::now().checked_add(relist));
-                health.watch_failures.fetch_add(1, Ordering::Relaxed);
-                let why = causes(&error);
-                let said = format!("cannot follow the Nodes, what is known of them stays: {why}");
-                tracing::warn!("{said}");
-                health.set_deaf(said);
-                sleep(backoff.next().unwrap_or_default()).await;
+/// Who reads what the API says.
+struct Follower<'a> {
+    name: &'a str,
+    tell: &'a Listeners,
+    health: &'a Health,
+    known: Known,
+}
+
+impl Follower<'_> {
+    /// Reads events until it is so long since the last whole list, or since the API was away: who comes back to it goes on where it was.
+    /// A server that has too much to do may refuse lists while its watches go on: then this one does, too.
+    async fn read(
+        &mut self,
+        stream: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
+        relist: Duration,
+        is_listed: &impl AsyncFn() -> kube::Result<()>,
+    ) {
+        let mut stream = pin!(stream);
+        let mut backoff = DefaultBackoff::default();
+        let mut listed = Known::default();
+        let mut due: Option<Instant> = None;
+        let later = || Instant::now().checked_add(relist);
+        loop {
+            let heard = tokio::select! {
+                heard = stream.try_next() => heard,
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    let Err(error) = is_listed().await else {
+                        return;
+                    };
+                    self.warn(&error, "list the Nodes anew, the watch of them goes on");
+                    due = later();
+                    continue;
+                }
+            };
+            match heard {
+                Ok(None) => return,
+                Ok(Some(Event::Init)) => listed = Known::default(),
+                Ok(Some(Event::InitApply(node))) => {
+                    let peer = self.known.judge(&node);
+                    listed.put(&node, self.name, peer);
+                }
+                Ok(Some(Event::InitDone)) => {
+                    backoff.reset();
+                    due = later();
+                    self.known = std::mem::take(&mut listed);
+                    self.publish();
+                }
+                Ok(Some(Event::Apply(node))) => {
+                    backoff.reset();
+                    let peer = self.known.judge(&node);
+                    self.known.put(&node, self.name, peer);
+                    self.publish();
+                }
+                Ok(Some(Event::Delete(node))) => {
+                    backoff.reset();
+                    self.known.forget(&node.name_any(), self.name);
+                    self.publish();
+                }
+                // The stream asks again when it is polled: later and later. That a list has begun is no success.
+                Err(error) => {
+                    due = due.and_then(|_| later());
+                    let said = self.warn(&error, "follow the Nodes, what is known of them stays");
+                    self.health.set_deaf(said);
+                    sleep(backoff.next().unwrap_or_default()).await;
+                }
             }
         }
+    }
+
+    /// Counts what failed and says so. Returns what was said.
+    fn warn(&self, error: &dyn Error, what: &str) -> String {
+        let said = format!("cannot {what}: {}", causes(error));
+        self.health.watch_failures.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!("{said}");
+        said
+    }
+
+    fn publish(&self) {
+        self.known.publish(self.tell, self.health);
     }
 }
 
@@ -203,9 +240,16 @@ mod tests {
         let (own, known_own) = watch::channel(None);
         let tell = Listeners { nodes, own };
         let events = stream::iter(events.into_iter().map(Ok));
-        let relist = Duration::from_hours(1);
-        let mut all = Known::default();
-        read(events, "b", &mut all, relist, &tell, &Health::default()).await;
+        let mut follower = Follower {
+            name: "b",
+            tell: &tell,
+            health: &Health::default(),
+            known: Known::default(),
+        };
+        let is_listed = async || Ok(());
+        follower
+            .read(events, Duration::from_hours(1), &is_listed)
+            .await;
         let nodes: Nodes = known.borrow().clone();
         let names: Vec<String> = nodes
             .map(|nodes| nodes.keys().cloned().collect())

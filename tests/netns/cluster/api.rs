@@ -2,15 +2,13 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io::{BufReader, Write as _},
+    io::BufReader,
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    ops::ControlFlow,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
@@ -18,9 +16,11 @@ use serde_json::{Value, json};
 use underpass_tests::netns::Netns;
 
 mod http;
+mod list;
 mod patch;
+mod watch;
 
-use http::{LAST_CHUNK, Request, answer, chunk, parameter};
+use http::{Request, answer, parameter};
 
 /// Where each node finds it, on its own loopback device.
 pub(super) const AT: &str = "127.0.0.1:6443";
@@ -28,11 +28,24 @@ pub(super) const AT: &str = "127.0.0.1:6443";
 /// What agents have for a token, unless they were given another.
 pub(super) const TOKEN: &str = "first";
 
-/// How long a watch sleeps before it looks whether it is to end.
-const TURN: Duration = Duration::from_millis(200);
-
-/// How long a watch lasts of whoever names no time.
-const LONG: Duration = Duration::from_hours(1);
+/// What it says of versions and of order that is odd, and what a client has to bear.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Lie {
+    /// Each list has its Nodes in an order of its own, and a watch tells what happened to one Node after what happened to another, not as it came.
+    Order,
+    /// Each watch begins with all that has ever happened, and says everything twice.
+    Repeats,
+    /// What is new is called changed, and what has changed is called new.
+    Kinds,
+    /// Whatever happens to Nodes, the version stays the same: no watch tells of it, and lists have it.
+    StandsStill,
+    /// After what a watch tells comes a bookmark.
+    Bookmarks,
+    /// After what a watch tells first comes an error of the server's, and its end.
+    FailsAndEnds,
+    /// After what a watch tells first comes an error of the server's, and more.
+    FailsAndGoesOn,
+}
 
 /// A cluster's Nodes, served to everybody who was given a [`Door`].
 #[derive(Clone, Default)]
@@ -44,6 +57,17 @@ pub(super) struct Api {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+}
+
+/// What becomes of lists. Watches go on.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Lists {
+    #[default]
+    Served,
+    /// They are answered with 429.
+    Refused,
+    /// The pages after the first one are answered with 410.
+    BrokenOff,
 }
 
 #[derive(Default)]
@@ -67,6 +91,11 @@ struct State {
     refusals: VecDeque<u16>,
     /// All patches are answered with 403.
     is_forbidden: bool,
+    lists: Lists,
+    /// What is odd of what it says, if anything is.
+    lie: Option<Lie>,
+    /// So many lists were begun.
+    begun: u64,
     /// The only token that is good, if not all are.
     token: Option<String>,
     /// The taint that somebody adds to a Node before the next patch of it is looked at.
@@ -165,10 +194,7 @@ impl Api {
         let Some(mut node) = state.nodes.remove(name) else {
             return;
         };
-        state.version += 1;
-        let version = state.version;
-        node["metadata"]["resourceVersion"] = version.to_string().into();
-        state.log.push((version, "DELETED", node));
+        state.happens("DELETED", &mut node);
         self.shared.changed.notify_all();
     }
 
@@ -190,6 +216,44 @@ impl Api {
     pub(super) fn forget(&self) {
         let mut state = self.lock();
         state.version += 1;
+        state.forgotten = state.version;
+        state.log.clear();
+        drop(state);
+        self.cut();
+    }
+
+    /// Refuses lists and lets watches go on, as a server does that has too much to do; or lists again.
+    pub(super) fn be_busy(&self, is_busy: bool) {
+        self.lock().lists = if is_busy {
+            Lists::Refused
+        } else {
+            Lists::Served
+        };
+    }
+
+    /// Says something odd of versions or order from now on.
+    pub(super) fn lie(&self, lie: Lie) {
+        self.lock().lie = Some(lie);
+    }
+
+    /// Answers 410 to whoever asks for the next page of a list, as when that took so long that its version is compacted; or goes on with lists.
+    pub(super) fn be_hasty(&self, is_hasty: bool) {
+        self.lock().lists = if is_hasty {
+            Lists::BrokenOff
+        } else {
+            Lists::Served
+        };
+    }
+
+    /// Comes to a later version by so much that happens to others than Nodes.
+    pub(super) fn pass(&self, many: u64) {
+        self.lock().version += many;
+        self.shared.changed.notify_all();
+    }
+
+    /// Answers 410 to whoever goes on from an earlier version than that of now, and cuts all connections.
+    pub(super) fn compact(&self) {
+        let mut state = self.lock();
         state.forgotten = state.version;
         state.log.clear();
         drop(state);
@@ -274,8 +338,6 @@ impl Api {
                 continue;
             }
             let is_watch = matches!(parameter(query, "watch"), Some("true" | "1"));
-            let since =
-                parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
             let node = path.strip_prefix("/api/v1/nodes/");
             let said = match (method.as_str(), path.as_str(), node) {
                 ("GET", "/api/v1/nodes", _) if is_watch => "watch".to_owned(),
@@ -285,19 +347,21 @@ impl Api {
                 _ => format!("{method} {path}"),
             };
             self.lock().requests.push(said.clone());
+            let is_busy = self.lock().lists == Lists::Refused;
             match (said.as_str(), node) {
                 ("watch", _) => {
-                    let seconds =
-                        parameter(query, "timeoutSeconds").and_then(|text| text.parse().ok());
-                    let limit = seconds.map_or(LONG, Duration::from_secs);
-                    if self
-                        .watch(stream, since.unwrap_or(0), limit, stop)?
-                        .is_break()
-                    {
+                    if self.watch(stream, query, stop)?.is_break() {
                         return Ok(());
                     }
                 }
-                ("list", _) => answer(stream, "200 OK", &self.list(query))?,
+                ("list", _) if is_busy => {
+                    let code = "429 Too Many Requests";
+                    answer(stream, code, &status(429, "TooManyRequests"))?;
+                }
+                ("list", _) => match self.list(query) {
+                    Some(list) => answer(stream, "200 OK", &list)?,
+                    None => answer(stream, "410 Gone", &status(410, "Expired"))?,
+                },
                 ("patch" | "patch status", Some(node)) => match self.patch(node, &request) {
                     Ok(node) => answer(stream, "200 OK", &node)?,
                     Err(code) => answer(stream, &format!("{code} No"), &status(code, "No"))?,
@@ -334,93 +398,29 @@ impl Api {
         self.shared.changed.notify_all();
         Ok(node)
     }
-
-    /// Lists the Nodes, the last ones first: an order that nobody promised. As many as are asked for, from where the page before
-    /// ended, with the version of the first page.
-    fn list(&self, query: &str) -> Value {
-        let state = self.lock();
-        let limit = parameter(query, "limit").and_then(|limit| limit.parse().ok());
-        let from = parameter(query, "continue").and_then(|from| from.split_once('.'));
-        let version = from.map_or(state.version.to_string(), |(version, _)| version.to_owned());
-        let rest = state.nodes.iter().rev();
-        let mut rest = rest.filter(|(name, _)| from.is_none_or(|(_, last)| name.as_str() < last));
-        let page: Vec<_> = rest.by_ref().take(limit.unwrap_or(usize::MAX)).collect();
-        let more = match (rest.next(), page.last()) {
-            (Some(_), Some((last, _))) => format!("{version}.{last}"),
-            _ => String::new(),
-        };
-        let nodes: Vec<&Value> = page.into_iter().map(|(_, node)| node).collect();
-        json!({
-            "apiVersion": "v1", "kind": "NodeList",
-            "metadata": {"resourceVersion": version, "continue": more},
-            "items": if state.is_empty { Vec::new() } else { nodes },
-        })
-    }
-
-    /// Says what happens, for so long. More is answered on the connection if that is how it ended.
-    fn watch(
-        &self,
-        mut stream: &TcpStream,
-        since: u64,
-        limit: Duration,
-        stop: &AtomicBool,
-    ) -> Result<ControlFlow<()>> {
-        let end = Instant::now() + limit;
-        stream.write_all(
-            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
-        )?;
-        let mut said = since;
-        let mut state = self.lock();
-        let freezes = state.freezes;
-        while !stop.load(Ordering::Relaxed) && !state.is_down {
-            if state.freezes != freezes {
-                let woken = self.shared.changed.wait_timeout(state, TURN);
-                state = woken.unwrap_or_else(PoisonError::into_inner).0;
-                continue;
-            }
-            if Instant::now() >= end {
-                stream.write_all(LAST_CHUNK)?;
-                return Ok(ControlFlow::Continue(()));
-            }
-            if since < state.forgotten {
-                drop(state);
-                let gone = json!({"type": "ERROR", "object": status(410, "Expired")});
-                chunk(stream, &gone)?;
-                stream.write_all(LAST_CHUNK)?;
-                return Ok(ControlFlow::Break(()));
-            }
-            let news: Vec<_> = state
-                .log
-                .iter()
-                .filter(|(version, ..)| *version > said)
-                .cloned()
-                .collect();
-            drop(state);
-            for (version, kind, node) in news {
-                chunk(stream, &json!({"type": kind, "object": node}))?;
-                said = version;
-            }
-            state = self.lock();
-            if state.version == said || state.log.last().is_none_or(|(last, ..)| *last <= said) {
-                let woken = self.shared.changed.wait_timeout(state, TURN);
-                state = woken.unwrap_or_else(PoisonError::into_inner).0;
-            }
-        }
-        Ok(ControlFlow::Break(()))
-    }
 }
 
 impl State {
     /// Makes a Node, or changes it. Returns it with its version.
     fn put(&mut self, name: &str, mut node: Value) -> Value {
-        self.version += 1;
-        node["metadata"]["resourceVersion"] = self.version.to_string().into();
-        let kind = match self.nodes.insert(name.to_owned(), node.clone()) {
-            Some(_) => "MODIFIED",
-            None => "ADDED",
+        let kind = if self.nodes.contains_key(name) {
+            "MODIFIED"
+        } else {
+            "ADDED"
         };
-        self.log.push((self.version, kind, node.clone()));
+        self.happens(kind, &mut node);
+        self.nodes.insert(name.to_owned(), node.clone());
         node
+    }
+
+    /// Gives what happens to a Node a version, and the Node that one.
+    fn happens(&mut self, kind: &'static str, node: &mut Value) {
+        let is_told = self.lie != Some(Lie::StandsStill);
+        self.version += u64::from(is_told);
+        node["metadata"]["resourceVersion"] = self.version.to_string().into();
+        if is_told {
+            self.log.push((self.version, kind, node.clone()));
+        }
     }
 }
 

@@ -113,6 +113,31 @@ fn an_api_that_has_gone_back_is_listed_anew() -> Result<()> {
     })
 }
 
+/// A server that has too much to do refuses lists, which are dear, and goes on with watches.
+#[test]
+fn an_api_that_refuses_lists_is_heard_all_the_same() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    cluster.members[0].start_agent_with(&["--relist", "1"])?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    cluster.api.be_busy(true);
+    let failures = member.metric("watch_failures_total")?;
+    eventually("lists are refused", || {
+        ensure!(member.metric("watch_failures_total")? >= failures + 2);
+        Ok(())
+    })?;
+    member.is_ready()?;
+    let (ranges, addresses) = join_another(&cluster);
+    member.learns(&ranges, &addresses)?;
+    cluster.api.be_busy(false);
+    let lists = cluster.api.lists();
+    eventually("they are listed again", || {
+        ensure!(cluster.api.lists() >= lists + 2);
+        Ok(())
+    })
+}
+
 /// Tokens and certificates end, and somebody writes new ones into the same files.
 #[test]
 fn new_credentials_are_read_when_the_old_ones_are_refused() -> Result<()> {
