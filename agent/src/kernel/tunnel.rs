@@ -21,6 +21,10 @@ use crate::plan::{Desired, Mac, Neighbour, Tunnel};
 
 mod sysctl;
 
+/// `NUD_PERMANENT` and `NUD_NOARP` of `linux/neighbour.h`, which an entry may have both.
+const PERMANENT: u16 = 0x80;
+const NO_ARP: u16 = 0x40;
+
 impl Kernel {
     /// Makes the device, its addresses and what it knows as they are desired. Returns its number, if there is one at
     /// the end; what could not be done with it is in `notes`.
@@ -269,20 +273,25 @@ impl Kernel {
         level.make(there, wanted, notes).await;
     }
 
-    /// Lists the permanent entries of the device: those that somebody made.
+    /// Lists the entries of the device that somebody made. `bridge` says of those for forwarding as well that they need no ARP, and of static ones
+    /// that alone; the kernel says it of neighbours by itself.
     async fn permanent(
         &self,
         index: u32,
         family: AddressFamily,
     ) -> anyhow::Result<Vec<(Neighbour, NeighbourMessage)>> {
+        let made = match family {
+            AddressFamily::Bridge => PERMANENT | NO_ARP,
+            _ => PERMANENT,
+        };
         let mut request = NeighbourMessage::default();
         request.header.family = family;
         let entries = self.dump(RouteNetlinkMessage::GetNeighbour(request), |message| {
             let RouteNetlinkMessage::NewNeighbour(message) = message else {
                 return None;
             };
-            let is_ours = message.header.ifindex == index
-                && message.header.state == NeighbourState::Permanent;
+            let is_ours =
+                message.header.ifindex == index && u16::from(message.header.state) & made != 0;
             let known = neighbour(&message).filter(|_| is_ours)?;
             Some((known, message))
         });
