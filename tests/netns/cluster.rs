@@ -7,20 +7,29 @@ use underpass_tests::prelude::*;
 use self::fixture::Cluster;
 
 mod agent;
+mod alone;
 mod announce;
 mod api;
 mod api_away;
+mod api_lies;
+mod collected;
 mod commands;
 mod containers;
+mod direct;
+mod doctor;
 mod firewall;
 mod fixture;
 mod forging;
 mod hardened;
+mod heals;
 mod hidden;
 mod image;
 mod leaving;
 mod life;
+mod made;
 mod member;
+mod moved;
+mod new_uplink;
 mod outer_port;
 mod outlived;
 mod outside;
@@ -87,16 +96,6 @@ fn an_address_that_no_pod_has_is_unreachable_at_once() -> Result<()> {
         );
     }
     Ok(())
-}
-
-#[test]
-fn what_somebody_removes_comes_back() -> Result<()> {
-    needs_root!();
-    let cluster = Cluster::new(&[0, 0, 1])?;
-    cluster.settle()?;
-    heals(&cluster)?;
-    let pods = cluster.pods()?;
-    Cluster::all_reach_all(&pods)
 }
 
 /// Removes what the agent of the first of three nodes has made, the third of which is beyond a router, and sees that all of it comes back.
@@ -210,22 +209,6 @@ fn what_is_not_ours_stays() -> Result<()> {
     cluster.members[0].stop_agent(Signal::SIGTERM);
     let left = cluster.members[0].routes()?;
     ensure!(left == ours, "{ours:?} became {left:?}");
-    Ok(())
-}
-
-#[test]
-fn a_node_that_moved_while_the_agent_was_down_is_found_by_one_look() -> Result<()> {
-    needs_root!();
-    let mut cluster = Cluster::new(&[0, 0, 1])?;
-    cluster.settle()?;
-    cluster.members[0].stop_agent(Signal::SIGKILL);
-    cluster.api.delete("node2");
-    cluster.api.delete("node3");
-    let gone = cluster.members.remove(2);
-    cluster.move_to(1, 2)?;
-    cluster.members[0].start_agent()?;
-    cluster.settle_one(&cluster.members[0])?;
-    drop(gone);
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use super::{
 };
 
 /// How often the interposed command has run.
-fn runs(member: &Member, verb: &str) -> Result<usize> {
+pub(super) fn runs(member: &Member, verb: &str) -> Result<usize> {
     let path = format!("/run/{verb}-runs");
     let text = member.read(&path)?.unwrap_or_default();
     Ok(String::from_utf8(text)?.lines().count())

@@ -3,7 +3,7 @@
 use std::thread;
 
 use rstest::rstest;
-use underpass_tests::prelude::*;
+use underpass_tests::{netfilter::Netfilter, prelude::*};
 
 use super::{fixture::Cluster, tunnel::beyond_a_router};
 use crate::feeding::expect_end;
@@ -11,6 +11,15 @@ use crate::feeding::expect_end;
 const PORT: u16 = 80;
 /// The length of a transfer, in bytes.
 const LONG: u64 = 20_000_000;
+
+/// Fails if connection tracking of any of the nodes has called a packet INVALID, whoever sent it.
+pub(super) fn none_was_invalid(firewalls: &[Netfilter]) -> Result<()> {
+    for (number, firewall) in (1..).zip(firewalls) {
+        let expected = firewall.expect_no_invalid();
+        expected.with_context(|| format!("on node{number}"))?;
+    }
+    Ok(())
+}
 
 /// Two nodes on a link and one beyond a router: all reach all, transfers do not stall, and whoever is shut out later is.
 #[test]
@@ -56,7 +65,8 @@ fn strict_firewalls_stand_in_nobodys_way() -> Result<()> {
             .into_iter()
             .map(|end| end.join().expect("it does not panic"));
         ends.try_for_each(|end| end)
-    })
+    })?;
+    none_was_invalid(&firewalls)
 }
 
 /// The rules of docs/kubernetes.md.
@@ -96,5 +106,6 @@ fn the_tunnel_needs_no_entries(#[values(V4, V6)] outside: Family) -> Result<()> 
     talk(PORT + 1)?;
     let after = tracked()?;
     ensure!(after == 0, "{before} entries became {after}");
-    cluster.all_bypass()
+    cluster.all_bypass()?;
+    none_was_invalid(&firewalls)
 }

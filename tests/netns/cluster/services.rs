@@ -16,7 +16,7 @@ use underpass_tests::{
     traffic,
 };
 
-use super::{fixture::Cluster, member::Member};
+use super::{firewall::none_was_invalid, fixture::Cluster, member::Member};
 use crate::kube_proxy::NODE_PORT;
 
 /// Where the backends listen.
@@ -30,7 +30,7 @@ const MOST: u64 = 60;
 /// Three nodes, of which the last is beyond a router, with a pod on each. Each has kube-proxy, and a Service for every pod and policy.
 struct Scene {
     _servers: Vec<(tcp::Server, udp::Server)>,
-    _firewalls: Vec<Netfilter>,
+    firewalls: Vec<Netfilter>,
     pods: Vec<Pod>,
     cluster: Cluster,
 }
@@ -91,7 +91,7 @@ impl Scene {
         }
         Ok(Self {
             _servers: servers,
-            _firewalls: firewalls,
+            firewalls,
             pods,
             cluster,
         })
@@ -184,5 +184,5 @@ fn all_reach_pods_of_other_nodes(#[values(Iptables, Nftables)] mode: Mode) -> Re
             scene.by_a_local_node_port(family, to)?;
         }
     }
-    Ok(())
+    none_was_invalid(&scene.firewalls)
 }
