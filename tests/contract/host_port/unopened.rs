@@ -77,7 +77,9 @@ fn a_later_entry_leaves_the_interface(
         let refused = answer.silence().err();
         let said = refused.map(|refused| format!("{refused:#}"));
         ensure!(said.is_some() == complaint.is_some(), "{said:?}");
-        let is_told = said.iter().all(|said| complaint.is_some_and(|text| said.contains(text)));
+        let is_told = said
+            .iter()
+            .all(|said| complaint.is_some_and(|text| said.contains(text)));
         ensure!(is_told, "{said:?}");
         ping::ping(&netns, family.gateway()).map(drop)
     })?;
