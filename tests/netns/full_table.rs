@@ -5,12 +5,18 @@ use std::{net::SocketAddr, thread, time::Duration};
 use rstest::rstest;
 use underpass_abi::flow::{protocol, state};
 use underpass_tests::{
+    capture::Capture,
     flow_table::{self, Then},
     frame::Ends,
+    patience,
     prelude::*,
     traffic::{SILENCE, raw::RawLink},
     world::World,
 };
+
+mod answered;
+mod memory;
+mod under_way;
 
 const PORT: u16 = 443;
 const INSIDE: u16 = 80;
@@ -136,11 +142,10 @@ fn answers_give_the_worlds_quota_back(
 /// nothing.
 #[rstest]
 fn idle_connections_outlive_ten_tables(#[values(V4, V6)] family: Family) -> Result<()> {
-    const FIRST: u16 = 10_000;
     needs_root!();
     let lab = small()?;
     let (a, b) = (lab.pod("a")?, lab.pod("b")?);
-    ignore(&a, &format!("{FIRST}-{}", FIRST + 10 * FLOWS))?;
+    ignore(&a, &answered::ports())?;
     let remote = family.remote_at(PORT);
     let _world = underpass_tests::traffic::serve(lab.world.netns(), remote)?;
     let _inside = tcp::Server::start(b.netns(), family.port(INSIDE))?;
@@ -153,32 +158,16 @@ fn idle_connections_outlive_ten_tables(#[values(V4, V6)] family: Family) -> Resu
         client.chat(5)?;
     }
     let meter = Meter::start(&lab.node)?;
+    let line = Capture::start(a.netns(), Pod::IFNAME)?;
     let (link, ends) = (RawLink::open(a.netns(), Pod::IFNAME)?, a.ends(remote.ip())?);
-    let made = || -> Result<u64> {
-        let counted = meter.read()?;
-        Ok(counted.get(Counter::MadeRoom) + counted.get(Counter::Expired))
-    };
-    // Whom nobody answered yet is held to a quota of 32: how many questions become flows depends on how soon they are answered.
-    for _ in 0..8 {
-        for sport in FIRST..FIRST + 10 * FLOWS {
-            link.send(&ends.udp(sport, PORT, b"question"))?;
-            if sport % 16 == 0 {
-                thread::sleep(Duration::from_micros(500));
-            }
-        }
-        if made()? > 5 * u64::from(FLOWS) {
-            break;
-        }
-    }
-    let counted = meter.read()?;
-    ensure!(
-        made()? > 5 * u64::from(FLOWS),
-        "places were given to others: {counted:?}"
-    );
+    let ask = |from| link.send(&ends.udp(from, PORT, b"question"));
+    answered::ask_from_all(&line, PORT, ask)
+        .with_context(|| format!("counted: {:?}", meter.read()))?;
+    answered::is_turned_over(&meter)?;
     for (number, client) in idle.iter_mut().enumerate() {
         client
             .chat(5)
-            .with_context(|| format!("idle connection {number}; counted: {counted:?}"))?;
+            .with_context(|| format!("idle connection {number}; counted: {:?}", meter.read()))?;
     }
     Ok(())
 }
@@ -311,9 +300,11 @@ fn a_handshake_outlives_connections_that_ended(
     meter.expect_none(Counter::TableFull)
 }
 
-/// What is over leaves at once: one connection after the other, more than there is room for.
+/// What is over leaves at once: connections at all times, five times as many as there is room for.
 #[rstest]
 fn connections_that_ended_leave_their_places(#[values(V4, V6)] family: Family) -> Result<()> {
+    /// At a time.
+    const CLIENTS: u32 = 4;
     needs_root!();
     let lab = small()?;
     let pod = lab.pod("a")?;
@@ -321,11 +312,31 @@ fn connections_that_ended_leave_their_places(#[values(V4, V6)] family: Family) -
     let _server = tcp::Server::start(lab.world.netns(), remote)?;
     let meter = Meter::start(&lab.node)?;
     // Each takes two entries.
-    for round in 0..FLOWS * 5 / 8 {
-        let seen = tcp::visit(pod.netns(), remote)
-            .with_context(|| format!("connection {round}; counted: {:?}", meter.read()))?;
-        ensure!(seen == family.node(), "{seen}");
-    }
+    let each = 5 * u32::from(FLOWS) / 2 / CLIENTS / patience::factor();
+    let visit = |round: u32| -> Result<()> {
+        let seen = tcp::Client::connect(pod.netns(), remote)
+            .and_then(|mut client| client.chat(1))
+            .with_context(|| format!("round {round}; counted: {:?}", meter.read()))?;
+        ensure!(seen.ip() == family.node(), "{seen}");
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let clients = [(); CLIENTS as usize];
+        let clients = clients.map(|()| scope.spawn(|| (0..each).try_for_each(visit)));
+        clients
+            .into_iter()
+            .try_for_each(|client| client.join().expect("a client does not panic"))
+    })?;
+    let made = u64::from(each * CLIENTS);
+    let counted = meter.read()?;
+    // Of each at least a question and its answer took the bypass.
+    ensure!(
+        counted.get(Counter::Masqueraded) >= made
+            && counted.get(Counter::BypassWire) >= made
+            && counted.get(Counter::BypassPeer) >= made
+            && counted.dropped() == 0,
+        "{made} connections: {counted:?}"
+    );
     meter.expect_none(Counter::TableFull)
 }
 

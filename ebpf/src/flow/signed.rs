@@ -15,11 +15,31 @@ use crate::{
     model::work::Work,
 };
 
+/// What has become of a packet since it came to this host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Sign {
+    /// It has the tuple that it was sent with.
+    AsItCame,
+    /// It was given its tuple by us, before the stack had it.
+    Translated,
+}
+
+impl Sign {
+    /// The bits of a fingerprint that are turned.
+    #[inline(always)]
+    const fn turns(self) -> u32 {
+        match self {
+            Self::AsItCame => 0,
+            Self::Translated => u32::MAX,
+        }
+    }
+}
+
 /// Leaves the packet's fingerprint for the hook where it comes out of the stack, and notes whose it is.
 #[inline(always)]
-pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>) {
+pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>, sign: Sign) {
     if head.kind == Kind::Flow {
-        let hash = fingerprint(constant!(key), &head.tuple, I::dscp(&head.header));
+        let hash = print(head) ^ sign.turns();
         skb.set_hash(hash);
         if let Some(signed) = I::signed(hash % SIGNED) {
             // SAFETY: an element of this CPU, which no other program looks at meanwhile.
@@ -54,10 +74,24 @@ fn shape<I: Net>(header: &I::Header) -> u32 {
     I::length(header) | u32::from(I::dscp(header)) << 24
 }
 
-/// Whether the packet came through the stack unchanged.
+#[inline(always)]
+fn print<I: Net>(head: &Head<I>) -> u32 {
+    fingerprint(constant!(key), &head.tuple, I::dscp(&head.header))
+}
+
+/// Whether the packet came through the stack unchanged, as it came to this host.
 #[inline(always)]
 pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
-    skb.hash() == fingerprint(constant!(key), &head.tuple, I::dscp(&head.header))
+    came_through(skb, head) == Some(Sign::AsItCame)
+}
+
+/// What the packet was when it came to the stack, if it came through that unchanged.
+#[inline(always)]
+pub fn came_through<I: Net>(skb: &Skb, head: &Head<I>) -> Option<Sign> {
+    let turned = skb.hash() ^ print(head);
+    [Sign::AsItCame, Sign::Translated]
+        .into_iter()
+        .find(|sign| turned == sign.turns())
 }
 
 /// Finds the tuple that the packet in [`Work::head`] entered the stack with, and puts it at [`Work::partner`]. Returns the device that

@@ -17,7 +17,7 @@ use crate::{
     filter::anti_spoofing,
     flow::{
         join::begin_again,
-        signed,
+        signed::{self, Sign},
         tracking::{Seen, is_known},
     },
     fragment::{
@@ -146,7 +146,7 @@ global!(
         skb.unmark();
         if is_translated {
             // At the port of the bridge that this device is.
-            signed::sign(&mut skb, &work.head);
+            signed::sign(&mut skb, &work.head, Sign::AsItCame);
             return Err(Verdict::STACK);
         }
         let owner = container::owner(skb.ifindex(), work.head.tuple.src.wide());
@@ -186,7 +186,7 @@ global!(
             lead_to_uplink(&mut skb);
         }
         if work.is_signed {
-            signed::sign(&mut skb, &work.head);
+            signed::sign(&mut skb, &work.head, Sign::AsItCame);
         }
         Ok(Verdict::STACK)
     }

@@ -17,7 +17,7 @@ use underpass_ebpf::{
 use crate::{
     bypass::{self, Side},
     flow::{
-        signed,
+        signed::{self, Sign},
         tracking::{Seen, is_known, note},
     },
     fragment::{
@@ -111,7 +111,9 @@ global!(
         }
         let is_known = is_known && !is_uninvited(work);
         // Nobody in the world has a tuple of the host with itself.
-        if is_known && work.half.rewrite & rewrite::DST != 0 && work.half.action != action::HOST {
+        let is_translated =
+            is_known && work.half.rewrite & rewrite::DST != 0 && work.half.action != action::HOST;
+        if is_translated {
             reorder::lead(work, ctx, Way::IN)?;
             mapping::note(work);
             translate::as_known(work, &skb)?;
@@ -127,8 +129,13 @@ global!(
         }
         skb.unmark();
         if endpoint(work.head.tuple.dst.wide()).is_some() {
+            let sign = if is_translated {
+                Sign::Translated
+            } else {
+                Sign::AsItCame
+            };
             note_arrival(&mut skb);
-            signed::sign(&mut skb, &work.head);
+            signed::sign(&mut skb, &work.head, sign);
         } else if may_be_translated(work, is_known) {
             signed::number(work, &mut skb);
         }
@@ -179,7 +186,7 @@ global!(
         note_arrival(&mut skb);
         if parse_packet(work, ctx, ETHERNET) {
             fragment::remember(&work.head);
-            signed::sign(&mut skb, &work.head);
+            signed::sign(&mut skb, &work.head, Sign::Translated);
         }
     }
 );

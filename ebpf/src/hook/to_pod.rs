@@ -9,7 +9,7 @@ use crate::{
     flow::{
         join::{ends_on_bypass, forget},
         learn::{Learned, learn_to_pod},
-        signed,
+        signed::{self, Sign},
         tracking::look_up,
         translated::learn_translated,
     },
@@ -57,8 +57,10 @@ global!(
         }
         if work.head.kind == Kind::Flow {
             if is_learned_from(&skb) {
-                if signed::is_unchanged::<I>(&skb, &work.head) {
-                    if learn_to_pod(work, ctx, skb.arrival(), skb.ifindex()) == Learned::Plain {
+                if let Some(sign) = signed::came_through::<I>(&skb, &work.head) {
+                    let is_translated = sign == Sign::Translated;
+                    let (from, to) = (skb.arrival(), skb.ifindex());
+                    if learn_to_pod(work, ctx, from, to, is_translated) == Learned::Plain {
                         return Err(Verdict::STACK);
                     }
                 } else if learn_translated(work, ctx, skb.arrival(), skb.ifindex()) {

@@ -1,0 +1,314 @@
+//! The memory of entries that go is given to others at once, while packets are in the middle of being sent by what they say. None of them
+//! arrives at a wrong place, or with anything in it that is another's.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use aya::maps::{HashMap, Map};
+use etherparse::{SlicedPacket, TransportSlice};
+use rstest::rstest;
+use underpass_abi::{
+    addr::{self, Addr4, Addr6},
+    flow::{Flow, Key, protocol, state},
+    map,
+};
+use underpass_tests::{
+    capture::Capture, counter, frame, netns::Netns, patience, prelude::*, traffic::SILENCE,
+    world::World,
+};
+
+use super::{FLOWS, HOST, INSIDE, PORT, small};
+
+/// Ports of each lane, from here on: low enough to be kept.
+const FIRST: u16 = 10_000;
+const EACH: u16 = 2_000;
+/// Questions of each flow: the first of them passes the stack.
+const QUESTIONS: u32 = 4;
+/// Flows of a lane at a time.
+const ROW: usize = 16;
+/// More flows than a pod has open here, but for those that were lost.
+const QUOTA: u16 = 512;
+/// How long a question waits for its answer.
+const WAIT: Duration = Duration::from_millis(10);
+/// Between two entries that are taken away: whose slot was given in this second is given to no other.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// An end of a lane.
+struct Place<'a> {
+    netns: &'a Netns,
+    line: Capture,
+}
+
+impl<'a> Place<'a> {
+    fn of(netns: &'a Netns, device: &str) -> Result<Self> {
+        let line = Capture::start(netns, device)?;
+        Ok(Self { netns, line })
+    }
+}
+
+/// Whom a server takes for the client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Seen {
+    /// The client itself.
+    Client,
+    /// The same at some port.
+    ItsAddress,
+    /// The node.
+    Node,
+}
+
+/// Who asks whom, by datagrams that say which lane they are of and which port they were sent from.
+#[derive(Debug)]
+struct Lane {
+    number: u16,
+    /// Where the client and the server are, in a list of places.
+    client: usize,
+    server: usize,
+    /// The client's address.
+    own: IpAddr,
+    /// Whom it asks.
+    asked: SocketAddr,
+    /// Where a question arrives.
+    served: SocketAddr,
+    seen: Seen,
+}
+
+impl Lane {
+    fn ports(&self) -> Range<u16> {
+        let first = FIRST + self.number * EACH;
+        first..first + EACH / u16::try_from(patience::factor()).unwrap_or(u16::MAX)
+    }
+
+    fn text(&self, port: u16) -> String {
+        format!("lane {} port {port} {}", self.number, "~".repeat(40))
+    }
+
+    /// Asks from each port some times. What is answered is looked at later.
+    fn ask(&self, places: &[Place<'_>]) -> Result<()> {
+        let ports: Vec<u16> = self.ports().collect();
+        let bind = |&port: &u16| -> io::Result<_> {
+            let socket = UdpSocket::bind(SocketAddr::new(self.own, port))?;
+            socket.set_read_timeout(Some(patience::here(WAIT)))?;
+            Ok((port, socket))
+        };
+        places[self.client].netns.run(|| {
+            for row in ports.chunks(ROW) {
+                let sockets = row.iter().map(bind).collect::<io::Result<Vec<_>>>()?;
+                for _ in 0..QUESTIONS {
+                    for (port, socket) in &sockets {
+                        socket.send_to(self.text(*port).as_bytes(), self.asked)?;
+                    }
+                    for (_, socket) in &sockets {
+                        let _may_be_lost = socket.recv(&mut [0; 200]);
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A datagram as it arrived.
+struct Datagram {
+    from: SocketAddr,
+    to: SocketAddr,
+    text: String,
+}
+
+fn datagram(bytes: &[u8]) -> Option<Datagram> {
+    let seen = frame::read(bytes)?;
+    let (from, to) = seen.ports?;
+    let packet = SlicedPacket::from_ethernet(bytes).ok()?;
+    let Some(TransportSlice::Udp(udp)) = packet.transport else {
+        return None;
+    };
+    Some(Datagram {
+        from: SocketAddr::new(seen.src, from),
+        to: SocketAddr::new(seen.dst, to),
+        text: String::from_utf8_lossy(udp.payload()).into_owned(),
+    })
+}
+
+/// What the text of a datagram says of itself: lane and port.
+fn told(text: &str) -> Option<(u16, u16)> {
+    let mut words = text.strip_prefix("lane ")?.split(' ');
+    let lane = words.next()?.parse().ok()?;
+    let port = words.nth(1)?.parse().ok()?;
+    Some((lane, port))
+}
+
+/// Fails if a datagram that arrived at a place belongs elsewhere, or says what none has said. Whether it is an answer that its client takes.
+fn belongs(lanes: &[Lane], place: usize, datagram: &Datagram) -> Result<bool> {
+    let Datagram { from, to, text } = datagram;
+    // An answer says first whom the server saw.
+    let (seen, said) = match text.split_once('\n') {
+        Some((seen, said)) => (Some(seen.parse::<SocketAddr>()?), said),
+        None => (None, text.as_str()),
+    };
+    let found = || {
+        let (number, port) = told(said)?;
+        let lane = lanes.iter().find(|lane| lane.number == number)?;
+        (lane.ports().contains(&port) && lane.text(port) == said).then_some((lane, port))
+    };
+    let (lane, port) = found().context("nobody has said that")?;
+    let client = SocketAddr::new(lane.own, port);
+    let is_right = match (seen, lane.seen) {
+        (None, Seen::Client) => *from == client,
+        (None, Seen::ItsAddress) => from.ip() == client.ip(),
+        (None, Seen::Node) => from.ip() == Family::of(lane.own).node(),
+        (Some(_), _) if *from == lane.asked => *to == client,
+        // Its flow had to go before the answer came, which begins one of its own: to whom the server saw, with the node's address.
+        (Some(seen), Seen::ItsAddress) => from.ip() == lane.asked.ip() && *to == seen,
+        (Some(_), _) => false,
+    };
+    let is_there = match seen {
+        Some(_) => place == lane.client,
+        None => place == lane.server && *to == lane.served,
+    };
+    ensure!(is_right && is_there, "it is of {lane:?} from {client}");
+    Ok(seen.is_some() && *from == lane.asked)
+}
+
+/// Looks at all that arrived anywhere: how many answers were there.
+fn check(lanes: &[Lane], places: &[Place<'_>]) -> Result<usize> {
+    let mut answers = 0;
+    for (number, place) in places.iter().enumerate() {
+        for datagram in place
+            .line
+            .frames()
+            .iter()
+            .filter_map(|bytes| datagram(bytes))
+        {
+            let is_answer = belongs(lanes, number, &datagram).with_context(|| {
+                let Datagram { from, to, text } = &datagram;
+                let name = place.netns.name();
+                format!("from {from} to {to} came to {name}: {text:?}")
+            })?;
+            answers += usize::from(is_answer);
+        }
+    }
+    Ok(answers)
+}
+
+/// Takes entries of answered flows away as long as it is wanted, one of a translated flow's two as well as both: so many.
+fn take_away<A: addr::Family>(node: &Node, name: &str, is_over: &AtomicBool) -> Result<u64> {
+    let mut flows: HashMap<_, Key<A>, Flow<A>> =
+        Map::HashMap(counter::open(node, name)?).try_into()?;
+    let mut taken = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        // Whose last key is gone has to begin again, and might never come to the end.
+        let keys = flows.keys().take(2 * usize::from(FLOWS));
+        let keys: Vec<Key<A>> = keys.filter_map(Result::ok).collect();
+        for key in keys.iter().filter(|key| key.0.protocol == protocol::UDP) {
+            // What nobody has answered yet would be charged for twice.
+            let is_answered = |flow: Flow<A>| flow.state & state::ANSWERED == state::ANSWERED;
+            if is_over.load(Ordering::Relaxed) || !flows.get(key, 0).is_ok_and(is_answered) {
+                continue;
+            }
+            taken += u64::from(flows.remove(key).is_ok());
+            thread::sleep(PAUSE);
+        }
+    }
+    Ok(taken)
+}
+
+/// Lanes from two pods to the world, from the world to host ports of two pods, and from pod to pod: places are the pods and the world.
+fn lanes(family: Family, pods: [&Pod; 2]) -> Vec<Lane> {
+    const WORLD: usize = 2;
+    let [a, b] = pods.map(|pod| pod.at(family, INSIDE));
+    let remote = family.remote_at(PORT);
+    let [host_a, host_b] = [HOST, HOST + 1].map(|port| SocketAddr::new(family.node(), port));
+    let world = family.gateway();
+    [
+        (0, WORLD, a.ip(), remote, remote, Seen::Node),
+        (1, WORLD, b.ip(), remote, remote, Seen::Node),
+        (WORLD, 0, world, host_a, a, Seen::ItsAddress),
+        (WORLD, 1, world, host_b, b, Seen::ItsAddress),
+        (0, 1, a.ip(), b, b, Seen::Client),
+    ]
+    .into_iter()
+    .zip(0..)
+    .map(
+        |((client, server, own, asked, served, seen), number)| Lane {
+            number,
+            client,
+            server,
+            own,
+            asked,
+            served,
+            seen,
+        },
+    )
+    .collect()
+}
+
+#[rstest]
+fn datagrams_arrive_where_they_belong(
+    #[values(V4, V6)] family: Family,
+    #[values("make room", "are taken away")] what: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = small()?;
+    let pod = |name: &str, host| {
+        let conf = lab.conf().with_host_port(host, INSIDE);
+        lab.pod_with(name, &conf.with("maxHalfOpenFlows", QUOTA))
+    };
+    let pods = [pod("a", HOST)?, pod("b", HOST + 1)?];
+    let (world, remote) = (lab.world.netns(), family.remote_at(PORT));
+    let _servers = [
+        udp::Server::start(world, remote)?,
+        udp::Server::start(pods[0].netns(), pods[0].at(family, INSIDE))?,
+        udp::Server::start(pods[1].netns(), pods[1].at(family, INSIDE))?,
+    ];
+    let lanes = lanes(family, pods.each_ref());
+    let places = [
+        Place::of(pods[0].netns(), Pod::IFNAME)?,
+        Place::of(pods[1].netns(), Pod::IFNAME)?,
+        Place::of(world, World::LINK)?,
+    ];
+    let meter = Meter::start(&lab.node)?;
+    let is_over = AtomicBool::new(what == "make room");
+    let taken = thread::scope(|scope| -> Result<u64> {
+        let taking = scope.spawn(|| match family {
+            V4 => take_away::<Addr4>(&lab.node, map::FLOWS4, &is_over),
+            V6 => take_away::<Addr6>(&lab.node, map::FLOWS6, &is_over),
+        });
+        let asking: Vec<_> = lanes
+            .iter()
+            .map(|lane| scope.spawn(|| lane.ask(&places)))
+            .collect();
+        let asked: Vec<_> = asking
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .collect();
+        is_over.store(true, Ordering::Relaxed);
+        for end in asked {
+            end.expect("who asks does not panic")?;
+        }
+        taking.join().expect("who takes away does not panic")
+    })?;
+    thread::sleep(SILENCE / 2);
+    let counted = meter.read()?;
+    anstream::println!("{taken} entries were taken away, counted: {counted:?}");
+    let questions: u32 = lanes
+        .iter()
+        .map(|lane| QUESTIONS * u32::from(lane.ports().end - lane.ports().start))
+        .sum();
+    let answers = check(&lanes, &places)?;
+    ensure!(
+        2 * answers > questions as usize,
+        "{answers} answers to {questions} questions: {counted:?}"
+    );
+    ensure!(counted.bypassed() > u64::from(questions / 2), "{counted:?}");
+    let made = counted.get(Counter::MadeRoom) + counted.get(Counter::Expired);
+    let gone = if what == "make room" { made } else { taken };
+    let few = u64::from(FLOWS) / u64::from(4 * patience::factor());
+    ensure!(gone > few, "{gone} entries went: {counted:?}");
+    Ok(())
+}
