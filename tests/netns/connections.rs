@@ -20,16 +20,20 @@ use underpass_tests::{
     prelude::*,
     rtnl::Route,
     second::{Kind, Second},
-    traffic::{PATIENCE, SILENCE, offload, raw::RawLink},
+    traffic::SILENCE,
     wire::Wire,
     world::World,
 };
+
+mod path_mtu;
 
 const PORT: u16 = 443;
 const LARGE: u64 = 20_000_000;
 const SOURCE: u16 = 45_678;
 /// Bytes of each exchange, both ways, while something changes.
 const SOME: u64 = 1_000_000;
+/// Bytes of an Ethernet header.
+const ETHERNET: usize = 14;
 
 /// What `nf_conntrack_tcp_be_liberal` is set to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +81,23 @@ fn states(lab: &Lab, family: Family, port: u16) -> Result<Vec<(String, Duration)
         .collect()
 }
 
+/// Fails unless connection tracking knows one connection from a port, in this state.
+fn is_known_as(lab: &Lab, family: Family, port: u16, state: &str) -> Result<()> {
+    let now = states(lab, family, port)?;
+    ensure!(
+        now.len() == 1 && now[0].0 == state,
+        "it is {now:?} and no {state}"
+    );
+    Ok(())
+}
+
+/// Fails if connection tracking knows a connection from a port.
+fn is_forgotten(lab: &Lab, family: Family, port: u16) -> Result<()> {
+    let now = states(lab, family, port)?;
+    ensure!(now.is_empty(), "it is {now:?} still, or again");
+    Ok(())
+}
+
 /// How a client ends its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
@@ -101,22 +122,25 @@ fn a_row_of_the_table(
     let _server = tcp::Server::start(netns, at)?;
     for (port, end) in [(SOURCE, End::Close), (SOURCE + 1, End::Reset)] {
         let mut client = tcp::Client::connect_from(pod.netns(), port, at)?;
-        client.exchange(LARGE, LARGE)?;
-        // A strict one must have seen nothing more than the opening, or it would judge by windows that it did not see grow: it may
-        // forget the connection. A liberal one has to hear of it in time.
-        let (idle, seen): (_, &[&str]) = match tracking {
-            Tracking::Strict => (LONGEST + LONGEST / 5, &["SYN_RECV"]),
-            Tracking::Liberal => (LONGEST / 2, &["ESTABLISHED"]),
+        client.chat(3)?;
+        // A strict one must have seen nothing more than the opening, or it would judge by windows that it did not see grow: it
+        // forgets the connection. A liberal one has to hear of it in time.
+        let (idle, seen) = match tracking {
+            Tracking::Strict => (LONGEST + LONGEST / 5, "SYN_RECV"),
+            Tracking::Liberal => (LONGEST / 2, "ESTABLISHED"),
         };
+        is_known_as(&lab, family, port, seen)?;
+        client.exchange(LARGE, LARGE)?;
+        if tracking == Tracking::Liberal {
+            is_known_as(&lab, family, port, seen)?;
+        }
         for _ in 0..2 {
-            let now = states(&lab, family, port)?;
-            ensure!(
-                now.iter().all(|(state, _)| seen.contains(&state.as_str())),
-                "it is {now:?}"
-            );
-            ensure!(tracking == Tracking::Strict || now.len() == 1, "{now:?}");
             thread::sleep(patience::here(idle));
             client.chat(5).context("after a while")?;
+            match tracking {
+                Tracking::Strict => is_forgotten(&lab, family, port)?,
+                Tracking::Liberal => is_known_as(&lab, family, port, seen)?,
+            }
         }
         client.exchange(SOME, SOME)?;
         match end {
@@ -124,16 +148,11 @@ fn a_row_of_the_table(
             End::Close => drop(client),
         }
         thread::sleep(patience::here(Duration::from_millis(200)));
-        let after = states(&lab, family, port)?;
         if tracking == Tracking::Strict {
-            ensure!(
-                after
-                    .iter()
-                    .all(|(state, _)| seen.contains(&state.as_str())),
-                "{after:?}"
-            );
+            is_forgotten(&lab, family, port).with_context(|| format!("after {end:?}"))?;
             continue;
         }
+        let after = states(&lab, family, port)?;
         let [(state, left)] = &after[..] else {
             bail!("after {end:?} it is {after:?}");
         };
@@ -170,11 +189,16 @@ fn ports_are_used_again_after_a_reset(
     };
     for round in 0..4 {
         let mut client = tcp::Client::connect_from(from, SOURCE, to)?;
+        client.chat(2)?;
+        let after = |what: &str| format!("after {what} in round {round}");
+        is_known_as(&lab, family, SOURCE, "SYN_RECV").with_context(|| after("a little"))?;
         client.exchange(LARGE, LARGE)?;
+        // Where the machine is slow it is forgotten by now.
         let now = states(&lab, family, SOURCE)?;
         ensure!(
             now.iter().all(|(state, _)| state == "SYN_RECV"),
-            "in round {round} it is {now:?}"
+            "{} it is {now:?}",
+            after("much")
         );
         client.reset()?;
         thread::sleep(patience::here(Duration::from_millis(100)));
@@ -318,121 +342,6 @@ fn answers_change_their_way_in_the_middle(
     lab.firewall.expect_no_invalid()
 }
 
-/// What the MTU shrinks to, one after the other.
-const SHRUNK: [usize; 5] = [1400, 1350, 1300, 1290, 1280];
-/// Bytes of an Ethernet header.
-const ETHERNET: usize = 14;
-
-/// The node was told of a narrow path to a server beyond, as whoever sends to it is. Forwarding does not go by that: who sends is told by the
-/// router where it is narrow.
-#[rstest]
-fn a_path_that_is_narrow_for_the_node_stalls_nobody(
-    #[values(V4, V6)] family: Family,
-    #[values(Tracking::Strict, Tracking::Liberal)] tracking: Tracking,
-    #[values("before", "in the middle")] when: &str,
-) -> Result<()> {
-    const MTU: u16 = 1280;
-    const ID: [u8; 4] = [0x12, 0x34, 0, 1];
-    needs_root!();
-    let lab = lab(tracking, 0)?;
-    // The stack is shown the first packet that is too long.
-    lab.firewall.tolerate_invalid();
-    let pod = lab.pod("a")?;
-    let remote = family.remote_at(PORT);
-    let _server = tcp::Server::start(lab.world.netns(), remote)?;
-    let (ask, answer) = match family {
-        V4 => (8, 0),
-        V6 => (128, 129),
-    };
-    let narrow = || {
-        let link = RawLink::open(lab.world.netns(), World::LINK)?;
-        let ends = lab.ends_from_world(remote.ip(), family.node())?;
-        link.send(&ends.icmp(ask, 0, ID, b"anybody?"))?;
-        thread::sleep(SILENCE / 4);
-        let back = frame::Ends {
-            src: ends.dst,
-            dst: ends.src,
-            ..ends
-        };
-        let quoted = back.icmp(answer, 0, ID, b"anybody?");
-        let [high, low] = MTU.to_be_bytes();
-        let (kind, code) = match family {
-            V4 => (3, 4),
-            V6 => (2, 0),
-        };
-        link.send(&ends.icmp(kind, code, [0, 0, high, low], &quoted[14..]))?;
-        eventually("the node knows it", || {
-            let route = lab
-                .node
-                .netns()
-                .ip_json(&["route", "get", &remote.ip().to_string()])?;
-            let known = route.to_string();
-            ensure!(known.contains(&MTU.to_string()), "{known}");
-            Ok(())
-        })
-    };
-    if when == "before" {
-        narrow()?;
-    }
-    let mut client = tcp::Client::connect(pod.netns(), remote)?;
-    client.exchange(SOME, SOME)?;
-    if when != "before" {
-        narrow()?;
-        thread::sleep(SILENCE / 2);
-    }
-    client.goes_on(SOME, SILENCE)
-}
-
-/// What shrinks is the uplink itself, or the node's route; who sends too much is told so from here.
-#[rstest]
-fn a_path_mtu_shrinks_in_the_middle(
-    #[values(V4, V6)] family: Family,
-    #[values(Tracking::Strict, Tracking::Liberal)] tracking: Tracking,
-    #[values(true, false)] masquerade: bool,
-    #[values("device", "route")] what: &str,
-) -> Result<()> {
-    needs_root!();
-    let lab = lab(tracking, 0)?;
-    lab.world.route_pods()?;
-    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masquerade))?;
-    let remote = family.remote_at(PORT);
-    let _server = tcp::Server::start(lab.world.netns(), remote)?;
-    // Else segments are seen before they are cut.
-    offload::take_off(pod.netns(), Pod::IFNAME)?;
-    let mut client = tcp::Client::connect(pod.netns(), remote)?;
-    client.exchange(SOME, SOME)?;
-    while_changing(&mut client, |round| {
-        let mtu = SHRUNK[round];
-        if what == "route" {
-            let route = format!(
-                "route replace {} {} mtu lock {mtu}",
-                family.everywhere(),
-                Second::other_way(family)
-            );
-            return lab.node.netns().ip(&[route]);
-        }
-        for (end, device) in [
-            (lab.world.netns(), World::LINK),
-            (lab.node.netns(), Node::UPLINK),
-        ] {
-            end.set_mtu(device, u32::try_from(mtu)?)?;
-        }
-        Ok(())
-    })?;
-    let line = Capture::start(lab.world.netns(), World::LINK)?;
-    client.exchange(SOME, 0)?;
-    line.wait_for(PATIENCE, |bytes| bytes.len() > SHRUNK[4] / 2)
-        .context("nothing arrives")?;
-    thread::sleep(SILENCE / 4);
-    let longest = line.frames().iter().map(Vec::len).max();
-    ensure!(
-        longest.is_some_and(|longest| longest <= ETHERNET + SHRUNK[4]),
-        "a frame of {longest:?} bytes"
-    );
-    lab.firewall.expect_no_invalid()
-}
-
-/// Pods begin, talk and end while others do: nothing of one connection is taken for another's that had its port before.
 /// Connects from the port of the last connection, which the client's own kernel may hold for a moment.
 fn again(pod: &Pod, remote: SocketAddr) -> Result<tcp::Client> {
     let start = Instant::now();
@@ -449,6 +358,7 @@ fn again(pod: &Pod, remote: SocketAddr) -> Result<tcp::Client> {
     }
 }
 
+/// Nothing of one connection is taken for another's that had its port before.
 #[rstest]
 fn a_port_is_used_again_at_once(
     #[values(V4, V6)] family: Family,

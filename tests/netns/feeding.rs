@@ -24,6 +24,9 @@ use crate::{
     sctp::{End, play},
 };
 
+mod associations;
+mod intervals;
+
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
 const INSIDE: u16 = 80;
@@ -204,18 +207,41 @@ fn datagrams_keep_their_entry(#[values(V4, V6)] family: Family) -> Result<()> {
 fn pings_keep_their_entry(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
+    lab.world.route_pods()?;
     let (a, b) = (lab.pod("a")?, lab.pod("b")?);
     let mut talks = Vec::new();
-    for (name, to) in [("to_world", family.remote()), ("between", b.ip(family))] {
+    for (name, netns, from, to, other) in [
+        (
+            "to_world",
+            a.netns(),
+            a.ip(family),
+            family.remote(),
+            family.remote(),
+        ),
+        (
+            "between",
+            a.netns(),
+            a.ip(family),
+            b.ip(family),
+            b.ip(family),
+        ),
+        (
+            "from_world",
+            lab.world.netns(),
+            family.gateway(),
+            a.ip(family),
+            family.gateway(),
+        ),
+    ] {
         for end in ["saddr", "daddr"] {
             let ip = family.nft();
             count(
                 &lab,
                 name,
-                &format!("meta l4proto {{ icmp, icmpv6 }} {ip} {end} {to}"),
+                &format!("meta l4proto {{ icmp, icmpv6 }} {ip} {end} {other}"),
             )?;
         }
-        let mut ping = ping::Ping::new(a.netns(), to)?;
+        let mut ping = ping::Ping::new(netns, to)?;
         let protocol = match family {
             V4 => "icmp",
             V6 => "icmpv6",
@@ -224,13 +250,20 @@ fn pings_keep_their_entry(#[values(V4, V6)] family: Family) -> Result<()> {
             name,
             entry: vec![
                 protocol.to_owned(),
-                format!("src={}", a.ip(family)),
+                format!("src={from}"),
                 format!("dst={to}"),
             ],
             exchange: Box::new(move || ping.echo(56).map(drop)),
         });
     }
     live_long(&lab, family, &mut talks)
+}
+
+/// How many packets with a chunk of this type came to an end.
+fn heard(end: &End, kind: u8) -> usize {
+    let frames = end.seen.frames();
+    let packets = frames.iter().filter_map(|bytes| sctp::read(bytes));
+    packets.filter(|packet| packet.chunk == kind).count()
 }
 
 #[rstest]
@@ -248,11 +281,6 @@ fn an_association_keeps_its_entry(#[values(V4, V6)] family: Family) -> Result<()
         ends.sctp(SOURCE, PORT, chunk::DATA, &[7; 100]),
         back.sctp(PORT, seen.port(), chunk::SACK, &[7; 12]),
     );
-    let heard = |end: &End, kind: u8| {
-        let frames = end.seen.frames();
-        let packets = frames.iter().filter_map(|bytes| sctp::read(bytes));
-        packets.filter(|packet| packet.chunk == kind).count()
-    };
     let before = [heard(&server, chunk::DATA), heard(&client, chunk::SACK)];
     // The opening was fed to connection tracking as a whole.
     let opening = lab.firewall.counted("sctp")?;

@@ -1,6 +1,6 @@
 //! Beside policies of IPsec, which a program can't ask: nothing takes the bypass where there are any.
 
-use std::process::Command;
+use std::{net::SocketAddr, process::Command};
 
 use rstest::rstest;
 use serde_json::Value;
@@ -26,6 +26,34 @@ fn is_missing(lab: &Lab) -> Result<bool> {
     Ok(!output.status.success())
 }
 
+/// A policy by which nothing may be sent from a pod to an address.
+struct Policy<'a> {
+    lab: &'a Lab,
+    /// The pod's own address: masquerade comes after all of the stack.
+    selector: String,
+}
+
+impl<'a> Policy<'a> {
+    fn between(lab: &'a Lab, pod: &Pod, remote: SocketAddr) -> Self {
+        let own = pod.ip(Family::of(remote.ip()));
+        let selector = format!("dir out src {own} dst {}", remote.ip());
+        Self { lab, selector }
+    }
+
+    fn come(&self) -> Result<()> {
+        self.xfrm("add", "action block")
+    }
+
+    fn go(&self) -> Result<()> {
+        self.xfrm("delete", "")
+    }
+
+    fn xfrm(&self, verb: &str, rest: &str) -> Result<()> {
+        let line = format!("xfrm policy {verb} {} {rest}", self.selector);
+        self.lab.node.netns().ip(&[line])
+    }
+}
+
 /// A policy that comes while a flow takes the bypass is obeyed from the next ADD on, and one that goes is forgotten.
 #[rstest]
 fn a_policy_ends_the_bypass(
@@ -48,17 +76,15 @@ fn a_policy_ends_the_bypass(
     client.chat(remote, 10)?;
     let counted = meter.read()?;
     ensure!(counted.bypassed() > 10, "{counted:?}");
-    // The pod's own address: masquerade comes after all of the stack.
-    let policy = format!("dir out src {} dst {}", pod.ip(family), remote.ip());
-    let xfrm = |what: &str| lab.node.netns().ip(&[format!("xfrm policy {what}")]);
-    xfrm(&format!("add {policy} action block"))?;
+    let policy = Policy::between(&lab, &pod, remote);
+    policy.come()?;
     let another = lab.pod("b")?;
     let meter = Meter::start(&lab.node)?;
     for _ in 0..3 {
         client.hears_nothing(remote)?;
     }
     meter.expect_no_bypass()?;
-    xfrm(&format!("delete {policy}"))?;
+    policy.go()?;
     another.del()?;
     let _another = lab.pod("c")?;
     client.chat(remote, 10)?;
@@ -67,6 +93,53 @@ fn a_policy_ends_the_bypass(
     let counted = meter.read()?;
     ensure!(counted.bypassed() > 10, "{counted:?}");
     Ok(())
+}
+
+/// None begins, and one that has begun does not go on: where connection tracking is liberal it is the policy alone that stops it.
+#[rstest]
+fn a_policy_ends_connections(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] masquerade: bool,
+    #[values(true, false)] liberal: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    if is_missing(&lab)? {
+        return Ok(());
+    }
+    lab.world.route_pods()?;
+    lab.firewall.set_liberal(liberal)?;
+    // A strict one does not know the connection again.
+    lab.firewall.tolerate_invalid();
+    let conf = lab.conf().with("ipMasq", masquerade);
+    let pod = lab.pod_with("a", &conf)?;
+    let remote = family.remote_at(PORT);
+    let _server = tcp::Server::start(lab.world.netns(), remote)?;
+    let takes_bypass = || -> Result<tcp::Client> {
+        let meter = Meter::start(&lab.node)?;
+        let mut client = tcp::Client::connect(pod.netns(), remote)?;
+        client.chat(10)?;
+        let counted = meter.read()?;
+        ensure!(counted.bypassed() > 10, "{counted:?}");
+        Ok(client)
+    };
+    let mut begun = takes_bypass()?;
+    let policy = Policy::between(&lab, &pod, remote);
+    policy.come()?;
+    let another = lab.pod("b")?;
+    let meter = Meter::start(&lab.node)?;
+    tcp::refuses(pod.netns(), remote)?;
+    ensure!(begun.chat(1).is_err(), "what had begun goes on");
+    meter.expect_no_bypass()?;
+    // To others a connection begins all the same, by the stack.
+    let elsewhere = SocketAddr::new(family.other_remote(), PORT);
+    let _other = tcp::Server::start(lab.world.netns(), elsewhere)?;
+    tcp::visit(pod.netns(), elsewhere)?;
+    meter.expect_no_bypass()?;
+    policy.go()?;
+    another.del()?;
+    let _another = lab.pod("c")?;
+    takes_bypass().map(drop)
 }
 
 /// What a command that may not ask for policies says, and whether it succeeded.

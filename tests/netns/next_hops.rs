@@ -6,12 +6,15 @@ use std::{net::SocketAddr, thread, time::Duration};
 use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{
+    capture::Capture,
+    frame,
     kernel::Facility,
     netns::Netns,
     prelude::*,
     rtnl::Route,
     runtime::Conf,
     second::{Kind, Second},
+    traffic::SILENCE,
     wire::Wire,
     world::World,
 };
@@ -20,6 +23,8 @@ const PORT: u16 = 443;
 /// Transfers at a time, and the bytes of each, both ways.
 const TRANSFERS: usize = 12;
 const BYTES: u64 = 1_000_000;
+/// Questions of a chat.
+const MANY: usize = 30;
 
 /// What leaves the world with this mark does not arrive.
 const LOST: u32 = 0x77;
@@ -27,6 +32,9 @@ const LOST: u32 = 0x77;
 /// What leaves with this mark is routed by this table.
 const MARK: u32 = 7;
 const TABLE: u32 = 200;
+
+/// What may have the table as well: low delay, as a TOS and as a traffic class.
+const CLASS: u8 = 0x10;
 
 /// Fails unless every transfer between a client and a server comes to its end.
 fn all_finish(client: &Netns, server: SocketAddr) -> Result<()> {
@@ -90,6 +98,7 @@ fn ignore_late_answers(lab: &Lab, family: Family, masquerade: bool) -> Result<()
 #[case(V6, "net/ipv6", 0)]
 #[case(V6, "net/ipv6", 1)]
 #[case(V6, "net/ipv6", 2)]
+#[case(V4, "net/ipv4", 2)]
 fn two_next_hops(
     #[case] family: Family,
     #[case] folder: &str,
@@ -140,6 +149,24 @@ fn a_connection_is_asked_for_twice(
     both_ways(&lab, &pod, family, masquerade)
 }
 
+/// Has the node leave by its second uplink with what a rule of its routing selects.
+fn leave_by_second(lab: &Lab, selector: &str) -> Result<()> {
+    for (family, option) in [(V4, "-4"), (V6, "-6")] {
+        let route = format!(
+            "route add {} {} table {TABLE}",
+            family.everywhere(),
+            Second::way(family)
+        );
+        let rule = format!("rule add {selector} lookup {TABLE}");
+        for line in [route, rule] {
+            let mut ip = std::process::Command::new("ip");
+            ip.arg(option).args(line.split(' '));
+            lab.node.netns().expect(&mut ip, &[])?;
+        }
+    }
+    Ok(())
+}
+
 #[rstest]
 fn a_mark_chooses_the_route(
     #[values(V4, V6)] family: Family,
@@ -148,19 +175,7 @@ fn a_mark_chooses_the_route(
     needs_root!();
     let lab = Lab::new()?;
     let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
-    for (family, option) in [(V4, "-4"), (V6, "-6")] {
-        let route = format!(
-            "route add {} {} table {TABLE}",
-            family.everywhere(),
-            Second::way(family)
-        );
-        let rule = format!("rule add fwmark {MARK} lookup {TABLE}");
-        for line in [route, rule] {
-            let mut ip = std::process::Command::new("ip");
-            ip.arg(option).args(line.split(' '));
-            lab.node.netns().expect(&mut ip, &[])?;
-        }
-    }
+    leave_by_second(&lab, &format!("fwmark {MARK}"))?;
     lab.firewall.load(&format!(
         "add chain inet lab marking {{ type filter hook prerouting priority -150; }}
          add rule inet lab marking ip saddr {} ip daddr != {} meta mark set {MARK}
@@ -172,6 +187,108 @@ fn a_mark_chooses_the_route(
     ))?;
     let pod = lab.pod_with("a", &network(&lab, masquerade)?)?;
     both_ways(&lab, &pod, family, masquerade)
+}
+
+/// Has all that a pod sends be of [`CLASS`].
+fn classify(pod: &Pod) -> Result<()> {
+    let dscp = CLASS >> 2;
+    pod.netns().nft(&format!(
+        "table inet classes {{
+             chain output {{
+                 type filter hook output priority mangle
+                 ip dscp set {dscp}
+                 ip6 dscp set {dscp}
+             }}
+         }}",
+    ))
+}
+
+/// How many frames with this port at either end arrived in the world by its first link, and by its second.
+struct Links([Capture; 2]);
+
+impl Links {
+    fn watch(lab: &Lab) -> Result<Self> {
+        let watch = |link| Capture::start(lab.world.netns(), link);
+        Ok(Self([watch(World::LINK)?, watch(Second::LINK)?]))
+    }
+
+    fn arrived(&self) -> [usize; 2] {
+        // The last ones are on their way into the captures.
+        thread::sleep(SILENCE / 8);
+        let is_ours = |bytes: &&Vec<u8>| {
+            let ports = frame::read(bytes).and_then(|seen| seen.ports);
+            ports.is_some_and(|(from, to)| [from, to].contains(&PORT))
+        };
+        let Self(captures) = self;
+        captures
+            .each_ref()
+            .map(|capture| capture.frames().iter().filter(is_ours).count())
+    }
+}
+
+/// The TOS of IPv4, the traffic class of IPv6: those of one pod go another way than those of the next, by the stack and past it.
+#[rstest]
+fn a_class_chooses_the_route(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] masquerade: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    leave_by_second(&lab, &format!("tos {CLASS:#x}"))?;
+    let conf = network(&lab, masquerade)?;
+    let (urgent, plain) = (lab.pod_with("a", &conf)?, lab.pod_with("b", &conf)?);
+    classify(&urgent)?;
+    for (pod, link, address) in [
+        (&urgent, 1, Second::node(family)),
+        (&plain, 0, family.node()),
+    ] {
+        let links = Links::watch(&lab)?;
+        let meter = Meter::start(&lab.node)?;
+        both_ways(&lab, pod, family, masquerade).with_context(|| pod.name().to_owned())?;
+        meter.expect(Counter::BypassWire, 100)?;
+        let arrived = links.arrived();
+        ensure!(
+            arrived[link] > 100 && arrived[1 - link] == 0,
+            "{}: {arrived:?}",
+            pod.name()
+        );
+        let remote = family.remote_at(PORT);
+        let _server = tcp::Server::start(lab.world.netns(), remote)?;
+        let seen = tcp::visit(pod.netns(), remote)?;
+        let expected = if masquerade { address } else { pod.ip(family) };
+        ensure!(seen == expected, "{} is {seen}", pod.name());
+    }
+    Ok(())
+}
+
+/// The way of a flow is looked at again with a packet of now: it is the way of the class that the flow has now.
+#[rstest]
+fn a_flow_that_changes_its_class_changes_its_way(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    leave_by_second(&lab, &format!("tos {CLASS:#x}"))?;
+    let pod = lab.pod_with("a", &network(&lab, false)?)?;
+    let remote = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let mut client = udp::Client::open(pod.netns(), family)?;
+    let links = Links::watch(&lab)?;
+    client.chat(remote, MANY)?;
+    ensure!(links.arrived()[1] == 0, "{:?}", links.arrived());
+    classify(&pod)?;
+    eventually("it leaves by the second uplink", || {
+        let [_, before] = links.arrived();
+        client.ask(remote, 100)?;
+        let [_, after] = links.arrived();
+        ensure!(after > before, "{:?}", links.arrived());
+        Ok(())
+    })?;
+    let ([before, _], meter) = (links.arrived(), Meter::start(&lab.node)?);
+    client.chat(remote, MANY)?;
+    let [after, _] = links.arrived();
+    ensure!(after == before, "{} by the first again", after - before);
+    meter.expect(Counter::BypassWire, MANY as u64 / 2)
 }
 
 /// By another network card, and by a tunnel that the bypass does not serve.

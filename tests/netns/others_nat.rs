@@ -1,4 +1,4 @@
-//! Others on the node who translate to its address: Docker, podman, libvirt, by netfilter. A port that their connections have is not given
+//! Others on the node who translate to its address: Docker, podman, libvirt, kube-proxy, by netfilter. A port that their connections have is not given
 //! to a pod's, and the other way round.
 
 use std::{
@@ -9,6 +9,10 @@ use std::{
 use rstest::rstest;
 use rtnetlink::LinkBridge;
 use underpass_tests::{
+    netfilter::{
+        Transport,
+        kube_proxy::{Mode, Policy, Service},
+    },
     netns::Netns,
     prelude::*,
     rtnl::Route,
@@ -54,29 +58,73 @@ fn container(lab: &Lab) -> Result<Netns> {
 /// A flow by TCP or UDP.
 enum Talk {
     Tcp(tcp::Client),
-    Udp(udp::Client),
+    Udp(udp::Client, SocketAddr),
 }
 
 impl Talk {
-    fn begin(netns: &Netns, by: &str, family: Family, port: u16) -> Result<Self> {
+    fn begin(netns: &Netns, by: &str, from: SocketAddr, to: SocketAddr) -> Result<Self> {
         Ok(if by == "TCP" {
-            Self::Tcp(tcp::Client::connect_from(
-                netns,
-                port,
-                family.remote_at(PORT),
-            )?)
+            Self::Tcp(tcp::Client::connect_between(netns, from, to)?)
         } else {
-            Self::Udp(udp::Client::open_at(netns, family, port)?)
+            Self::Udp(udp::Client::open_bound(netns, from)?, to)
         })
     }
 
     /// Says something, and hears as whom it was seen. Content that is another's, or an answer to another, fails.
-    fn go_on(&mut self, family: Family) -> Result<SocketAddr> {
+    fn go_on(&mut self) -> Result<SocketAddr> {
         match self {
             Self::Tcp(client) => client.chat(2),
-            Self::Udp(client) => Ok(client.chat(family.remote_at(PORT), 2)?.seen),
+            Self::Udp(client, to) => Ok(client.chat(*to, 2)?.seen),
         }
     }
+}
+
+/// Who talks to the server in the world: from where, at which address that leads there.
+struct Side<'a> {
+    netns: &'a Netns,
+    from: IpAddr,
+    to: SocketAddr,
+}
+
+/// Both talk from the same ports, one after the other, then in turns: each is seen as the node, and as the same all the time.
+fn share(by: &str, first: u16, flows: u16, sides: [Side<'_>; 2]) -> Result<()> {
+    let mut talks = Vec::new();
+    for Side { netns, from, to } in sides {
+        for port in first..first + flows {
+            let begun = || -> Result<_> {
+                let mut talk = Talk::begin(netns, by, SocketAddr::new(from, port), to)?;
+                let seen = talk.go_on()?;
+                Ok((talk, seen))
+            };
+            let (talk, seen) =
+                begun().with_context(|| format!("{} from port {port}", netns.name()))?;
+            let node = Family::of(to.ip()).node();
+            ensure!(seen.ip() == node, "seen {seen}");
+            talks.push((netns.name(), port, talk, seen));
+        }
+    }
+    for round in 0..3 {
+        for (name, port, talk, seen) in &mut talks {
+            let now = talk
+                .go_on()
+                .with_context(|| format!("{name} from port {port}, round {round}"))?;
+            ensure!(now == *seen, "{name} was {seen} and is {now}");
+        }
+    }
+    Ok(())
+}
+
+/// Connection tracking keeps the bindings of others, and only their own packets keep it from forgetting them.
+fn remember_long(lab: &Lab) -> Result<()> {
+    for timer in [
+        "tcp_timeout_established",
+        "udp_timeout",
+        "udp_timeout_stream",
+    ] {
+        let key = format!("net/netfilter/nf_conntrack_{timer}");
+        lab.node.netns().set_sysctl(&key, "120")?;
+    }
+    Ok(())
 }
 
 #[rstest]
@@ -87,45 +135,77 @@ fn ports_are_shared_with_netfilter(
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    // Connection tracking keeps the bindings of others, and only their own packets keep it from forgetting them.
-    for timer in [
-        "tcp_timeout_established",
-        "udp_timeout",
-        "udp_timeout_stream",
-    ] {
-        let key = format!("net/netfilter/nf_conntrack_{timer}");
-        lab.node.netns().set_sysctl(&key, "120")?;
-    }
+    remember_long(&lab)?;
     let pod = lab.pod("a")?;
     let others = container(&lab)?;
-    let _servers = serve(lab.world.netns(), family.remote_at(PORT))?;
+    let to = family.remote_at(PORT);
+    let _servers = serve(lab.world.netns(), to)?;
+    let [theirs, ours] = [&others, pod.netns()].map(|netns| Side {
+        netns,
+        from: family.any(),
+        to,
+    });
     let order = if first == "netfilter" {
-        [&others, pod.netns()]
+        [theirs, ours]
     } else {
-        [pod.netns(), &others]
+        [ours, theirs]
     };
-    let mut talks = Vec::new();
-    for netns in order {
-        for port in FIRST..FIRST + FLOWS {
-            let begun = || -> Result<_> {
-                let mut talk = Talk::begin(netns, by, family, port)?;
-                let seen = talk.go_on(family)?;
-                Ok((talk, seen))
-            };
-            let (talk, seen) =
-                begun().with_context(|| format!("{} from port {port}", netns.name()))?;
-            ensure!(seen.ip() == family.node(), "seen {seen}");
-            talks.push((netns.name(), port, talk, seen));
-        }
-    }
-    for round in 0..3 {
-        for (name, port, talk, seen) in &mut talks {
-            let now = talk
-                .go_on(family)
-                .with_context(|| format!("{name} from port {port}, round {round}"))?;
-            ensure!(now == *seen, "{name} was {seen} and is {now}");
-        }
-    }
+    share(by, FIRST, FLOWS, order)
+}
+
+/// A port of the node by which kube-proxy sends to a server on another machine, masqueraded at random: as low ports as the client's, of
+/// which there are so few that many are those of the pod's.
+#[rstest]
+fn ports_are_shared_with_kube_proxy(
+    #[values(V4, V6)] family: Family,
+    #[values("TCP", "UDP")] by: &str,
+    #[values("netfilter", "underpass")] first: &str,
+    #[values("world", "pod")] client: &str,
+) -> Result<()> {
+    /// The first of 424 ports from which netfilter chooses where the client's own is one.
+    const LOW: u16 = 600;
+    /// How many of them each takes.
+    const FLOWS: u16 = 100;
+    const NODE_PORT: u16 = 30_443;
+    needs_root!();
+    let lab = Lab::new()?;
+    remember_long(&lab)?;
+    let (pod, other) = (lab.pod("a")?, lab.pod("b")?);
+    let to = family.remote_at(PORT);
+    let _servers = serve(lab.world.netns(), to)?;
+    let services = [Transport::Tcp, Transport::Udp].map(|transport| Service {
+        name: "elsewhere".to_owned(),
+        transport,
+        cluster: family.service_at(PORT),
+        node_port: Some(NODE_PORT),
+        policy: Policy::Cluster,
+        endpoints: vec![to],
+    });
+    lab.firewall.proxy(Mode::Iptables, &services)?;
+    let (netns, from) = match client {
+        "world" => (lab.world.netns(), family.gateway()),
+        _ => (other.netns(), other.ip(family)),
+    };
+    let theirs = Side {
+        netns,
+        from,
+        to: SocketAddr::new(family.node(), NODE_PORT),
+    };
+    let ours = Side {
+        netns: pod.netns(),
+        from: pod.ip(family),
+        to,
+    };
+    let (order, moved) = if first == "netfilter" {
+        ([theirs, ours], Counter::PortChanged)
+    } else {
+        ([ours, theirs], Counter::HostTupleMoved)
+    };
+    let meter = Meter::start(&lab.node)?;
+    share(by, LOW, FLOWS, order)?;
+    // That not one of a hundred meets one of the others' happens never.
+    meter.expect(moved, 1)?;
+    ensure!(meter.read()?.dropped() == 0, "{:?}", meter.read()?);
     Ok(())
 }
 

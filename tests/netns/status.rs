@@ -53,8 +53,8 @@ fn status_names_every_device_without_its_program() -> Result<()> {
 /// It is well all the same.
 #[test]
 fn status_says_what_strict_connection_tracking_costs() -> Result<()> {
-    needs_root!();
     const REMARK: &str = "nf_conntrack_tcp_be_liberal is 0";
+    needs_root!();
     let lab = Lab::new()?;
     let _pod = lab.pod("a")?;
     let status = Call::new("STATUS").conf(&lab.conf());

@@ -286,6 +286,7 @@ fn the_route_changes_under_a_masquerade(#[values(V4, V6)] family: Family) -> Res
 #[case(V6, "net/ipv6", 0)]
 #[case(V6, "net/ipv6", 1)]
 #[case(V6, "net/ipv6", 2)]
+#[case(V4, "net/ipv4", 2)]
 fn two_next_hops(
     #[case] family: Family,
     #[case] folder: &str,
