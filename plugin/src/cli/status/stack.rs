@@ -243,7 +243,9 @@ mod tests {
           TCP tracking         strict
             net.netfilter.nf_conntrack_tcp_be_liberal is 0: TCP that took the bypass ends on it, because connection
             tracking would call what comes back to it invalid. A connection can still stall if its route changes to an
-            uplink without Ethernet headers, or if the path MTU shrinks and a rule in PREROUTING drops invalid packets.
+            uplink without Ethernet headers, to a device that is no uplink or to nowhere; if its packets arrive by another
+            uplink with rp_filter 1, have IP options or are fragments; if its packets have to shrink and a rule in PREROUTING
+            or OUTPUT drops what is invalid; and if policies of IPsec come. The counter `came_back` has such packets.
             `sysctl -w net.netfilter.nf_conntrack_tcp_be_liberal=1` and then `underpass load` let connections that begin
             after that come back, and connections to Services take the bypass, which stay in the stack now.
           Fed every            UDP 9.2 s, ICMP 9.2 s, SCTP 9.2 s
