@@ -15,7 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rstest::rstest;
 use serde_json::json;
 use underpass_abi::counter::{Counter, Kind};
 use underpass_tests::{counter::Counters, leak::Traces, prelude::*, runtime::Conf};
@@ -55,8 +54,8 @@ const EXPLAINED: [(Counter, &str); 2] = [
 /// Packets that were INVALID, between ends that stay.
 const INVALID: &str = "invalid_of_those_that_stay";
 
-#[rstest]
-fn traffic_while_containers_come_and_go(#[values(false, true)] is_liberal: bool) -> Result<()> {
+#[test]
+fn traffic_while_containers_come_and_go() -> Result<()> {
     needs_root!();
     let time = match env::var(SECONDS) {
         Ok(text) => Duration::from_secs(
@@ -66,7 +65,6 @@ fn traffic_while_containers_come_and_go(#[values(false, true)] is_liberal: bool)
         Err(_) => SHORT,
     };
     let lab = Lab::new()?;
-    lab.firewall.set_liberal(is_liberal)?;
     // Of a connection whose container went, the other end goes on sending for a while. What is between ends that stay must pass.
     lab.firewall.tolerate_invalid();
     // All that is loaded once is loaded.
