@@ -68,19 +68,14 @@ impl Learned {
 
 global!(
     /// Learns the direction of the packet in [`Work::head`], which the stack carried from the device
-    /// `from_ifindex` to the pod behind `to_ifindex`. Of one that was translated before it came to the stack the flow is known. If it is not any more,
-    /// it was no conversation and has made room meanwhile: its tuple is not one that the world has sent, and the pod must not leave with the reverse of it.
+    /// `from_ifindex` to the pod behind `to_ifindex`.
     pub fn learn_to_pod<I: Net>(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
         from_ifindex: u32,
         to_ifindex: u32,
-        is_translated: bool,
     ) -> Learned {
         let end = work.place.end;
-        if is_translated && find::<I>(&work.place.key).is_none() {
-            return Learned::Perhaps;
-        }
         // A forged source, or an address that moved since, is nothing to remember.
         let owner = endpoint(work.head.tuple.src.wide()).map(|owner| owner.ifindex);
         if owner.is_some_and(|owner| !container::is_same(from_ifindex, owner)) {

@@ -39,7 +39,7 @@ impl Sign {
 #[inline(always)]
 pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>, sign: Sign) {
     if head.kind == Kind::Flow {
-        let hash = print(head) ^ sign.turns();
+        let hash = fingerprint_of(head) ^ sign.turns();
         skb.set_hash(hash);
         if let Some(signed) = I::signed(hash % SIGNED) {
             // SAFETY: an element of this CPU, which no other program looks at meanwhile.
@@ -75,7 +75,7 @@ fn shape<I: Net>(header: &I::Header) -> u32 {
 }
 
 #[inline(always)]
-fn print<I: Net>(head: &Head<I>) -> u32 {
+fn fingerprint_of<I: Net>(head: &Head<I>) -> u32 {
     fingerprint(constant!(key), &head.tuple, I::dscp(&head.header))
 }
 
@@ -88,7 +88,7 @@ pub fn is_unchanged<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
 /// What the packet was when it came to the stack, if it came through that unchanged.
 #[inline(always)]
 pub fn came_through<I: Net>(skb: &Skb, head: &Head<I>) -> Option<Sign> {
-    let turned = skb.hash() ^ print(head);
+    let turned = skb.hash() ^ fingerprint_of(head);
     [Sign::AsItCame, Sign::Translated]
         .into_iter()
         .find(|sign| turned == sign.turns())
