@@ -8,6 +8,7 @@ use super::{
     firewall::none_was_invalid,
     fixture::Cluster,
     member::{Member, cidr, nodad, outside},
+    outside::reaches,
 };
 
 /// Its name on the node, and that of its other end.
@@ -78,11 +79,7 @@ fn expect_served(
     for (family, own) in Family::BOTH.into_iter().zip(own) {
         let remote = family.remote_at(REMOTE);
         let _servers = serve(&cluster.fabric, remote)?;
-        let seen = tcp::visit(pod.netns(), remote)?;
-        ensure!(seen == own, "seen {seen} by TCP instead of {own}");
-        let mut client = udp::Client::open(pod.netns(), family)?;
-        let seen = client.chat(remote, 5)?.seen.ip();
-        ensure!(seen == own, "seen {seen} by UDP instead of {own}");
+        reaches(pod.netns(), remote, own)?;
     }
     host_port(cluster, pod, own, world)
 }
@@ -96,12 +93,7 @@ fn host_port(
 ) -> Result<()> {
     for (family, own) in Family::BOTH.into_iter().zip(own) {
         let _servers = serve(pod.netns(), pod.at(family, INSIDE))?;
-        let (at, expected) = (SocketAddr::new(own, HOST), world(family));
-        let seen = tcp::visit(&cluster.fabric, at)?;
-        ensure!(seen == expected, "{at} has seen {seen} by TCP");
-        let mut client = udp::Client::open(&cluster.fabric, family)?;
-        let seen = client.chat(at, 5)?.seen.ip();
-        ensure!(seen == expected, "{at} has seen {seen} by UDP");
+        reaches(&cluster.fabric, SocketAddr::new(own, HOST), world(family))?;
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ fn pods_talk_with_nodes_and_the_world() -> Result<()> {
 }
 
 /// Asks by TCP, UDP and ping; whoever answers must see this address.
-fn reaches(from: &Netns, at: SocketAddr, expected: IpAddr) -> Result<()> {
+pub(super) fn reaches(from: &Netns, at: SocketAddr, expected: IpAddr) -> Result<()> {
     let talk = || -> Result<()> {
         let seen = tcp::visit(from, at)?;
         ensure!(seen == expected, "{seen} is seen by TCP");
