@@ -118,11 +118,12 @@ global!(
         if !is_usual(&skb, &head, side, half, is_sticky) {
             return Ok(Unsent::Stack);
         }
-        let changes_state = head.tcp_flags & (tcp::SYN | tcp::FIN | tcp::RST) != 0;
-        if !is_sticky && (changes_state || head.control) {
-            // After a long silence connection tracking may not know what ends here.
+        let ends = head.tcp_flags & (tcp::FIN | tcp::RST) != 0;
+        let comes_elsewhere = side == Side::Wire && half.uplink != skb.ifindex();
+        if !is_sticky && (ends || comes_elsewhere || head.control) {
+            // After a long silence connection tracking may not know what ends here, or comes by another uplink.
             let is_late = trust == Trust::Stamp
-                && head.tcp_flags & (tcp::FIN | tcp::RST) != 0
+                && (ends || comes_elsewhere)
                 && tick().wrapping_sub(half.passed) >= tcp_forgotten();
             return Ok(if is_late {
                 Unsent::Stale
@@ -238,10 +239,10 @@ fn is_usual<I: Net>(
             }
         }
         Side::Pod if !has_mac(skb, &half.in_mac) => return false,
-        Side::Wire if half.uplink != skb.ifindex() => {
-            // Another uplink than the flow has: the kernel's filter of reverse paths decides, and the
-            // firewall. What can't go back to them is taken where no such filter is strict.
-            if !is_sticky || half.in_ifindex != 0 || !may_arrive(skb.ifindex()) {
+        // Another uplink than the flow has: the kernel's filter of reverse paths decides, and the firewall. What can't go back to them is
+        // taken where no such filter is strict.
+        Side::Wire if is_sticky && half.uplink != skb.ifindex() => {
+            if half.in_ifindex != 0 || !may_arrive(skb.ifindex()) {
                 return false;
             }
         }

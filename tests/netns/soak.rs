@@ -15,9 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rstest::rstest;
 use serde_json::json;
 use underpass_abi::counter::{Counter, Kind};
-use underpass_tests::{counter::Counters, leak::Traces, prelude::*, runtime::Conf};
+use underpass_tests::{counter::Counters, leak::Traces, patience, prelude::*, runtime::Conf};
 
 use book::{Book, Place};
 use party::Server;
@@ -54,17 +55,18 @@ const EXPLAINED: [(Counter, &str); 2] = [
 /// Packets that were INVALID, between ends that stay.
 const INVALID: &str = "invalid_of_those_that_stay";
 
-#[test]
-fn traffic_while_containers_come_and_go() -> Result<()> {
+#[rstest]
+fn traffic_while_containers_come_and_go(#[values(false, true)] is_liberal: bool) -> Result<()> {
     needs_root!();
     let time = match env::var(SECONDS) {
         Ok(text) => Duration::from_secs(
             text.parse()
                 .with_context(|| format!("{SECONDS} is {text:?}: give a number of seconds"))?,
         ),
-        Err(_) => SHORT,
+        Err(_) => patience::here(SHORT),
     };
     let lab = Lab::new()?;
+    lab.firewall.set_liberal(is_liberal)?;
     // Of a connection whose container went, the other end goes on sending for a while. What is between ends that stay must pass.
     lab.firewall.tolerate_invalid();
     // All that is loaded once is loaded.

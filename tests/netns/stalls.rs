@@ -173,6 +173,59 @@ fn packets_arrive_by_another_uplink(
     Ok(())
 }
 
+/// Who speaks first after a silence, and whose way is another one since.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Speaks {
+    Pod,
+    World,
+}
+
+/// Where connection tracking is liberal it is kept fed. Of a connection that was silent for longer than it remembers it knows nothing all the
+/// same, and each way may have changed meanwhile: that goes on past it.
+#[rstest]
+fn ways_change_in_a_silence(
+    #[values(V4, V6)] family: Family,
+    #[values(Speaks::Pod, Speaks::World)] first: Speaks,
+    #[values(Speaks::Pod, Speaks::World)] moved: Speaks,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.firewall.set_liberal(true)?;
+    // What is nobody's is dropped as surely as what is invalid.
+    let loose = "net/netfilter/nf_conntrack_tcp_loose";
+    lab.node.netns().set_sysctl(loose, "0")?;
+    lab.world.route_pods()?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    for side in [lab.node.netns(), lab.world.netns()] {
+        side.set_sysctl("net/ipv4/conf/all/rp_filter", "0")?;
+    }
+    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
+    let (from, netns, at) = match first {
+        Speaks::Pod => (pod.netns(), lab.world.netns(), family.remote_at(PORT)),
+        Speaks::World => (lab.world.netns(), pod.netns(), pod.at(family, PORT)),
+    };
+    let _server = tcp::Server::start(netns, at)?;
+    let mut client = tcp::Client::connect_from(from, SOURCE, at)?;
+    client.exchange(SOME, SOME)?;
+    lab.firewall
+        .outlast(family, &["tcp", &format!("sport={SOURCE}")])?;
+    if moved == Speaks::World {
+        Second::answer(&lab)?;
+    } else {
+        let route = format!(
+            "route replace {} {}",
+            family.everywhere(),
+            Second::way(family)
+        );
+        lab.node.netns().ip(&[route])?;
+    }
+    let meter = Meter::start(&lab.node)?;
+    client.exchange(SOME, SOME)?;
+    meter.expect_none(Counter::CameBack)?;
+    meter.expect(Counter::BypassWire, 10)?;
+    lab.firewall.expect_no_invalid()
+}
+
 /// Both directions or neither: when one has no way any more, the other leaves the bypass as well, and both are back when it has.
 #[rstest]
 fn a_direction_without_a_way_ends_both(

@@ -1,4 +1,4 @@
-//! `cargo xtask test soak`: the test of that name, for as long as wanted.
+//! `cargo xtask test soak`: the tests of that name, for as long as wanted.
 
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
@@ -6,7 +6,7 @@ use crate::{build, process};
 
 /// What the test reads its length from, in seconds.
 const SECONDS: &str = "UNDERPASS_SOAK_SECONDS";
-/// Its name in the target `netns`.
+/// How their names begin in the target `netns`. They run at the same time.
 const NAME: &str = "soak::traffic_while_containers_come_and_go";
 
 #[derive(clap::Args)]
@@ -19,14 +19,14 @@ pub(crate) struct Arguments {
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> anyhow::Result<()> {
     setup::require_root(
         "test soak",
-        "the test makes network namespaces and loads eBPF programs",
+        "the tests make network namespaces and load eBPF programs",
     )?;
     setup::ensure(workspace, Need::Test)?;
     build::plugins(workspace)?;
     // Not by nextest, which ends tests that take minutes and shows nothing until then.
     let mut test = workspace.cargo();
     test.args(["test", "--locked", "--package", "underpass-tests"])
-        .args(["--test", "netns", "--", "--exact", NAME, "--nocapture"])
+        .args(["--test", "netns", "--", NAME, "--nocapture"])
         .env(SECONDS, (arguments.minutes * 60).to_string());
     super::name_programs(&mut test, workspace);
     process::run(&mut test)
