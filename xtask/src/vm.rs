@@ -89,7 +89,7 @@ pub(crate) struct Arguments {
     /// Run a small choice of tests: a few minutes, and docs/kernels.md is left alone.
     #[arg(long, conflicts_with_all = ["only", "programs"])]
     short: bool,
-    /// Begin with tests that have no result in docs/kernels.md, then those whose result is the oldest; what the minutes do not suffice
+    /// Begin with tests that have no result in docs/kernels.md or failed, then those whose result is the oldest; what the minutes do not suffice
     /// for is left to the next time, and no failure.
     #[arg(long, conflicts_with_all = ["short", "programs"])]
     resume: bool,

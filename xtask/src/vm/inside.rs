@@ -70,9 +70,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     });
     if let Ok(order) = fs::read_to_string(shared.join(ORDER)) {
         let turns: HashMap<&str, usize> = order.lines().zip(1..).collect();
+        // Those that have no turn come first, of them those that need few places.
         tests.sort_by_key(|test| {
             let name = test.full_name();
-            (weight(&name, AT_ONCE), turns.get(&*name).copied())
+            (turns.get(&*name).copied(), weight(&name, AT_ONCE))
         });
     }
     let bench = test::Bench {
@@ -121,14 +122,14 @@ const ALONE: [&str; 6] = [
     "::forged::an_opening_forged_by_others",
 ];
 
-/// Part of the names of tests that make several nodes, each with an agent.
-const CLUSTER: &str = "::cluster::";
+/// Parts of the names of tests that make several nodes, each with an agent, or have programs loaded again and again.
+const HEAVY: [&str; 2] = ["::cluster::", "::upgrade::"];
 
 /// How many of so many places a test takes.
 fn weight(name: &str, places: usize) -> usize {
     if ALONE.iter().any(|part| name.contains(part)) {
         places
-    } else if name.contains(CLUSTER) {
+    } else if HEAVY.iter().any(|part| name.contains(part)) {
         places.min(2)
     } else {
         1

@@ -124,9 +124,13 @@ impl Kept {
         self.tests.values()
     }
 
-    /// The names of all tests that are known, those that ran longest ago first.
+    /// The names of the tests that have no need to be run again, those that ran longest ago first.
     pub(super) fn oldest_first(&self) -> Vec<&str> {
-        let mut tests: Vec<&Known> = self.tests.values().collect();
+        let mut tests: Vec<&Known> = self
+            .tests
+            .values()
+            .filter(|known| known.outcome != Outcome::Failed)
+            .collect();
         tests.sort_by_key(|known| known.at);
         tests.into_iter().map(|known| known.name.as_str()).collect()
     }
@@ -184,16 +188,22 @@ mod tests {
         assert_eq!(of(&again, "b"), None);
     }
 
+    /// What failed has no turn: it is as if it had never run.
     #[test]
     fn what_ran_longest_ago_comes_first() {
-        let known = |name: &str, at| Known {
+        let known = |name: &str, outcome, at| Known {
             name: name.to_owned(),
-            outcome: Outcome::Passed,
+            outcome,
             revision: "one".to_owned(),
             package: "5.10-1".to_owned(),
             at,
         };
-        let tests = [known("a", 3), known("b", 1), known("c", 2)];
+        let tests = [
+            known("a", Outcome::Passed, 3),
+            known("b", Outcome::Unsteady, 1),
+            known("c", Outcome::Passed, 2),
+            known("d", Outcome::Failed, 0),
+        ];
         let kept = Kept {
             kernel: "5.10".to_owned(),
             tests: tests.map(|known| (known.name.clone(), known)).into(),
