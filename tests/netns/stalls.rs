@@ -240,6 +240,12 @@ fn a_direction_without_a_way_ends_both(
     for key in ["udp_timeout", "udp_timeout_stream"] {
         node.set_sysctl(&format!("net/netfilter/nf_conntrack_{key}"), "60")?;
     }
+    node.ip(&[
+        "link add away type veth peer name gone",
+        "link set gone up",
+        "link set away up",
+    ]
+    .map(str::to_owned))?;
     let pod = lab.pod_with("a", &lab.conf().with("ipMasq", false))?;
     let remote = family.remote_at(PORT);
     let inside = pod.at(family, INSIDE);
@@ -253,12 +259,6 @@ fn a_direction_without_a_way_ends_both(
     let meter = Meter::start(&lab.node)?;
     client.chat(inside, 10)?;
     meter.expect(Counter::BypassPeer, 5)?;
-    node.ip(&[
-        "link add away type veth peer name gone",
-        "link set gone up",
-        "link set away up",
-    ]
-    .map(str::to_owned))?;
     let to = format!("{}/{}", family.remote(), family.host_bits());
     let route = match way {
         "blackhole" => format!("blackhole {to}"),
