@@ -148,11 +148,22 @@ pub trait Ip: Copy + 'static {
     /// What [`Ip::next`] says of a header without options, extension headers or fragments; `None` if it has any.
     fn next_plain(header: &Self::Header, l3: u32) -> Option<Next>;
 
-    /// As [`Ip::parse`], for packets whose network header carries nothing unusual: no loop, no branch that depends on the packet's length.
+    /// Whether the packet ends, as its header says, before its transport header does. What follows that end in its frame is none of it: of a first
+    /// piece, ports and the flags of TCP would come with the next (RFC 1858).
+    #[inline(always)]
+    fn ends_before(header: &Self::Header, l3: u32, next: &Next) -> bool {
+        let length = Self::length(header);
+        length != 0 && length + l3 < next.l4 + L4::least::<Self>(next.protocol)
+    }
+
+    /// As [`Ip::parse`], for packets whose network header carries nothing unusual: no loop, no branch that depends on how long the frame is.
     #[inline(always)]
     fn parse_plain<P: Load>(packet: &P, l3: u32) -> Option<Head<Self>> {
         let header: Self::Header = packet.load(l3).ok()?;
         let next = Self::next_plain(&header, l3)?;
+        if Self::ends_before(&header, l3, &next) {
+            return None;
+        }
         let l4 = L4::parse::<Self, P>(packet, next.protocol, next.l4, Depth::Whole).ok()?;
         Some(Head::new(header, l3, next, l4))
     }
@@ -162,12 +173,9 @@ pub trait Ip: Copy + 'static {
     fn parse<P: Load>(packet: &P, l3: u32, depth: Depth) -> Result<Head<Self>, Short> {
         let header: Self::Header = packet.load(l3)?;
         let next = Self::next(packet, &header, l3)?;
-        // What follows a packet's end in its frame is none of it: of a first piece, ports and the flags of TCP would come with the next (RFC 1858).
-        let length = Self::length(&header);
         if next.piece != Piece::Later
             && depth == Depth::Whole
-            && length != 0
-            && length + l3 < next.l4 + L4::least::<Self>(next.protocol)
+            && Self::ends_before(&header, l3, &next)
         {
             return Err(Short);
         }
