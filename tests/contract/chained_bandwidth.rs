@@ -65,6 +65,13 @@ fn ours(name: &'static str) -> Result<Installed> {
     Name::new(name, Program::Underpass).install()
 }
 
+/// What makes the interface, and both directions' limits of it.
+fn limited<'a>(lab: &'a Lab, link: &Installed, kind: &str, family: Family) -> Chain<'a> {
+    Chain::new(&lab.node, &first(lab, kind, family), [bandwidth(&lab.node)])
+        .ours(&link.path)
+        .runtime("bandwidth", both())
+}
+
 /// The least time that so many bytes take, which no fast machine can beat and a slow one only exceeds.
 fn least(bytes: u64, rate: u64) -> Duration {
     Duration::from_millis((bytes - BURST) * 1000 / rate)
@@ -180,13 +187,7 @@ fn both_directions(
     lab.pod("warm")?.del()?;
     let netns = lab.node.netns().sibling("a")?;
     let link = ours("bandwidth")?;
-    let chain = Chain::new(
-        &lab.node,
-        &first(&lab, kind, family),
-        [bandwidth(&lab.node)],
-    )
-    .ours(&link.path)
-    .runtime("bandwidth", both());
+    let chain = limited(&lab, &link, kind, family);
     let [interface, limits] = chain.plugins() else {
         unreachable!("two plugins");
     };
@@ -353,9 +354,7 @@ fn check_names_a_limit_that_was_changed(#[values("underpass", "ptp")] kind: &str
     let lab = Lab::new()?;
     let netns = lab.node.netns().sibling("a")?;
     let link = ours("bandwidth")?;
-    let chain = Chain::new(&lab.node, &first(&lab, kind, V4), [bandwidth(&lab.node)])
-        .ours(&link.path)
-        .runtime("bandwidth", both());
+    let chain = limited(&lab, &link, kind, V4);
     let result = chain.add(&netns)?;
     let host = host_end(&lab, &netns)?;
     let check = || chain.call("CHECK", &chain.plugins()[1], &netns, Some(&result));

@@ -128,9 +128,7 @@ fn a_firewall_against_what_it_does_not_know_stops_no_error_about_a_bypass(
     let far = far(&lab)?;
     lab.world.route_pods()?;
     // A segment in the middle of a connection is taken for a new one, unless this is off.
-    lab.node
-        .netns()
-        .set_sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
+    lab.firewall.know_openings_only()?;
     let [_, host] = beyond(family);
     let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masquerade))?;
     let server = SocketAddr::new(host, PORT);

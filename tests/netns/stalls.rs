@@ -95,8 +95,7 @@ fn what_has_to_come_back_stalls_and_is_counted(
     )?;
     lab.firewall.tolerate_invalid();
     // Else what comes back is a new connection in its middle, and what is said of it belongs to that.
-    let loose = "net/netfilter/nf_conntrack_tcp_loose";
-    lab.node.netns().set_sysctl(loose, "0")?;
+    lab.firewall.know_openings_only()?;
     let pod = lab.pod("a")?;
     // Else segments are seen before they are cut.
     offload::take_off(pod.netns(), Pod::IFNAME)?;
@@ -192,8 +191,7 @@ fn ways_change_in_a_silence(
     let lab = Lab::new()?;
     lab.firewall.set_liberal(true)?;
     // What is nobody's is dropped as surely as what is invalid.
-    let loose = "net/netfilter/nf_conntrack_tcp_loose";
-    lab.node.netns().set_sysctl(loose, "0")?;
+    lab.firewall.know_openings_only()?;
     lab.world.route_pods()?;
     let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
     for side in [lab.node.netns(), lab.world.netns()] {

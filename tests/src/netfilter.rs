@@ -56,6 +56,9 @@ impl Transport {
 /// Whether connection tracking takes TCP of which it did not see all.
 const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
 
+/// Whether connection tracking takes up TCP in its middle.
+const LOOSE: &str = "net/netfilter/nf_conntrack_tcp_loose";
+
 /// Firewall rules of a node. A test in which they met an INVALID packet fails when this is dropped.
 #[derive(Debug)]
 pub struct Netfilter {
@@ -99,6 +102,11 @@ impl Netfilter {
     pub fn set_liberal(&self, liberal: bool) -> Result<()> {
         let value = if liberal { "1" } else { "0" };
         self.node.netns().set_sysctl(LIBERAL, value)
+    }
+
+    /// Has connection tracking take up no TCP in its middle.
+    pub fn know_openings_only(&self) -> Result<()> {
+        self.node.netns().set_sysctl(LOOSE, "0")
     }
 
     /// Loads rules.

@@ -4,11 +4,8 @@ use rstest::rstest;
 use serde_json::json;
 use underpass_tests::{netns::Netns, prelude::*, runtime::Call};
 
-use super::{RATE, bandwidth, both, expect_filter, first, host_end, ours};
-use crate::{
-    chain::{Chain, IFNAME},
-    plugins::run,
-};
+use super::{RATE, both, expect_filter, host_end, limited, ours};
+use crate::{chain::IFNAME, plugins::run};
 
 /// A container that may make interfaces makes one with the numbers that another's pair has on the node. Its DEL takes nothing off there.
 #[test]
@@ -59,9 +56,7 @@ fn a_late_del_leaves_anothers_limits(
     let lab = Lab::new()?;
     let netns = lab.node.netns().sibling("a")?;
     let link = ours("bandwidth")?;
-    let chain = Chain::new(&lab.node, &first(&lab, kind, V4), [bandwidth(&lab.node)])
-        .ours(&link.path)
-        .runtime("bandwidth", both());
+    let chain = limited(&lab, &link, kind, V4);
     let result = chain.add(&netns)?;
     let host = host_end(&lab, &netns)?;
     let (container, network) = match whose {
