@@ -42,7 +42,7 @@ fn pods_come_and_go_without_agents_and_without_the_api(
     #[values(V4, V6)] outside: Family,
 ) -> Result<()> {
     needs_root!();
-    let mut cluster = Cluster::idle(&[0, 0, 1])?;
+    let mut cluster = Cluster::cold(&[0, 0, 1])?;
     cluster.put_outside(outside);
     cluster.start_agents()?;
     cluster.settle()?;

@@ -33,12 +33,17 @@ impl Cluster {
         self.members.iter_mut().try_for_each(Member::start_agent)
     }
 
-    /// As [`Self::new`], without agents, and nothing is loaded on any node.
-    pub(super) fn idle(places: &[u8]) -> Result<Self> {
-        Self::of(places, Node::unloaded)
+    /// As [`Self::new`], without agents.
+    pub(super) fn idle(links: &[u8]) -> Result<Self> {
+        Self::of(links, Node::new)
     }
 
-    fn of(places: &[u8], node: fn() -> Result<Node>) -> Result<Self> {
+    /// As [`Self::idle`], and nothing is loaded on any node, as after a boot: for tests about that.
+    pub(super) fn cold(links: &[u8]) -> Result<Self> {
+        Self::of(links, Node::unloaded)
+    }
+
+    fn of(links: &[u8], node: fn() -> Result<Node>) -> Result<Self> {
         let api = Api::default();
         let fabric = Netns::isolated("fabric")?;
         let mut lines: Vec<String> = Family::BOTH
@@ -69,7 +74,7 @@ impl Cluster {
             members: Vec::new(),
             fabric,
         };
-        for (number, link) in (1..).zip(places) {
+        for (number, link) in (1..).zip(links) {
             cluster.join(node()?, number, *link)?;
         }
         Ok(cluster)

@@ -9,7 +9,7 @@ use super::{
 
 /// Two nodes with a router between them. The links that are there have IPv6.
 fn beyond_a_router() -> Result<Cluster> {
-    let cluster = Cluster::idle(&[0, 1])?;
+    let cluster = Cluster::cold(&[0, 1])?;
     for member in &cluster.members {
         let netns = member.node.netns();
         netns.set_sysctl("net/ipv6/conf/default/disable_ipv6", "1")?;

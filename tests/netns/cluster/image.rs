@@ -24,7 +24,7 @@ fn resource(kind: &str) -> Result<Value> {
 #[test]
 fn a_container_of_the_image_makes_a_node_of_the_cluster() -> Result<()> {
     needs_root!();
-    let mut cluster = Cluster::idle(&[0, 1])?;
+    let mut cluster = Cluster::cold(&[0, 1])?;
     let pod = resource("DaemonSet")?["spec"]["template"]["spec"].take();
     let container = Container::new(&cluster.members[0], &pod)?;
     cluster.members[0].agent = Some(container.start(&cluster.members[0])?);
@@ -83,7 +83,7 @@ fn a_container_of_the_image_makes_a_node_of_the_cluster() -> Result<()> {
 #[test]
 fn the_image_installs_the_plugin_for_others() -> Result<()> {
     needs_root!();
-    let cluster = Cluster::idle(&[0])?;
+    let cluster = Cluster::cold(&[0])?;
     let member = &cluster.members[0];
     let pod = resource("DaemonSet")?["spec"]["template"]["spec"].take();
     Container::new(member, &pod)?;

@@ -173,7 +173,7 @@ fn expect_only_what_stays(before: &BTreeSet<String>, after: &BTreeSet<String>) -
 #[test]
 fn what_stays_is_what_the_documentation_says() -> Result<()> {
     needs_root!();
-    let mut cluster = Cluster::idle(&[0, 0, 1])?;
+    let mut cluster = Cluster::cold(&[0, 0, 1])?;
     let _firewalls = cluster.fortify()?;
     let member = &mut cluster.members[0];
     furnish(member)?;

@@ -87,7 +87,7 @@ fn a_killed_cold_start_goes_on_with_the_next_agent(
     #[values(Killed::Alone, Killed::WithItsCommands)] killed: Killed,
 ) -> Result<()> {
     needs_root!();
-    let mut cluster = Cluster::idle(&[0, 0, 1])?;
+    let mut cluster = Cluster::cold(&[0, 0, 1])?;
     let before = devices(&cluster.members[0])?;
     cluster.members[0].start_agent()?;
     let member = &cluster.members[0];

@@ -19,7 +19,7 @@ const OTHER: [&str; 2] = ["10.244.77.0/24", "fd00:244:77::/64"];
 
 /// A node whose agent runs, and whose `install` fails from the beginning or can be made to.
 fn fallible(fails: bool) -> Result<Cluster> {
-    let mut cluster = Cluster::idle(&[0])?;
+    let mut cluster = Cluster::cold(&[0])?;
     cluster.members[0].interpose(&format!(
         "[ \"$1\" != install ] || [ ! -e {FAIL} ] || {{ echo \"{WHY}\" >&2; exit 1; }}"
     ))?;
@@ -227,7 +227,7 @@ fn a_node_whose_tunnel_can_not_be_made_says_so(
 #[test]
 fn a_tunnel_that_nobody_needs_keeps_no_network_away() -> Result<()> {
     needs_root!();
-    let mut cluster = Cluster::idle(&[0, 0])?;
+    let mut cluster = Cluster::cold(&[0, 0])?;
     let node = cluster.members[0].node.netns();
     let _theirs = node.run(|| UdpSocket::bind(("0.0.0.0", 4_789)))?;
     cluster.start_agents()?;
