@@ -115,12 +115,18 @@ global!(
         let may_go_on = flow.state & state::FINISHED != 0 && head.tcp_flags & tcp::PSH != 0;
         let tag = &raw const flow.tag;
         let half = half_of(flow, end);
-        if !is_usual(&skb, &head, side, half, is_sticky) {
+        if !is_usual(&skb, &head, side, half) {
             return Ok(Unsent::Stack);
         }
         let ends = head.tcp_flags & (tcp::FIN | tcp::RST) != 0;
+        // By another uplink than the flow has: the kernel's filter of reverse paths decides, and the firewall. A flow that can't go back to them is
+        // taken where no such filter is strict.
         let comes_elsewhere = side == Side::Wire && half.uplink != skb.ifindex();
-        if !is_sticky && (ends || comes_elsewhere || head.control) {
+        if is_sticky {
+            if comes_elsewhere && (half.in_ifindex != 0 || !may_arrive(skb.ifindex())) {
+                return Ok(Unsent::Stack);
+            }
+        } else if ends || comes_elsewhere || head.control {
             // After a long silence connection tracking may not know what ends here, or comes by another uplink.
             let is_late = trust == Trust::Stamp
                 && (ends || comes_elsewhere)
@@ -222,13 +228,7 @@ fn goes_anyway<A>(half: &mut Half<A>, length: u32) -> bool {
 
 /// Whether nothing about the packet calls for the stack.
 #[inline(always)]
-fn is_usual<I: Net>(
-    skb: &Skb,
-    head: &Head<I>,
-    side: Side,
-    half: &Half<I::Addr>,
-    is_sticky: bool,
-) -> bool {
+fn is_usual<I: Net>(skb: &Skb, head: &Head<I>, side: Side, half: &Half<I::Addr>) -> bool {
     if half.action != action::PEER && half.action != action::WIRE {
         return false;
     }
@@ -239,13 +239,6 @@ fn is_usual<I: Net>(
             }
         }
         Side::Pod if !has_mac(skb, &half.in_mac) => return false,
-        // Another uplink than the flow has: the kernel's filter of reverse paths decides, and the firewall. What can't go back to them is
-        // taken where no such filter is strict.
-        Side::Wire if is_sticky && half.uplink != skb.ifindex() => {
-            if half.in_ifindex != 0 || !may_arrive(skb.ifindex()) {
-                return false;
-            }
-        }
         Side::Pod | Side::Wire => {}
     }
     if I::ttl(&head.header) <= 1 || !skb.is_for_host() {
