@@ -79,10 +79,11 @@ global!(
 #[inline(always)]
 fn is_due<A>(half: &Half<A>, protocol: u8, since: u32) -> bool {
     /// Ticks after which what connection tracking sees makes a stream of UDP, with a longer timer: two seconds after the first packet. Until
-    /// it has seen one that late it must see each tick's.
-    const YOUNG: u32 = STREAM + 2;
+    /// it has seen one that late it must see each tick's. A flow counts from its first answer, so the question may have passed before that.
+    const YOUNG: i32 = STREAM.cast_signed() + 2;
     let now = tick();
-    let interval = if protocol == protocol::UDP && half.passed.wrapping_sub(since) < YOUNG {
+    let age = half.passed.wrapping_sub(since).cast_signed();
+    let interval = if protocol == protocol::UDP && age < YOUNG {
         1
     } else {
         feed_interval(protocol)

@@ -1,12 +1,16 @@
 //! How often connection tracking is fed goes by its timers, which somebody may change: they are read at each ADD and GC.
 
-use std::{thread, time::Instant};
+use std::{
+    net::UdpSocket,
+    thread,
+    time::{Duration, Instant},
+};
 
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{netfilter::LONGEST, patience, prelude::*, runtime::Call};
 
-use super::{PAUSE, PORT};
+use super::{PAUSE, PORT, QUESTION};
 
 /// The timers of UDP.
 const TIMERS: [&str; 2] = ["udp_timeout", "udp_timeout_stream"];
@@ -92,4 +96,41 @@ fn timers_of_now_count_from_the_next_call_on(
         "{shown} packets instead of {least} at least"
     );
     Ok(())
+}
+
+/// What is answered late is a stream as soon as what is answered at once: connection tracking hears of it two seconds after it began, and
+/// remembers it for longer from then on.
+#[rstest]
+fn a_stream_is_one_whenever_its_first_answer_comes(
+    #[values(V4, V6)] family: Family,
+    #[values(0, 1_500)] late_ms: u64,
+) -> Result<()> {
+    /// From when on connection tracking takes a flow for a stream, and a few ticks.
+    const SOON: Duration = Duration::from_secs(6);
+    needs_root!();
+    let lab = Lab::new()?;
+    set_timers(&lab, ["30", "120"])?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let server = lab.world.netns().run(|| UdpSocket::bind(remote))?;
+    server.set_read_timeout(Some(patience::here(Duration::from_secs(2))))?;
+    let client = pod.netns().run(|| UdpSocket::bind(family.port(0)))?;
+    client.connect(remote)?;
+    let start = Instant::now();
+    client.send(QUESTION)?;
+    let (_, from) = server.recv_from(&mut [0; 64])?;
+    thread::sleep(Duration::from_millis(late_ms));
+    server.send_to(QUESTION, from)?;
+    let port = format!("sport={}", client.local_addr()?.port());
+    let meter = Meter::start(&lab.node)?;
+    while start.elapsed() < SOON {
+        client.send(b"nothing to answer")?;
+        thread::sleep(PAUSE);
+    }
+    let found = lab.firewall.entries(family, &["udp", &port])?;
+    ensure!(
+        found.len() == 1 && found[0].contains("[ASSURED]"),
+        "{found:#?}"
+    );
+    meter.expect(Counter::BypassWire, 20)
 }
