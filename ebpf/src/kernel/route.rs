@@ -7,11 +7,11 @@ use aya_ebpf::{
     helpers::generated,
 };
 use underpass_abi::{
-    endpoint::device as flags,
+    endpoint::{LOOPBACK, device as flags},
     node::{feature, flag::BPF_FIB_LOOKUP_SRC},
 };
 
-use underpass_ebpf::ip::Head;
+use underpass_ebpf::ip::{Head, V6};
 
 use crate::{
     kernel::{
@@ -32,6 +32,9 @@ const RET_NO_NEIGHBOUR: i64 = 7;
 const RET_FRAG_NEEDED: i64 = 8;
 
 const RET_NOT_FORWARDED: i64 = 4;
+/// Of IPv6 by what the device says, `net.ipv6.conf.<device>.forwarding`. The kernel forwards what comes by it all the same, if `all` says so
+/// (`ip6_forward`): the device's own setting is whether it hears routers.
+const RET_FORWARDING_IS_OFF: i64 = 5;
 
 global!(
     /// Whether the destination of the packet in [`Work::head`], which came in by `in_ifindex`, is an
@@ -70,7 +73,11 @@ fn is_delivered<I: Net>(
 ) -> bool {
     let Work { head, .. } = &mut **work;
     let mut params = ask::<I>(head, in_ifindex);
-    let result = look(ctx, &mut params, how);
+    let mut result = look(ctx, &mut params, how);
+    if result == RET_FORWARDING_IS_OFF && I::FAMILY == V6::FAMILY {
+        params.ifindex = LOOPBACK;
+        result = look(ctx, &mut params, how);
+    }
     result == RET_NOT_FORWARDED
 }
 
