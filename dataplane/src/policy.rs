@@ -72,7 +72,15 @@ pub struct Stack {
     pub tracking: Tracking,
     /// Whether it has policies of IPsec.
     pub ipsec: Ipsec,
+    bridges: Bridges,
     timers: Timers,
+}
+
+/// Whether connection tracking looks at what bridges carry, where it comes to a port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Bridges {
+    v4: bool,
+    v6: bool,
 }
 
 /// What the programs go by: a part of the node's [`State`].
@@ -93,6 +101,8 @@ impl Stack {
         let tree = Tree::of_this_thread();
         let number = |name: &str| tree.number(Path::new("netfilter").join(name));
         let shortest = |names: &[&str]| names.iter().copied().filter_map(number).min();
+        // They are there once the module is (`br_netfilter`), in each namespace since Linux 5.3.
+        let is_on = |name: &str| tree.number(name).is_some_and(|value| value != 0);
         Self {
             tracking: match number("nf_conntrack_tcp_be_liberal") {
                 None => Tracking::Absent,
@@ -100,6 +110,10 @@ impl Stack {
                 Some(_) => Tracking::Liberal,
             },
             ipsec: ipsec(),
+            bridges: Bridges {
+                v4: is_on("bridge/bridge-nf-call-iptables"),
+                v6: is_on("bridge/bridge-nf-call-ip6tables"),
+            },
             timers: Timers {
                 tcp: shortest(TCP),
                 udp: shortest(UDP),
@@ -118,6 +132,13 @@ impl Stack {
         // Traffic that should be encrypted must not leave in the clear.
         if self.ipsec != Ipsec::Absent {
             bits |= policy::XFRM;
+        }
+        let bridges = [
+            (self.bridges.v4, policy::BRIDGES4),
+            (self.bridges.v6, policy::BRIDGES6),
+        ];
+        for (_, bit) in bridges.into_iter().filter(|(is_seen, _)| *is_seen) {
+            bits |= bit;
         }
         let Timers {
             tcp,

@@ -5,6 +5,10 @@ use std::env;
 const USUAL: Stack = Stack {
     tracking: Tracking::Strict,
     ipsec: Ipsec::Absent,
+    bridges: Bridges {
+        v4: false,
+        v6: false,
+    },
     timers: Timers {
         tcp: Some(300),
         udp: Some(30),
@@ -29,6 +33,18 @@ fn by_default_the_firewall_is_asked_as_often_as_it_must_be() {
         ..USUAL
     };
     assert_eq!(silent.rules(250), rules);
+}
+
+#[test]
+fn a_family_of_which_bridges_are_filtered_has_a_bit() {
+    for (v4, v6, bits) in [
+        (true, false, policy::BRIDGES4),
+        (false, true, policy::BRIDGES6),
+        (true, true, policy::BRIDGES4 | policy::BRIDGES6),
+    ] {
+        let bridges = Bridges { v4, v6 };
+        assert_eq!(Stack { bridges, ..USUAL }.rules(250).policy, bits);
+    }
 }
 
 #[test]

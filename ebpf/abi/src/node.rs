@@ -135,6 +135,10 @@ pub mod policy {
     pub const LIBERAL: u32 = 1;
     /// The node has policies of IPsec (xfrm), which a program can't ask: nothing takes the bypass.
     pub const XFRM: u32 = 1 << 1;
+    /// `net.bridge.bridge-nf-call-iptables` is 1: connection tracking sees the IPv4 packets of a bridge at the port that they come by.
+    pub const BRIDGES4: u32 = 1 << 2;
+    /// `net.bridge.bridge-nf-call-ip6tables`: the same for IPv6.
+    pub const BRIDGES6: u32 = 1 << 3;
 }
 
 plain!(Node, Timeouts, State, Feed, Tunnels);

@@ -28,7 +28,8 @@ use crate::{
     kernel::{
         ETHERNET, container,
         global::global,
-        maps::device,
+        maps::{device, endpoint, policy},
+        memory,
         net::Net,
         skb::Skb,
         verdict::{Step, Verdict},
@@ -173,7 +174,12 @@ global!(
         is_known: bool,
     ) -> Step<Verdict> {
         let mut skb = Skb::new(ctx);
-        if is_known && is_early(&skb, work.half.rewrite, work.state) {
+        let carrier = if is_known && work.half.rewrite & rewrite::SRC != 0 {
+            carrier::<I>(&skb, work.head.tuple.dst)
+        } else {
+            None
+        };
+        if is_known && is_early(&skb, work.half.rewrite, work.state, carrier.is_some()) {
             mapping::note(work);
             translate::as_known(work, &skb)?;
             if device(skb.ifindex()).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
@@ -182,8 +188,10 @@ global!(
         }
         // Of a datagram to the host, so that the later ones are not kept.
         fragment::remember(&work.head);
-        if is_known && work.half.rewrite & rewrite::SRC != 0 {
-            lead_to_uplink(&mut skb);
+        if let Some(mac) = carrier
+            && skb.store(0, &mac).is_ok()
+        {
+            skb.take_for_host();
         }
         if work.is_signed {
             signed::sign(&mut skb, &work.head, Sign::AsItCame);
@@ -193,29 +201,25 @@ global!(
 );
 
 /// Whether a packet of a flow that is rewritten like this gets its tuple here, not where it leaves
-/// the stack.
+/// the stack, which carries it all the same if so.
 #[inline(always)]
-fn is_early(skb: &Skb, how: u8, flow_state: u32) -> bool {
+fn is_early(skb: &Skb, how: u8, flow_state: u32, is_carried: bool) -> bool {
     let is_to_port = how & TO_PORT == TO_PORT && !is_answer(how, flow_state);
-    is_to_port || how & rewrite::SRC != 0 && !is_at_uplink(skb) && is_switched(skb)
+    is_to_port || how & rewrite::SRC != 0 && !is_carried && is_switched(skb)
 }
 
-/// Has the host's stack carry an answer of a container at a bridge that is an uplink, also to a neighbour there: it leaves by the uplink, which gives it
-/// the source that the client asked. Connection tracking has seen what the client sent behind its translation, and here it looks before the uplink does.
+/// The MAC by which the host's stack carries an answer of a container at a bridge, also to a neighbour there: it leaves by the bridge, which gives it the
+/// source that the client asked. Connection tracking has seen what the client sent behind its translation, and must see the answer as that is here. Not where it
+/// has seen the question at the client's port of the bridge, untranslated: a client's that has no host ports of its own, so that no program sits there.
 #[inline(always)]
-fn lead_to_uplink(skb: &mut Skb) {
-    let Some(port) = device(skb.ifindex()) else {
-        return;
-    };
-    // A bridge takes what is for any of its ports.
-    if port.flags & flags::AT_UPLINK != 0 && skb.store(0, &port.own_mac).is_ok() {
-        skb.take_for_host();
+fn carrier<I: Net>(skb: &Skb, client: I::Addr) -> Option<[u16; 3]> {
+    let port = device(skb.ifindex())?;
+    if port.flags & flags::AT_UPLINK != 0 {
+        // A bridge takes what is for any of its ports.
+        return Some(port.own_mac);
     }
-}
-
-#[inline(always)]
-fn is_at_uplink(skb: &Skb) -> bool {
-    device(skb.ifindex()).is_some_and(|port| port.flags & flags::AT_UPLINK != 0)
+    let is_asked_behind = || policy() & I::BRIDGES == 0 || endpoint(client.wide()).is_some();
+    (is_switched(skb) && is_asked_behind()).then(|| memory::mac_words(&port.mac))
 }
 
 /// Whether a bridge carries the frame to a neighbour of the container, past the host's stack: nothing

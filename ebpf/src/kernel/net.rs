@@ -8,6 +8,7 @@ use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
     endpoint::Device,
     flow::{Flow, FragmentKey, FragmentPorts, Key, Signed, Tuple},
+    node::policy,
 };
 use underpass_ebpf::ip::{Ip, V4, V6};
 
@@ -27,6 +28,8 @@ pub trait Net: Ip {
     const FAMILY: u8;
     /// Size of a socket tuple.
     const SOCKET_TUPLE: u32;
+    /// Bit of [`policy`](mod@policy): connection tracking sees packets at the ports of bridges.
+    const BRIDGES: u32;
 
     /// All flows.
     fn flows() -> &'static HashMap<Key<Self::Addr>, Flow<Self::Addr>>;
@@ -71,6 +74,7 @@ pub trait Net: Ip {
 impl Net for V4 {
     const FAMILY: u8 = 2;
     const SOCKET_TUPLE: u32 = 12;
+    const BRIDGES: u32 = policy::BRIDGES4;
 
     #[inline(always)]
     fn flows() -> &'static HashMap<Key<Addr4>, Flow<Addr4>> {
@@ -163,6 +167,7 @@ impl Net for V4 {
 impl Net for V6 {
     const FAMILY: u8 = 10;
     const SOCKET_TUPLE: u32 = 36;
+    const BRIDGES: u32 = policy::BRIDGES6;
 
     #[inline(always)]
     fn flows() -> &'static HashMap<Key<Addr6>, Flow<Addr6>> {
