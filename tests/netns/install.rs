@@ -8,7 +8,7 @@ mod meanwhile;
 mod struck;
 mod uninstall;
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, os::unix::fs::symlink};
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -337,5 +337,66 @@ fn the_other_network_of_a_folder_is_named() -> Result<()> {
     machine.lab.node.netns().run(|| fs::remove_file(&other))?;
     let said = machine.install(&[V4], &["--no-self-test"])?;
     ensure!(!said.contains("05-other"), "{said}");
+    Ok(())
+}
+
+const BRIDGE: &str = r#"{ "name": "other", "plugins": [{ "type": "bridge" }] }"#;
+const MULTUS: &str = r#"{ "name": "m", "type": "multus" }"#;
+const NAMES_OTHER: &str = r#"{ "name": "m", "type": "multus", "clusterNetwork": "/host/run/opt/net.d/20-other.conflist" }"#;
+const NAMES_OURS: &str = r#"{ "name": "m", "type": "multus-shim", "clusterNetwork": "/host/run/opt/net.d/10-underpass.conflist" }"#;
+const HAS_OTHER: &str =
+    r#"{ "name": "m", "type": "multus", "delegates": [{ "name": "other", "type": "bridge" }] }"#;
+const HAS_OURS: &str =
+    r#"{ "name": "m", "type": "multus", "delegates": [{ "name": "pods", "type": "underpass" }] }"#;
+const CHAIN: &str =
+    r#"{ "name": "other", "plugins": [{ "type": "bridge" }, { "type": "underpass" }] }"#;
+
+/// Which file is to blame where no container gets to the network, and why; nothing where they do.
+#[rstest]
+#[case::chain(&[("05-other.conflist", CHAIN)], &["05-other.conflist: runtimes take the first", "\"other\""])]
+#[case::behind_multus(&[("00-multus.conf", MULTUS), ("05-other.conflist", BRIDGE)], &["05-other.conflist: Multus in /run/opt/net.d/00-multus.conf", "mv "])]
+#[case::multus_goes_by_names(&[("00-multus.conf", MULTUS), ("20-other.conflist", BRIDGE)], &[])]
+#[case::multus_names_it(&[("00-multus.conf", NAMES_OTHER), ("20-other.conflist", BRIDGE)], &["00-multus.conf: Multus in", "20-other.conflist", "clusterNetwork"])]
+#[case::multus_names_ours(&[("00-multus.conf", NAMES_OURS), ("05-other.conflist", BRIDGE)], &[])]
+#[case::multus_has_it(&[("00-multus.conf", HAS_OTHER)], &["00-multus.conf: Multus in", "\"other\"", "delegates"])]
+#[case::multus_has_ours(&[("00-multus.conf", HAS_OURS), ("05-other.conflist", BRIDGE)], &[])]
+#[case::broken(&[("05-other.conflist", "{")], &["containerd stops at it", "CRI-O passes over it", "/run/opt/net.d/05-other.conflist: it is no JSON"])]
+#[case::broken_behind_ours(&[("20-other.conflist", "{")], &[])]
+#[case::broken_behind_multus(&[("00-multus.conf", MULTUS), ("05-other.conflist", "{")], &["Multus in /run/opt/net.d/00-multus.conf", "05-other.conflist: it is no JSON"])]
+fn what_hides_the_network_is_said(
+    #[case] files: &[(&str, &str)],
+    #[case] words: &[&str],
+) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.make_folders()?;
+    for (name, text) in files {
+        machine.write(&format!("{NET}/{name}"), text.as_bytes())?;
+    }
+    let said = machine.install(&[V4], &["--no-self-test"])?;
+    let lines: Vec<_> = said
+        .lines()
+        .filter(|line| line.starts_with("hidden by ") || line.starts_with("note: "))
+        .collect();
+    ensure!(lines.len() == usize::from(!words.is_empty()), "{said}");
+    for word in words {
+        ensure!(lines[0].contains(word), "{word}: {said}");
+    }
+    Ok(())
+}
+
+/// A runtime comes to a link as to a file, wherever it leads to.
+#[rstest]
+fn a_link_to_no_file_hides_the_network(
+    #[values("/run/nothing.conflist", "/run")] target: &str,
+) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.make_folders()?;
+    let link = format!("{NET}/05-other.conflist");
+    machine.lab.node.netns().run(|| symlink(target, &link))?;
+    let said = machine.install(&[V4], &["--no-self-test"])?;
+    let hidden = said.lines().find(|line| line.starts_with("hidden by "));
+    ensure!(hidden.is_some_and(|line| line.contains(&link)), "{said}");
     Ok(())
 }

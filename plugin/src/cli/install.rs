@@ -21,7 +21,7 @@ use able::{Able, able};
 
 use super::{
     Failure,
-    doctor::networks::{in_place_of_ours, is_ours},
+    doctor::networks::{in_place_of_ours, is_multus, is_ours},
     folders::Folders,
     load, selftest,
     uninstall::aside,
@@ -320,21 +320,21 @@ fn update(maps: &Maps, file: &NetworkFile, out: &mut impl io::Write) -> Result<(
     Ok(())
 }
 
-/// Says whether the runtime takes another network: it takes the first one of the folder. Where no container gets to ours the line begins with
-/// words by which the agent of a cluster knows it.
+/// Says whether containers get something else than this network. Where none gets to it the line begins with words by which the agent of a cluster
+/// knows it.
 fn hidden_by(net_dir: &Path, out: &mut impl io::Write) -> Result<(), Failure> {
-    let files = net_dir::read(net_dir)
+    let networks = net_dir::read(net_dir)
         .map_err(|error| CniError::io(format!("cannot list {}", net_dir.display()), &error))?;
-    if let Some(other) = in_place_of_ours(&files) {
-        let other = other.path.display();
-        writeln!(
-            out,
-            "hidden by {other}: runtimes take the first network of the folder, so that no container gets to this one; mv {other} {other}.disabled, if nobody needs it"
-        )?;
+    let files: Vec<_> = networks.iter().map(Result::as_ref).collect();
+    if let Some(other) = in_place_of_ours(&files, is_ours) {
+        let (by, what, fix) = (other.by(), other.what("this one"), other.fix());
+        writeln!(out, "hidden by {by}: {what}; {fix}")?;
         return Ok(());
     }
-    let first = files.iter().flatten().next();
-    let is_another = |first: &&NetworkFile| is_ours(first) && !first.path.ends_with(conflist::FILE);
+    let first = networks.iter().flatten().next();
+    let is_another = |first: &&NetworkFile| {
+        is_ours(first) && !is_multus(first) && !first.path.ends_with(conflist::FILE)
+    };
     if let Some(another) = first.filter(is_another) {
         writeln!(
             out,

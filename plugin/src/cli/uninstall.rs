@@ -110,7 +110,7 @@ fn refuse(root: &Path, bin: Option<&Folder>, net_dir: &Path, found: &Found) -> R
     }
     unused(root)?;
     let links = bin.map(|bin| bin.links_to(PLUGIN)).transpose()?;
-    needed(net_dir, &links.unwrap_or_default())
+    needed(net_dir, &links.unwrap_or_default(), found)
 }
 
 /// Refuses where containers are attached.
@@ -161,9 +161,9 @@ fn stop(
     unused(root)
 }
 
-/// Looks for other networks that need what would be removed: the plugin, the allocator, or one of the `links`. One that can't
+/// Looks for other networks that need what would be removed: the plugin, the allocator, one of the `links`, or our network. One that can't
 /// be read may be one.
-fn needed(net_dir: &Path, links: &[String]) -> Result<(), Failure> {
+fn needed(net_dir: &Path, links: &[String], found: &Found) -> Result<(), Failure> {
     let files = net_dir::files(net_dir)
         .map_err(|error| CniError::io(format!("cannot list {}", net_dir.display()), &error))?;
     for path in files {
@@ -171,12 +171,7 @@ fn needed(net_dir: &Path, links: &[String]) -> Result<(), Failure> {
             continue;
         }
         let file = NetworkFile::open(path).map_err(Failure::Unreadable)?;
-        let kinds = file.plugins().into_iter().flat_map(kinds);
-        let is_ours = |kind: &&str| {
-            [PLUGIN, ALLOCATOR].contains(kind) || links.iter().any(|link| link == kind)
-        };
-        let needed = kinds.filter_map(Value::as_str).find(is_ours);
-        if let Some(name) = needed.map(str::to_owned) {
+        if let Some(name) = need(&file, links, found) {
             return Err(Failure::StillNamed {
                 path: file.path,
                 name,
@@ -184,6 +179,34 @@ fn needed(net_dir: &Path, links: &[String]) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Finds what a network needs of what would be removed, in its own words.
+fn need(file: &NetworkFile, links: &[String], found: &Found) -> Option<String> {
+    let is_plugin =
+        |kind: &&str| [PLUGIN, ALLOCATOR].contains(kind) || links.iter().any(|link| link == kind);
+    let is_there = !matches!(found, Found::Nothing);
+    let network = found.network().map(NetworkFile::name);
+    // A path may be one inside of Multus' own container.
+    let is_network = |named: &&str| {
+        is_there && (Path::new(named).ends_with(conflist::FILE) || network == Some(*named))
+    };
+    let plugins = file.plugins();
+    let kinds = plugins.iter().copied().flat_map(kinds);
+    let plugin = kinds.filter_map(Value::as_str).find(is_plugin);
+    let mut named = plugins.iter().copied().flat_map(named);
+    plugin.or_else(|| named.find(is_network)).map(str::to_owned)
+}
+
+/// Lists the networks that an entry of Multus names, which are in files or objects of their own.
+fn named(plugin: &Map<String, Value>) -> Vec<&str> {
+    let further = plugin.get("defaultNetworks").and_then(Value::as_array);
+    let first = plugin.get("clusterNetwork").into_iter();
+    let named = first.chain(further.into_iter().flatten());
+    named
+        .filter_map(Value::as_str)
+        .filter(|named| !named.is_empty())
+        .collect()
 }
 
 /// Lists the plugins that an entry has called: its own, its IPAM plugin, and whom it hands containers over to (`delegate` of

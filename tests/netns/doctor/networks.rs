@@ -1,6 +1,6 @@
 //! Faults of what is written on a node's disk: the folder of networks, and the configuration of systemd-networkd.
 
-use std::fs;
+use std::{fs, os::unix::fs::symlink};
 
 use rstest::rstest;
 use serde_json::json;
@@ -22,6 +22,47 @@ fn a_network_before_ours_is_found() -> Result<()> {
     said.expect_words(&["\"other\"", "mv /run/net.d/05-other.conflist"])
 }
 
+/// Multus takes the first network but for its own, or the one that its config names.
+#[rstest]
+#[case::its_own_choice("", &["\"other\"", "Multus in /run/net.d/00-multus.conf", "mv /run/net.d/05-other.conflist"])]
+#[case::a_file(r#", "clusterNetwork": "/host/run/net.d/05-other.conflist""#, &["clusterNetwork", "/run/net.d/00-multus.conf"])]
+#[case::a_name(r#", "clusterNetwork": "other""#, &["clusterNetwork", "\"other\""])]
+#[case::a_whole_network(r#", "delegates": [{ "name": "other", "type": "bridge" }]"#, &["delegates", "\"other\""])]
+#[case::our_file(r#", "clusterNetwork": "/host/run/net.d/10-underpass.conflist""#, &[])]
+#[case::our_name(r#", "clusterNetwork": "lab""#, &[])]
+#[case::ours_as_a_whole(r#", "delegates": [{ "name": "lab", "type": "underpass" }]"#, &[])]
+fn where_multus_leads_to_is_found(#[case] keys: &str, #[case] words: &[&str]) -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let multus = format!(r#"{{ "cniVersion": "1.0.0", "name": "m", "type": "multus"{keys} }}"#);
+    put(&lab, network("00-multus.conf"), &multus)?;
+    put(&lab, network("05-other.conflist"), OTHER)?;
+    let said = ask(&lab)?;
+    if words.is_empty() {
+        return said.expect(&[]);
+    }
+    said.expect(&["network-order"])?;
+    said.expect_words(words)
+}
+
+/// Our plugin serves host ports in the chain of another one, whose network the containers get.
+#[test]
+fn a_chain_of_another_plugin_before_ours_is_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let ports = r#"{"type": "underpass", "capabilities": {"portMappings": true}}"#;
+    let chain = OTHER.replace("}]", &format!("}}, {ports}]"));
+    put(&lab, network("05-other.conflist"), &chain)?;
+    let said = ask(&lab)?;
+    said.expect(&["network-order"])?;
+    said.expect_words(&["\"other\"", "mv /run/net.d/05-other.conflist"])?;
+    // Alone it is what calls us.
+    lab.node
+        .netns()
+        .run(|| fs::remove_file(network("10-underpass.conflist")))?;
+    ask(&lab)?.expect(&[])
+}
+
 #[rstest]
 #[case::before("00-broken.conflist", "error")]
 #[case::after("99-broken.conflist", "warning")]
@@ -35,6 +76,20 @@ fn a_broken_file_is_found(#[case] name: &str, #[case] severity: &str) -> Result<
     said.expect_words(&[name])?;
     ensure!(said.first("severity") == severity, "{said:#?}");
     Ok(())
+}
+
+/// A runtime comes to it as to a file.
+#[test]
+fn a_link_to_nothing_is_a_broken_file() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let link = network("00-link.conflist");
+    lab.node
+        .netns()
+        .run(|| symlink("/run/nothing.conflist", &link))?;
+    let said = ask(&lab)?;
+    said.expect(&["network-broken"])?;
+    said.expect_words(&["/run/net.d/00-link.conflist", "No such file"])
 }
 
 #[test]

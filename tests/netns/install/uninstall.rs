@@ -3,7 +3,7 @@
 use std::fs;
 
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 use underpass_tests::{leak::Traces, prelude::*};
 
 use super::fixture::{BIN, CONFLIST, Machine, NET, ranges};
@@ -143,6 +143,38 @@ fn uninstall_asks_whether_anybody_needs_the_plugin() -> Result<()> {
     elsewhere["plugins"][0]["bpfRoot"] = "/sys/fs/bpf/elsewhere".into();
     machine.write(CONFLIST, elsewhere.to_string().as_bytes())?;
     refused("--bpf-root")
+}
+
+/// Multus hands containers on to our network, in whichever of its ways it is told so.
+#[rstest]
+#[case::our_file(&json!({ "clusterNetwork": "/host/run/opt/net.d/10-underpass.conflist" }), "10-underpass.conflist")]
+#[case::our_name(&json!({ "clusterNetwork": "pods" }), "names pods")]
+#[case::a_further_one(&json!({ "clusterNetwork": "other", "defaultNetworks": ["some", "pods"] }), "names pods")]
+#[case::others(&json!({ "clusterNetwork": "other", "defaultNetworks": ["/etc/cni/multus/net.d"] }), "")]
+fn uninstall_asks_whether_multus_needs_the_network(
+    #[case] keys: &Value,
+    #[case] why: &str,
+) -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&[V4], &["--no-self-test"])?;
+    let mut multus = keys.clone();
+    multus["name"] = json!("m");
+    multus["type"] = json!("multus-shim");
+    let path = format!("{NET}/00-multus.conf");
+    machine.write(&path, multus.to_string().as_bytes())?;
+    if !why.is_empty() {
+        let before = machine.files()?;
+        let error = machine.error("uninstall", &[])?;
+        ensure!(error.contains(&path) && error.contains(why), "{error}");
+        ensure!(machine.files()? == before, "something went");
+        machine.lab.node.netns().run(|| fs::remove_file(&path))?;
+    }
+    machine.run("uninstall", &[])?;
+    ensure!(machine.conflist()?.is_none(), "the conflist is there");
+    // Nothing of ours can be needed where nothing is.
+    machine.write(&path, multus.to_string().as_bytes())?;
+    machine.run("uninstall", &[]).map(drop)
 }
 
 /// A file that nobody can read keeps nobody who says so from uninstalling, and ours is no other network.

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use serde_json::Value;
 use underpass_cni::{Error as CniError, net_dir::NetworkFile};
+
+use instead::{Instead, calls_us};
+pub(in crate::cli) use instead::{in_place_of_ours, is_multus, is_ours};
 
 use super::{Diagnosis, Node, Report};
 use crate::{
@@ -15,8 +17,7 @@ use crate::{
     step::lease,
 };
 
-/// Plugins that hand containers over to networks of others, as their own configs say.
-const META: [&str; 4] = ["multus", "multus-shim", "danm", "genie"];
+mod instead;
 
 pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
     let folder = node.places.net_dir;
@@ -29,39 +30,22 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tells whether a network's containers are attached by this plugin: itself, or called by another one.
-pub(in crate::cli) fn is_ours(network: &NetworkFile) -> bool {
-    let kind = |kind: Option<&Value>| kind.and_then(Value::as_str) == Some(NAME);
-    network.plugins().into_iter().any(|plugin| {
-        let delegate = plugin.get("delegate");
-        kind(plugin.get("type")) || kind(delegate.and_then(|delegate| delegate.get("type")))
-    })
-}
-
-/// Finds the network that runtimes take in the place of ours: the first one of the folder, unless its containers come to one of ours all the same.
-pub(in crate::cli) fn in_place_of_ours(
-    networks: &[Result<NetworkFile, CniError>],
-) -> Option<&NetworkFile> {
-    let first = networks.iter().flatten().next();
-    first.filter(|first| !is_ours(first) && !is_meta(first))
-}
-
-fn is_meta(network: &NetworkFile) -> bool {
-    network.plugins().first().is_some_and(|plugin| {
-        let kind = plugin.get("type").and_then(Value::as_str);
-        kind.is_some_and(|kind| META.contains(&kind))
-    })
-}
-
 /// Looks at the folder as a runtime does: it takes the first network. containerd takes none if it comes to a broken file
-/// before that, and CRI-O goes past it. Where none is ours, an uninstall that was killed may have set it aside.
+/// before that, and CRI-O goes past it. Where none has its containers attached by us, those count in whose chain we are; and where there is no such one
+/// either, an uninstall that was killed may have set ours aside.
 fn order(
     folder: &Path,
     networks: &[Result<NetworkFile, CniError>],
     is_set_aside: bool,
 ) -> Vec<Diagnosis> {
-    let is_our_own = |network: &Result<NetworkFile, CniError>| network.as_ref().is_ok_and(is_ours);
-    let ours = networks.iter().position(is_our_own);
+    let is_own: fn(&NetworkFile) -> bool = if networks.iter().flatten().any(is_ours) {
+        is_ours
+    } else {
+        calls_us
+    };
+    let ours = networks
+        .iter()
+        .position(|network| network.as_ref().is_ok_and(is_own));
     let mut found = Vec::new();
     for (position, network) in networks.iter().enumerate() {
         let Err(error) = network else { continue };
@@ -85,16 +69,16 @@ fn order(
         });
         return found;
     };
-    if let (Some(first), Some(Ok(own))) = (in_place_of_ours(networks), networks.get(ours)) {
-        let (other, own) = (first.path.display(), own.path.display());
-        found.push(Diagnosis::warning(
-            "network-order",
-            format!(
-                "runtimes take the first network by name, which is {:?} in {other}: no container gets to ours in {own}",
-                first.name()
-            ),
-            format!("mv {other} {other}.disabled, if nobody needs it; else give ours a name that sorts before"),
-        ));
+    // What is broken was said.
+    let readable: Vec<_> = networks.iter().flatten().map(Ok).collect();
+    let instead = in_place_of_ours(&readable, is_own);
+    if let (Some(instead), Some(Ok(own))) = (instead, networks.get(ours)) {
+        let what = instead.what(&format!("ours in {}", own.path.display()));
+        let mut fix = instead.fix();
+        if matches!(instead, Instead::First(_) | Instead::Next { .. }) {
+            fix.push_str("; else give ours a name that sorts before");
+        }
+        found.push(Diagnosis::warning("network-order", what, fix));
     }
     found
 }
@@ -211,11 +195,36 @@ mod tests {
     fn others_that_lead_to_ours_are_no_fault() {
         let multus = OTHER.replace("bridge", "multus");
         assert_eq!(ids(&[&multus, OURS]), [""; 0]);
+        assert_eq!(ids(&[&multus, OURS, OTHER]), [""; 0]);
+        // It may have ours in it, and nobody else.
+        let embedding = format!(r#"{{"name": "m", "type": "multus", "delegates": [{OURS}]}}"#);
+        assert_eq!(ids(&[&embedding, OTHER]), [""; 0]);
         let flannel = OTHER.replace(
             r#""bridge""#,
             r#""flannel", "delegate": {"type": "underpass"}"#,
         );
         assert_eq!(ids(&[&flannel]), [""; 0]);
+    }
+
+    #[test]
+    fn others_that_lead_elsewhere_are_a_fault() {
+        let multus = OTHER.replace("bridge", "multus");
+        assert_eq!(ids(&[&multus, OTHER, OURS]), ["network-order"]);
+        let naming = OTHER.replace(r#""bridge""#, r#""multus", "clusterNetwork": "other""#);
+        assert_eq!(ids(&[&naming, OURS, OTHER]), ["network-order"]);
+    }
+
+    #[test]
+    fn the_chain_of_another_plugin_hides_ours_and_is_called() {
+        let chain = OTHER.replace("}]", r#"}, {"type": "underpass"}]"#);
+        assert_eq!(ids(&[&chain, OURS]), ["network-order"]);
+        assert_eq!(ids(&[&chain]), [""; 0]);
+        assert_eq!(ids(&[&chain, OTHER]), [""; 0]);
+        assert_eq!(ids(&[OTHER, &chain]), ["network-order"]);
+        assert_eq!(
+            ids(&["{", OTHER, OURS]),
+            ["network-broken", "network-order"]
+        );
     }
 
     #[test]
