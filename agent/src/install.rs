@@ -27,9 +27,21 @@ const HEAD_START: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Routed {
     /// The MTU of pods in bytes, where it is not the uplinks' and nobody has named one.
-    pub(crate) mtu: Option<u32>,
-    /// The prefixes that were on this node's links.
-    pub(crate) links: Arc<[OnLink]>,
+    mtu: Option<u32>,
+    /// The prefixes that were on this node's links, as far as they matter to what is believed of Nodes.
+    links: Arc<[OnLink]>,
+}
+
+impl Routed {
+    /// Of all prefixes on this node's `links` those are left out that each container of others brings and takes: what is news here is a reason
+    /// to install.
+    pub(crate) fn new(mtu: Option<u32>, links: &[OnLink]) -> Self {
+        let links = links.iter().filter(|link| link.matters_to_nodes());
+        Self {
+            mtu,
+            links: links.copied().collect(),
+        }
+    }
 }
 
 /// The network of this node.
@@ -303,6 +315,35 @@ fn give(pass: &watch::Sender<Nodes>, nodes: &Nodes) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An agent without a network would try at once to install it, again and again.
+    #[test]
+    fn containers_of_others_are_no_news() {
+        let link = |net: &str, device| {
+            let net: IpNet = net.parse().expect("a network");
+            OnLink {
+                net: net.trunc(),
+                own: net.addr(),
+                device,
+                mtu: 1500,
+                is_bridge: false,
+            }
+        };
+        let (uplink, own) = (link("192.0.2.1/24", 2), link("fe80::1/64", 2));
+        let before = Routed::new(Some(1450), &[uplink, own]);
+        for (net, is_news) in [
+            ("fe80::2/64", false),
+            ("fe80::2/128", false),
+            ("10.9.0.1/24", true),
+            ("2001:db8:9::1/64", true),
+            // A range of pods could have it inside.
+            ("169.254.3.1/16", true),
+        ] {
+            let after = Routed::new(Some(1450), &[uplink, own, link(net, 3)]);
+            assert_eq!(after != before, is_news, "{net}");
+        }
+        assert_ne!(Routed::new(Some(1400), &[uplink, own]), before);
+    }
 
     #[test]
     fn what_is_wrong_all_the_same_is_found_in_what_is_said() {

@@ -63,7 +63,7 @@ struct Link {
     name: String,
     mtu: u32,
     is_up: bool,
-    /// Whether it is the loopback device, or the host's end of a pod of ours.
+    /// Whether it is the loopback device or a dummy, which lead to nobody, or the host's end of a pod of ours.
     is_inward: bool,
     is_bridge: bool,
     /// None, where there are no neighbours to find: tunnels such as `WireGuard`, tun and PPP.
@@ -281,6 +281,7 @@ fn read_link(message: LinkMessage) -> Link {
                 for info in infos {
                     match info {
                         LinkInfo::Kind(InfoKind::Bridge) => link.is_bridge = true,
+                        LinkInfo::Kind(InfoKind::Dummy) => link.is_inward = true,
                         LinkInfo::Data(InfoData::Vxlan(vxlan)) => link.vxlan = vxlan,
                         _ => {}
                     }

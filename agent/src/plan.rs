@@ -129,6 +129,19 @@ pub(crate) struct OnLink {
     pub(crate) is_bridge: bool,
 }
 
+impl OnLink {
+    /// Tells whether it may matter to what is believed of Nodes: none has an address or a range that is IPv6 link-local. (In a range as large as
+    /// it may be there can be IPv4's link-local addresses.)
+    pub(crate) fn matters_to_nodes(&self) -> bool {
+        !is_link_local(self.net.addr())
+    }
+}
+
+/// Tells whether it is an IPv6 address that is known on its link alone.
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
 /// Tells whether a prefix is an address alone: nobody else is on its link.
 pub(crate) fn is_alone(net: IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
@@ -228,7 +241,8 @@ fn direct(
 }
 
 /// What fits through whichever link leads to another node, in bytes, where our address is on none: on a loopback
-/// device, or translated. Those that are too small for IPv6 through VXLAN do not count beside others.
+/// device or a dummy, or translated. Links with link-local addresses alone count: routers are found by them, too. Those that
+/// are too small for IPv6 through VXLAN do not count beside others.
 fn largest_to_all(links: &[OnLink], overhead: u32) -> u32 {
     let shared = links
         .iter()

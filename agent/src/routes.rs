@@ -77,7 +77,7 @@ impl Routes<'_> {
         let Some(seen) = self.look().await? else {
             return Ok(());
         };
-        let links: Arc<[OnLink]> = seen.on_link().into();
+        let links = seen.on_link();
         let Some(desired) = self.decide(all, &links) else {
             return Ok(());
         };
@@ -89,7 +89,7 @@ impl Routes<'_> {
         if done.errors.is_empty() {
             let mtu = timeout(PATIENCE, self.mtu(&desired, &seen)).await;
             match mtu.context("the kernel does not answer")? {
-                Ok(mtu) => self.pass_on(Routed { mtu, links }),
+                Ok(mtu) => self.pass_on(Routed::new(mtu, &links)),
                 Err(error) => self.fail(&error),
             }
         }

@@ -1,6 +1,8 @@
 //! The commands of `underpass` that the agent runs: it opens no map itself, so that what it does can be done by hand.
 
+use std::ffi::OsStr;
 use std::io;
+use std::iter;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -184,8 +186,17 @@ async fn run(command: Command, failed: &AtomicU64) -> Result<String, Failed> {
     outcome
 }
 
+/// Names a command in what is said of it: the executable and the verb. A cluster's ranges may be thousands of arguments, and with each node that
+/// joins a failure would be another one.
+fn name(command: &Command) -> String {
+    let command = command.as_std();
+    let words = iter::once(command.get_program()).chain(command.get_args().take(1));
+    let words: Vec<_> = words.map(OsStr::to_string_lossy).collect();
+    words.join(" ")
+}
+
 async fn try_run(mut command: Command, limit: Duration) -> Result<String, Failed> {
-    let name = format!("{:?}", command.as_std());
+    let name = name(&command);
     command.stdin(Stdio::null()).kill_on_drop(true);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let failed = |error| Failed::silently(format!("cannot run {name}: {error}"));
@@ -237,6 +248,28 @@ mod tests {
         assert_eq!(failed.said, "did this\n");
         let why = "killed, as it had not ended within 2 s: waits for that";
         assert!(failed.why.ends_with(why), "{}", failed.why);
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_the_same_for_however_many_nodes() {
+        for (executable, why) in [
+            ("false", "false install: exit status: 1: "),
+            (
+                "/nonexistent/underpass",
+                "cannot run /nonexistent/underpass install: No such file or directory (os error 2)",
+            ),
+        ] {
+            for nodes in [1_u32, 1_000] {
+                let mut command = Command::new(executable);
+                command.arg("install");
+                for number in 0..nodes {
+                    let range = format!("fd00:244:{number:x}::/64");
+                    command.arg("--cluster-cidr").arg(range);
+                }
+                let failed = try_run(command, LIMIT).await.expect_err("a failure");
+                assert_eq!(failed.why, why, "{nodes} nodes");
+            }
+        }
     }
 
     #[tokio::test]

@@ -30,6 +30,7 @@ mod made;
 mod member;
 mod moved;
 mod new_uplink;
+mod others;
 mod outer_port;
 mod outlived;
 mod outside;

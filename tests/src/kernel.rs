@@ -18,6 +18,8 @@ pub enum Facility {
     MacVlan,
     /// Devices that join others to one.
     Bond,
+    /// Devices that hold addresses and send nothing.
+    Dummy,
     /// WireGuard devices.
     WireGuard,
     /// Devices for virtual routing and forwarding.
@@ -34,11 +36,12 @@ pub enum Facility {
 
 impl Facility {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::BridgeNetfilter,
         Self::Vlan,
         Self::MacVlan,
         Self::Bond,
+        Self::Dummy,
         Self::WireGuard,
         Self::Vrf,
         Self::Netem,
@@ -54,6 +57,7 @@ impl Facility {
             Self::Vlan => ("8021q", "CONFIG_VLAN_8021Q"),
             Self::MacVlan => ("macvlan", "CONFIG_MACVLAN"),
             Self::Bond => ("bonding", "CONFIG_BONDING"),
+            Self::Dummy => ("dummy", "CONFIG_DUMMY"),
             Self::WireGuard => ("wireguard", "CONFIG_WIREGUARD"),
             Self::Vrf => ("vrf", "CONFIG_NET_VRF"),
             Self::Netem => ("sch_netem", "CONFIG_NET_SCH_NETEM"),
@@ -73,6 +77,7 @@ impl Facility {
             Self::Vlan => ["ip", "link add one link veth type vlan id 1"],
             Self::MacVlan => ["ip", "link add one link veth type macvlan"],
             Self::Bond => ["ip", "link add one type bond"],
+            Self::Dummy => ["ip", "link add one type dummy"],
             Self::WireGuard => ["ip", "link add one type wireguard"],
             Self::Vrf => ["ip", "link add one type vrf table 100"],
             Self::Netem => ["tc", "qdisc add dev veth root netem delay 1ms"],

@@ -35,11 +35,13 @@ fn address(net: &str, device: u32, is_bare: bool) -> Address {
 fn seen(addresses: Vec<Address>) -> Seen {
     let mac = LinkAttribute::Address(vec![2, 0, 0, 0, 0, 1]);
     let alias = LinkAttribute::IfAlias("underpass:pods:c1:eth0".to_owned());
+    let dummy = LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Dummy)]);
     Seen {
         links: vec![
             link(2, std::slice::from_ref(&mac)),
             link(3, &[]),
-            link(4, &[mac, alias]),
+            link(4, &[mac.clone(), alias]),
+            link(5, &[mac, dummy]),
         ],
         addresses,
         routes: BTreeSet::new(),
@@ -72,6 +74,17 @@ fn on_a_link_are_those_who_can_be_found_there() {
         assert_eq!(on_link(2, true), [alone]);
         assert_eq!(on_link(3, false), [alone], "no link-layer address");
         assert_eq!(on_link(4, false), [], "a pod's");
+        assert_eq!(on_link(5, false), [], "a dummy's");
+    }
+}
+
+/// Clouds give a card an address alone; on a dummy there is one that others announce.
+#[test]
+fn an_address_alone_is_on_a_card_and_not_on_a_dummy() {
+    for net in ["203.0.113.1/32", "2001:db8:77::1/128"] {
+        let seen = seen(vec![address(net, 5, false), address(net, 2, false)]);
+        let devices: Vec<u32> = seen.on_link().iter().map(|link| link.device).collect();
+        assert_eq!(devices, [2], "{net}");
     }
 }
 

@@ -17,7 +17,7 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVxlan};
 
 use super::{Concern, DEVICE, Kernel, Link, Notes, Seen, read_link};
-use crate::plan::{Desired, Mac, Neighbour, Tunnel};
+use crate::plan::{Desired, Mac, Neighbour, Tunnel, is_link_local};
 
 mod sysctl;
 
@@ -193,10 +193,9 @@ impl Kernel {
         seen: &Seen,
         notes: &mut Notes,
     ) {
-        let is_link_local = |net: IpNet| matches!(net.addr(), IpAddr::V6(address) if address.is_unicast_link_local());
         let there = seen.addresses.iter().filter(|address| {
             // The kernel gives a device link-local ones of its own.
-            address.message.header.index == index && !is_link_local(address.own)
+            address.message.header.index == index && !is_link_local(address.own.addr())
         });
         let handle = self.handle.address();
         let level = Level {
@@ -375,11 +374,9 @@ fn local(outside: IpAddr, seen: &Seen) -> IpAddr {
 
 /// Tells whether the node has an address of this family on a link, by which it could send.
 fn has_others(outside: IpAddr, seen: &Seen) -> bool {
-    let is_link_local =
-        |own: &IpAddr| matches!(own, IpAddr::V6(own) if own.is_unicast_link_local());
     let links = seen.on_link();
     let mut own = links.iter().map(|link| link.own);
-    own.any(|own| own.is_ipv4() == outside.is_ipv4() && !is_link_local(&own))
+    own.any(|own| own.is_ipv4() == outside.is_ipv4() && !is_link_local(own))
 }
 
 fn existing(seen: &Seen) -> Option<&Link> {

@@ -313,6 +313,11 @@ fn an_address_on_no_link_has_the_mtu_of_those_that_lead_to_others() {
             assert_eq!(mtu(&[link(other, 1400)]), 1500 - overhead);
         }
         assert_eq!(mtu(&[link("10.9.0.1/24", 1300)]), 1500 - overhead);
+        // By IPv6 routers are found at link-local addresses, where a link has no others.
+        assert_eq!(mtu(&[link("fe80::1/64", 1400)]), 1400 - overhead);
+        // As clouds give it to a card, alone.
+        let alone = IpNet::from(address(outside)).to_string();
+        assert_eq!(mtu(&[link(&alone, 1450)]), 1450 - overhead);
     }
 }
 

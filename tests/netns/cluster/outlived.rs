@@ -33,6 +33,8 @@ impl Scene {
         };
         scene.masquerades(family)?;
         let member = scene.member();
+        // What it had begun before would load.
+        member.rests()?;
         member
             .node
             .netns()

@@ -56,19 +56,38 @@ pub(super) fn beyond_a_router(outside: Family, kinds: &[&str]) -> Result<(Cluste
     Ok((cluster, pods))
 }
 
-/// Segments of TCP that a namespace has sent, and those among them that it had sent before.
-fn segments(netns: &Netns) -> Result<[u64; 2]> {
-    let text = netns.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))?;
-    let mut lines = text.lines().filter(|line| line.starts_with("Tcp:"));
+/// What TCP has sent in a namespace.
+struct Segments {
+    sent: u64,
+    /// Those among them that it had sent before.
+    again: u64,
+    /// How often no answer came in time, after which all that is under way is sent again.
+    timeouts: u64,
+}
+
+impl Segments {
+    fn of(netns: &Netns) -> Result<Self> {
+        let text = netns.run(|| {
+            let files = ["snmp", "netstat"].map(|name| format!("/proc/thread-self/net/{name}"));
+            Ok::<_, anyhow::Error>(fs::read_to_string(&files[0])? + &fs::read_to_string(&files[1])?)
+        })?;
+        Ok(Self {
+            sent: counter(&text, "Tcp:", "OutSegs")?,
+            again: counter(&text, "Tcp:", "RetransSegs")?,
+            timeouts: counter(&text, "TcpExt:", "TCPTimeouts")?,
+        })
+    }
+}
+
+/// Finds a value of the kernel's that it lists below its name, in lines that begin with `of`.
+fn counter(text: &str, of: &str, name: &str) -> Result<u64> {
+    let mut lines = text.lines().filter(|line| line.starts_with(of));
     let (names, values) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
-    let value = |wanted: &str| -> Result<u64> {
-        let mut pairs = names.split(' ').zip(values.split(' '));
-        let (_, value) = pairs
-            .find(|(name, _)| *name == wanted)
-            .context("a counter")?;
-        Ok(value.parse()?)
-    };
-    Ok([value("OutSegs")?, value("RetransSegs")?])
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    let (_, value) = pairs
+        .find(|(one, _)| *one == name)
+        .with_context(|| format!("no {name}"))?;
+    Ok(value.parse()?)
 }
 
 /// Whatever its length, it arrives, and what TCP has to send again is little; who asks for packets in one piece is told how long they
@@ -97,10 +116,14 @@ fn what_is_longer_than_the_tunnel_takes(#[values(V4, V6)] outside: Family) -> Re
             }
         }
         for pod in [here, there] {
-            let [sent, again] = segments(pod.netns())?;
+            let Segments {
+                sent,
+                again,
+                timeouts,
+            } = Segments::of(pod.netns())?;
             ensure!(
                 again * 50 < sent,
-                "{} sent {again} of {sent} segments again",
+                "{} sent {again} of {sent} segments again, after {timeouts} timeouts",
                 pod.name()
             );
         }

@@ -188,10 +188,19 @@ fn an_address_on_no_link_has_the_uplinks_mtu(
     #[case] mtu: u32,
 ) -> Result<()> {
     needs_root!();
-    let mut cluster = Cluster::idle(&[0, 1])?;
+    has_the_uplinks_mtu(Cluster::idle(&[0, 1])?, outer, mtu, "lo")
+}
+
+/// Sees that pods reach the first of two nodes, whose address is on a device that leads to no node, and that its VXLAN device has this MTU.
+pub(super) fn has_the_uplinks_mtu(
+    mut cluster: Cluster,
+    outer: Family,
+    mtu: u32,
+    device: &str,
+) -> Result<()> {
     cluster.put_outside(outer);
     let member = &cluster.members[0];
-    let (mut own, mut on_lo, mut ways) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut own, mut inside, mut ways) = (Vec::new(), Vec::new(), Vec::new());
     for family in Family::BOTH {
         let address = if family == V4 {
             "203.0.113.1"
@@ -199,12 +208,12 @@ fn an_address_on_no_link_has_the_uplinks_mtu(
             "2001:db8:77::1"
         };
         let net = format!("{address}/{}", family.host_bits());
-        on_lo.push(format!("address add {net} dev lo"));
+        inside.push(format!("address add {net} dev {device}"));
         ways.push(format!("route add {net} via {}", member.address(family)));
         own.push(address.to_owned());
     }
     own.sort_by_key(|address| address.contains(':') != (outer == V6));
-    member.node.netns().ip(&on_lo)?;
+    member.node.netns().ip(&inside)?;
     cluster.fabric.ip(&ways)?;
     cluster.api.set(&member.name, &own, &member.ranges());
     for member in &mut cluster.members {
