@@ -290,3 +290,26 @@ fn settings_that_a_later_plugin_may_change_are_its_own_business() -> Result<()> 
     }
     pod.call_with_result("CHECK").run(&lab.node)?.silence()
 }
+
+/// What a network asks for counts for the containers to come: to make those anew that work is no use to anybody.
+#[rstest]
+#[case::a_fixed_mac("macspoofchk", false)]
+#[case::a_free_mac("macspoofchk", true)]
+#[case::spoofing("antiSpoof", false)]
+#[case::tracking("conntrackLiberal", false)]
+fn what_the_network_asks_for_since_is_no_fault(
+    #[case] key: &str,
+    #[case] before: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("a", &lab.conf().with(key, before))?;
+    let mut later = lab.conf().with(key, !before).json().clone();
+    later["prevResult"] = pod.result().clone();
+    let call = pod.call("CHECK").stdin(later.to_string().as_bytes());
+    let reply = call.run(&lab.node)?;
+    reply.succeeded()?;
+    let is_said = reply.stderr.contains("nf_conntrack_tcp_be_liberal");
+    ensure!(is_said == (key == "conntrackLiberal"), "{}", reply.stderr);
+    Ok(())
+}

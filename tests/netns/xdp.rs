@@ -152,11 +152,9 @@ fn without_the_key_there_is_none() -> Result<()> {
     later["prevResult"] = pod.result().clone();
     later["runtimeConfig"] = Value::Null;
     call = call.stdin(later.to_string().as_bytes());
-    let error = call.run(&lab.node)?.error()?;
-    ensure!(
-        error.code == 100 && error.msg.contains(map::XDP_PODS),
-        "{error}"
-    );
+    let reply = call.run(&lab.node)?;
+    reply.succeeded()?;
+    ensure!(reply.stderr.contains(map::XDP_PODS), "{}", reply.stderr);
     Ok(())
 }
 

@@ -191,9 +191,14 @@ impl Step<Interface> for HostSettings {
         let mut settings = Vec::new();
         settings.extend(families.v4.then(forwarding_v4));
         settings.extend(families.v6.then(forwarding_v6));
-        settings.extend((inspection.found.conntrack == Conntrack::Liberal).then(liberal));
         settings.extend(of_host(&inspection.host.name, families));
         findings.extend(differences(&tree, "on the host", &settings)?);
+        if inspection.found.conntrack == Conntrack::Liberal {
+            // The container works without. It may be of before its network asked for it.
+            for finding in differences(&tree, "on the host", &[liberal()])? {
+                warn!("{finding}");
+            }
+        }
         Ok(())
     }
 }

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use underpass_abi::endpoint::device;
 use underpass_cni::{CniResult, Error as CniError, Interface as Remembered, IpConfig, Request};
 use underpass_dataplane::{Maps, Pins};
 use underpass_netlink::{Netlink, Netns};
 
 use super::{chained, identity, is_later, no_result};
 use crate::{
-    conf::{AttachmentConf, Conf, chained::Name, port::bindings},
+    conf::{AttachmentConf, Conf, MacCheck, chained::Name, port::bindings},
     error::Error,
     finding::{Finding, Findings},
     step::{Ends, INTERFACE, Inspection, Loaded, lease, link, xdp},
@@ -50,6 +51,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
             loaded = Some(Loaded { maps, uplinks });
         }
     }
+    let mac_check = mac_check(loaded.as_ref(), host_end.index, network.mac_check)?;
     let inspection = Inspection {
         node: &node,
         owner,
@@ -62,7 +64,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
             pod: &pod,
             ips: container.ips,
             routes: &remembered.routes,
-            mac_check: network.mac_check,
+            mac_check,
             dad: network.dad,
             conntrack: network.conntrack,
             limits: network.bandwidth,
@@ -71,6 +73,16 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
     };
     inspection.verify(INTERFACE, &mut findings)?;
     findings.into_result()
+}
+
+/// Tells whether the container's MAC is fixed: as its ADD was told, which the programs know. What its network asks for may have changed since.
+fn mac_check(loaded: Option<&Loaded<'_>>, host: u32, asked: MacCheck) -> Result<MacCheck, Error> {
+    let known = loaded.map(|loaded| loaded.maps.device(host)).transpose()?;
+    Ok(match known.flatten() {
+        Some(known) if known.flags & device::CHECK_MAC != 0 => MacCheck::On,
+        Some(_) => MacCheck::Off,
+        None => asked,
+    })
 }
 
 /// Tells whether another plugin of the chain made the interface, maybe ours too. Then no IPAM has to give
