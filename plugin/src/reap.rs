@@ -15,7 +15,7 @@ use underpass_netlink::{Netlink, link::By};
 use crate::{
     error::Error,
     identity::{Identity, network_id},
-    step::{end_unless_attached, forget, lease, port},
+    step::{end_unless_attached, endpoint, forget, lease, port},
 };
 
 /// What was taken away.
@@ -35,7 +35,10 @@ pub(crate) struct Reaped {
 struct Network<'a> {
     conf: &'a NetConf,
     id: u32,
-    is_chained: bool,
+    /// Whether interfaces of it are made by this entry of its list, not by another plugin's.
+    makes_interfaces: bool,
+    /// Whether this entry has addresses given to them.
+    gives_addresses: bool,
     /// Its dataDir, if this process gives its addresses.
     data_dir: Option<PathBuf>,
     /// The networks whose leases are there.
@@ -51,15 +54,22 @@ impl<'a> Network<'a> {
             conf,
             data_dir,
             id: network_id(&conf.name),
-            is_chained: conf.prev_result()?.is_some(),
+            makes_interfaces: conf.prev_result()?.is_none(),
+            gives_addresses: conf.ipam_type()?.is_some(),
             leases: names.iter().map(|name| network_id(name)).collect(),
         })
     }
 
+    /// Whether the dead may be forgotten: nobody finds their leases after that. GC tells no entry what others of its list have made, so what
+    /// has addresses is left to the one that had them given.
     fn may_reap(&self, record: &Record) -> bool {
+        let is_own = || {
+            self.makes_interfaces
+                && (self.gives_addresses || endpoint::addresses(record).next().is_none())
+        };
         record.role == role::CHAINED
             || self.leases.contains(&record.network)
-            || record.network == self.id && !self.is_chained
+            || record.network == self.id && is_own()
     }
 }
 

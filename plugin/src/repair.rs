@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use underpass_abi::endpoint::device;
+use underpass_abi::endpoint::{device, role};
+use underpass_cni::NetConf;
 use underpass_dataplane::{
     Changed, Error as Dataplane, Maps,
     lock::Lock,
@@ -13,8 +14,10 @@ use underpass_netlink::Netlink;
 
 use crate::{
     change::Change,
+    conf::Conf,
     error::Error,
     glob::Glob,
+    identity::network_id,
     step::{port, sysctl},
     uplink::reconcile,
 };
@@ -55,6 +58,36 @@ pub(crate) fn repair(
         }
     }
     Error::collect(errors)
+}
+
+/// Chooses the uplinks that are brought up to date for an entry of a list: patterns of their names, or all. An entry that gives no addresses,
+/// as one for host ports, names some or adds none for containers whose interface another entry has made, or that it serves no ports for.
+pub(crate) fn uplinks(
+    conf: &NetConf,
+    decoded: &Conf,
+    maps: &Maps,
+) -> Result<Option<Vec<Glob>>, Error> {
+    let is_needed = decoded.uplinks.is_some()
+        || conf.ipam_type()?.is_some()
+        || serves_others(maps, network_id(&conf.name))?;
+    Ok(if is_needed {
+        decoded.uplinks.clone()
+    } else {
+        Some(Vec::new())
+    })
+}
+
+/// Tells whether host ports of the network lead to a container of another plugin.
+fn serves_others(maps: &Maps, network: u32) -> Result<bool, Error> {
+    for (_, attachment) in maps.attachments()? {
+        if attachment.network == network && attachment.role == role::CHAINED {
+            let device = maps.device(attachment.ifindex)?;
+            if device.is_some_and(|device| device.flags & device::FOREIGN != 0) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Forgets uplinks and devices of other plugins that do not exist any more, and those of the network with this

@@ -10,6 +10,7 @@ use underpass_tests::{
     counter,
     leak::Traces,
     prelude::*,
+    runtime::Call,
     second::{Kind, Second},
     traffic::serve,
     wire::Wire,
@@ -242,6 +243,40 @@ fn each_network_counts_and_a_broken_one_is_named() -> Result<()> {
         .any(|line| line.contains("eth1") && line.contains("from_wire"));
     ensure!(attached, "{devices}");
     Ok(())
+}
+
+/// An entry for host ports, behind one that names its uplinks: neither its GC nor a look at its list adds any.
+#[rstest]
+fn an_entry_for_ports_adds_no_uplinks(#[values("GC", "apply")] how: &str) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let first = lab.conf().with("uplinks", json!(["eth0"]));
+    let pod = lab.pod_with("a", &first)?;
+    let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
+    let mut plugins = [first.json().clone(), lab.conf().json().clone()];
+    let name = plugins[0]["name"].take();
+    let ports = plugins[1].as_object_mut().context("an entry")?;
+    for key in ["name", "ipam", "ipMasq"] {
+        ports.remove(key);
+    }
+    ports.insert("capabilities".to_owned(), json!({ "portMappings": true }));
+    if how == "GC" {
+        let mut conf = json!({ "cniVersion": "1.1.0", "name": name });
+        let keys = conf.as_object_mut().context("an object")?;
+        keys.extend(ports.clone());
+        let valid = json!([{ "containerID": pod.name(), "ifname": Pod::IFNAME }]);
+        keys.insert("cni.dev/valid-attachments".to_owned(), valid);
+        let call = Call::new("GC").stdin(conf.to_string().as_bytes());
+        call.run(&lab.node)?.silence()?;
+    } else {
+        let list = json!({ "cniVersion": "1.1.0", "name": name, "plugins": plugins });
+        net_dir::write(&lab.node, "10-lab.conflist", &list.to_string())?;
+        let said = lab.node.underpass(&APPLY)?;
+        ensure!(said == NOTHING, "{said}");
+    }
+    let devices = lab.node.underpass(&["status"])?;
+    ensure!(!devices.contains("eth1"), "{devices}");
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()
 }
 
 #[test]

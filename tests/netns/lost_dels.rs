@@ -90,16 +90,20 @@ fn nothing_of_it_stays(#[values("ADD", "chained ADD", "GC")] verb: &str) -> Resu
 /// Another network has its leases elsewhere: a call of it leaves those of the first to a call that can free them.
 #[rstest]
 fn another_folder_of_leases_is_no_reason_to_forget(
-    #[values("ADD", "GC")] verb: &str,
+    #[values("ADD", "GC", "GC behind")] verb: &str,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let other = another(&lab).with_ipam("dataDir", "/run/cni/elsewhere");
+    // A later entry of the network's own list, by a runtime that says nothing of what is valid.
+    let behind = lab.conf().with("ipMasq", false).with("ipam", json!({}));
+    let behind = behind.with("cni.dev/valid-attachments", Value::Null);
     lab.pod("first")?.del()?;
     let before = Traces::of(&lab.node)?;
     lose(lab.pod("lost")?)?;
     match verb {
         "GC" => gc(&other, &[]).run(&lab.node)?.silence()?,
+        "GC behind" => Call::new("GC").conf(&behind).run(&lab.node)?.silence()?,
         _ => lab.pod_with("next", &other)?.del()?,
     }
     lab.pod("again")?.del()?;

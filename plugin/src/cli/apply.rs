@@ -18,7 +18,7 @@ use crate::{
     identity::network_id,
     no_masquerade,
     reap::reap,
-    repair::{forget_devices, repair},
+    repair::{forget_devices, repair, uplinks},
     step::{endpoint, sysctl::be_liberal_again},
 };
 
@@ -33,13 +33,14 @@ pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Re
         )?;
         return Ok(networks.finish()?);
     };
-    let mut patterns: Vec<Option<&[Glob]>> = Vec::new();
+    let mut patterns: Vec<Option<Vec<Glob>>> = Vec::new();
     for network in &networks.ours {
-        let asked = network.decoded.uplinks.as_deref();
+        let asked = uplinks(&network.conf, &network.decoded, &maps)?;
         if !patterns.contains(&asked) {
             patterns.push(asked);
         }
     }
+    let patterns: Vec<Option<&[Glob]>> = patterns.iter().map(Option::as_deref).collect();
     let node = Netlink::open()?;
     let mut changes = forget_devices(&mut maps, None, &node)?;
     let freed = free_ports(&node, &mut maps, &mut changes);

@@ -4,68 +4,40 @@
 
 use std::collections::BTreeSet;
 
-use underpass_abi::endpoint::{Owner, device, role};
-use underpass_cni::{NetConf, NetworkRequest};
+use underpass_abi::endpoint::Owner;
+use underpass_cni::NetworkRequest;
 use underpass_dataplane::{Maps, Pins, object, policy::Rules};
 use underpass_netlink::{Netlink, link::Link};
 
 use crate::{
     conf::Conf,
     error::Error,
-    glob::Glob,
     identity::{Alias, Identity, host_name, is_unfinished, network_id},
     reap::reap,
-    repair::{forget_devices, repair},
+    repair::{forget_devices, repair, uplinks},
     step::{detach, lease},
 };
 
 /// Removes the dead attachments of the network, and frees their addresses.
 pub(super) fn gc(request: &NetworkRequest) -> Result<(), Error> {
     let valid = valid(request)?;
-    let mut errors = remove_dead(request, valid.as_ref(), |conf, _| {
-        Ok(Conf::of_network(conf)?.uplinks)
-    });
+    let mut errors = remove_dead(request, valid.as_ref());
     if valid.is_some() {
         errors.extend(lease::collect(request).err());
     }
     Error::collect(errors)
 }
 
-/// Removes the dead attachments of the network, for a plugin that gives no addresses. It adds no uplinks for containers
-/// whose interface another entry of the list has made, or that it serves no ports for.
+/// Removes the dead attachments of the network, for a plugin that gives no addresses.
 pub(super) fn gc_ports(request: &NetworkRequest) -> Result<(), Error> {
     let valid = valid(request)?;
-    Error::collect(remove_dead(request, valid.as_ref(), |conf, maps| {
-        let named = Conf::of_network(conf)?.uplinks;
-        let is_needed = named.is_some() || serves_others(maps, network_id(&conf.name))?;
-        Ok(if is_needed { named } else { Some(Vec::new()) })
-    }))
+    Error::collect(remove_dead(request, valid.as_ref()))
 }
-
-/// Tells whether host ports of the network lead to a container of another plugin.
-fn serves_others(maps: &Maps, network: u32) -> Result<bool, Error> {
-    for (_, attachment) in maps.attachments()? {
-        if attachment.network == network && attachment.role == role::CHAINED {
-            let device = maps.device(attachment.ifindex)?;
-            if device.is_some_and(|device| device.flags & device::FOREIGN != 0) {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
-}
-
-/// Chooses the uplinks that are brought up to date: patterns of their names, or all.
-type Patterns = fn(&NetConf, &Maps) -> Result<Option<Vec<Glob>>, Error>;
 
 /// Removes the dead attachments, and returns what could not be done of that.
-fn remove_dead(
-    request: &NetworkRequest,
-    valid: Option<&BTreeSet<Owner>>,
-    patterns: Patterns,
-) -> Vec<Error> {
+fn remove_dead(request: &NetworkRequest, valid: Option<&BTreeSet<Owner>>) -> Vec<Error> {
     let mut errors = Vec::new();
-    if let Err(error) = collect(request, valid, patterns, &mut errors) {
+    if let Err(error) = collect(request, valid, &mut errors) {
         errors.push(error);
     }
     errors
@@ -90,7 +62,6 @@ fn valid(request: &NetworkRequest) -> Result<Option<BTreeSet<Owner>>, Error> {
 fn collect(
     request: &NetworkRequest,
     valid: Option<&BTreeSet<Owner>>,
-    patterns: Patterns,
     errors: &mut Vec<Error>,
 ) -> Result<(), Error> {
     let network = network_id(&request.conf.name);
@@ -125,7 +96,8 @@ fn collect(
             Err(error) => errors.push(error),
         }
         forget_devices(maps, Some(network), &node)?;
-        let patterns = patterns(&request.conf, maps)?;
+        let decoded = Conf::of_network(&request.conf)?;
+        let patterns = uplinks(&request.conf, &decoded, maps)?;
         repair(
             &node,
             maps,
