@@ -1,7 +1,7 @@
 //! `runtimeConfig.portMappings`: the host ports that the runtime asks for, checked entry by entry.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
 };
@@ -78,14 +78,17 @@ pub(super) struct Entry {
 
 /// Checks all entries, each for itself and against the others.
 pub(super) fn mappings(entries: &[Entry]) -> Result<Vec<PortMapping>, Error> {
-    let mut first_uses = HashMap::new();
+    let mut first_uses: HashMap<HostPort, (usize, u16)> = HashMap::new();
     let mut mappings = Vec::with_capacity(entries.len());
     for (index, entry) in entries.iter().enumerate() {
         let mapping = entry.mapping(index)?;
         for key in mapping.keys() {
-            if let Some(first) = first_uses.insert(key, index) {
+            let use_of_it = (index, mapping.container_port);
+            let (first, container_port) = *first_uses.entry(key).or_insert(use_of_it);
+            // Kubernetes takes the port of all addresses and that of 0.0.0.0 for two. Both may be asked for if they lead to one place.
+            if container_port != mapping.container_port {
                 return Err(Error::config(format!(
-                    "{KEY}[{first}] and [{index}] ask for the same {} port {} of the same addresses: remove one of them",
+                    "{KEY}[{first}] and [{index}] ask for the same {} port {} of the same addresses, and lead to two of the container: remove one of them",
                     mapping.protocol.name(),
                     mapping.host_port
                 )));
@@ -111,7 +114,7 @@ pub fn keep_out_of_tunnel(mappings: &[PortMapping], tunnel_port: NonZeroU16) -> 
 }
 
 /// Says where the host ports lead, for a container with these addresses: to the first of each family. A
-/// family that it does not have is left out.
+/// family that it does not have is left out, and a port that is asked for twice is there once.
 #[must_use]
 pub fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> {
     let first = |family: u8| {
@@ -120,8 +123,9 @@ pub fn bindings(mappings: &[PortMapping], addresses: &[IpAddr]) -> Vec<Binding> 
     };
     let [v4, v6] = [port::IPV4, port::IPV6].map(first);
     let mut bindings = Vec::new();
+    let mut seen = HashSet::new();
     for mapping in mappings {
-        for port in mapping.keys() {
+        for port in mapping.keys().filter(|port| seen.insert(*port)) {
             let addr = if port.family == port::IPV4 { v4 } else { v6 };
             bindings.extend(addr.map(|addr| Binding {
                 port,

@@ -43,7 +43,7 @@ impl Cluster {
         Self::of(links, Node::unloaded)
     }
 
-    fn of(links: &[u8], node: fn() -> Result<Node>) -> Result<Self> {
+    fn of(places: &[u8], node: fn() -> Result<Node>) -> Result<Self> {
         let api = Api::default();
         let fabric = Netns::isolated("fabric")?;
         let mut lines: Vec<String> = Family::BOTH
@@ -74,7 +74,7 @@ impl Cluster {
             members: Vec::new(),
             fabric,
         };
-        for (number, link) in (1..).zip(links) {
+        for (number, link) in (1..).zip(places) {
             cluster.join(node()?, number, *link)?;
         }
         Ok(cluster)

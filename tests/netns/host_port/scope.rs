@@ -9,6 +9,8 @@ use serde_json::json;
 use underpass_abi::{addr::Addr, map};
 use underpass_tests::{
     counter,
+    kernel::Facility,
+    leak::Traces,
     prelude::*,
     rtnl::Route,
     test_run::{Bench, UNSPEC},
@@ -88,6 +90,42 @@ fn the_unspecified_address_means_its_family(#[values(V4, V6)] family: Family) ->
         }
     }
     Ok(())
+}
+
+/// Whether a device forwards is one setting of each device to IPv4. To IPv6 it is one of the node, and that of a device says whether it hears routers,
+/// as an uplink may that gets its address from one.
+#[test]
+fn a_port_is_served_where_only_the_node_forwards() -> Result<()> {
+    needs_root!();
+    let scene = Scene::set(V6)?;
+    let node = scene.lab.node.netns();
+    node.set_sysctl("net/ipv6/conf/eth0/forwarding", "0")?;
+    let (world, at) = (scene.lab.world.netns(), node_at(V6, HOST));
+    reaches(world, at, V6.gateway())?;
+    // Without either nothing is forwarded, so nothing is served.
+    node.set_sysctl("net/ipv6/conf/all/forwarding", "0")?;
+    misses(world, at)
+}
+
+/// To Kubernetes the port of all addresses and that of one family's are two.
+#[rstest]
+fn a_port_may_be_asked_for_twice(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.pod_with("first", &mapped(&lab, &both()))?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let again = both().map(|mut mapping| {
+        mapping["hostIP"] = json!(family.any());
+        mapping
+    });
+    let pod = lab.pod_with("server", &mapped(&lab, &[both(), again].concat()))?;
+    for one in Family::BOTH {
+        let _servers = serve(&pod, one)?;
+        reaches(lab.world.netns(), node_at(one, HOST), one.gateway())?;
+    }
+    pod.call_with_result("CHECK").run(&lab.node)?.silence()?;
+    pod.del()?;
+    before.expect_same(&lab.node)
 }
 
 #[rstest]
@@ -196,16 +234,12 @@ fn addresses_of_services_are_not_captured(#[values(V4, V6)] family: Family) -> R
 #[test]
 fn addresses_of_dummy_devices_are_those_of_services() -> Result<()> {
     needs_root!();
-    let lab = Lab::new()?;
-    let dummy = LinkDummy::new("kube-ipvs0").build();
-    if let Err(error) = lab.node.netns().rtnl(|node| node.add(dummy)) {
-        // Kernels without the driver can't hold such addresses either.
-        ensure!(
-            format!("{error:#}").contains("Operation not supported"),
-            "{error:#}"
-        );
+    if Facility::Dummy.is_missing()? {
         return Ok(());
     }
+    let lab = Lab::new()?;
+    let dummy = LinkDummy::new("kube-ipvs0").build();
+    lab.node.netns().rtnl(|node| node.add(dummy))?;
     let services = || -> Result<Vec<IpAddr>> {
         let data = counter::open(&lab.node, map::SERVICE_ADDRESSES)?;
         let known: HashMap<_, Addr, u32> = Map::HashMap(data).try_into()?;

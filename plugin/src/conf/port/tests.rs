@@ -139,24 +139,24 @@ fn sctp_ports_may_differ() {
 }
 
 #[test]
-fn a_host_port_may_be_asked_for_once() {
+fn a_host_port_leads_to_one_place() {
     let entry = |rest: &str| format!(r#"{{"hostPort":80,"containerPort":8080{rest}}}"#);
+    let elsewhere = |rest: &str| format!(r#"{{"hostPort":80,"containerPort":81{rest}}}"#);
     for (first, second) in [
         ("", ""),
-        (
-            r#","protocol":"tcp""#,
-            r#","protocol":"TCP","containerPort":81"#,
-        ),
+        (r#","protocol":"tcp""#, r#","protocol":"TCP""#),
         (r#","hostIP":"10.0.0.1""#, r#","hostIP":"::ffff:10.0.0.1""#),
         (r#","hostIP":"0.0.0.0""#, ""),
         ("", r#","hostIP":"::""#),
     ] {
-        let entries = format!("[{},{}]", entry(first), entry(second));
+        let entries = format!("[{},{}]", entry(first), elsewhere(second));
         refused(
             &entries,
             Code::InvalidConfig,
             &["[0] and [1]", "tcp port 80"],
         );
+        let entries = format!("[{},{}]", entry(first), entry(second));
+        assert!(decode(&entries).is_ok(), "{entries}");
     }
     for (first, second) in [
         ("", r#","protocol":"udp""#),
@@ -186,6 +186,20 @@ fn each_family_leads_to_the_first_address_of_its_own() {
             "17 family 10 every 53 to fd00::2 54",
             "6 family 2 192.0.2.1 90 to 10.0.0.2 91",
             "6 family 10 2001:db8::1 90 to fd00::2 92",
+        ]
+    );
+}
+
+#[test]
+fn what_is_asked_for_twice_is_bound_once() {
+    let entries = r#"[{"hostPort":8080,"containerPort":80,"hostIP":"0.0.0.0"},
+        {"hostPort":8080,"containerPort":80},
+        {"hostPort":8080,"containerPort":80,"hostIP":"::"}]"#;
+    assert_eq!(
+        bound(entries, &["10.0.0.2", "fd00::2"]),
+        [
+            "6 family 2 every 8080 to 10.0.0.2 80",
+            "6 family 10 every 8080 to fd00::2 80",
         ]
     );
 }
