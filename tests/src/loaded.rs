@@ -3,7 +3,8 @@
 //!
 //! `cargo xtask test` names a folder for sets of them. A [`Node`] gets one that nobody holds, emptied, as its own pins, and holds it while it
 //! lives. A test that finds none, or only such that were just given back, leaves what its node has loaded in an empty place: the kernel may
-//! still be taking away the devices of the test that had a set before. Once no place is empty it takes the set that was used longest ago.
+//! still be taking away the devices of the test that had a set before. Once no place is empty it takes the set that was used longest ago. In an
+//! emulated machine, where to load takes half a minute and more, it waits for that one instead.
 
 use std::{
     collections::BTreeSet,
@@ -12,6 +13,7 @@ use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
+    thread,
     time::{Duration, SystemTime},
 };
 
@@ -24,7 +26,7 @@ use nix::fcntl::{Flock, FlockArg};
 use underpass_abi::{ABI, counter::Counter, map, node::State};
 use underpass_dataplane::{Pins, bpf, raw_map::RawMap};
 
-use crate::{netns::Netns, node::Node};
+use crate::{netns::Netns, node::Node, patience};
 
 /// The folder of the sets, on a bpffs.
 const VARIABLE: &str = "UNDERPASS_TEST_LOADED";
@@ -81,7 +83,8 @@ impl Set {
                     Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
                     _ => {
                         let used = fs::metadata(&set)?.modified()?;
-                        let turn = turn(set.join(version).exists(), used, now);
+                        let is_slow = patience::factor() > 1;
+                        let turn = turn(set.join(version).exists(), used, now, is_slow);
                         Ok((turn, used, set))
                     }
                 }
@@ -89,13 +92,16 @@ impl Set {
             .collect::<Result<Vec<_>, _>>()
             .with_context(|| format!("list the sets in {}", folder.display()))?;
         sets.sort();
-        for (_, _, set) in sets {
+        for (turn, used, set) in sets {
             if let Ok(lock) = Flock::lock(File::open(&set)?, FlockArg::LockExclusiveNonblock) {
                 let held = Self {
                     folder: set,
                     _lock: lock,
                 };
                 held.used()?;
+                if turn == Turn::Resting {
+                    thread::sleep(REST.saturating_sub(used.elapsed().unwrap_or_default()));
+                }
                 return Ok(Some(held));
             }
         }
@@ -119,15 +125,18 @@ impl Drop for Set {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Turn {
     Rested,
+    /// Used just now, on a machine that had better wait.
+    Resting,
     Empty,
     JustUsed,
 }
 
-fn turn(loaded: bool, used: SystemTime, now: SystemTime) -> Turn {
+fn turn(loaded: bool, used: SystemTime, now: SystemTime, is_slow: bool) -> Turn {
     let rested = now.duration_since(used).is_ok_and(|unused| unused >= REST);
     match (loaded, rested) {
         (false, _) => Turn::Empty,
         (true, true) => Turn::Rested,
+        (true, false) if is_slow => Turn::Resting,
         (true, false) => Turn::JustUsed,
     }
 }
@@ -227,11 +236,14 @@ mod tests {
     #[test]
     fn nothing_is_loaded_while_a_set_has_rested() {
         let now = SystemTime::UNIX_EPOCH + REST;
-        let just_used = turn(true, now, now);
-        let empty = turn(false, now, now);
-        let rested = turn(true, now - REST, now);
+        let just_used = turn(true, now, now, false);
+        let empty = turn(false, now, now, false);
+        let rested = turn(true, now - REST, now, false);
         assert!(rested < empty && empty < just_used);
         // A clock that was set back.
-        assert_eq!(turn(true, now + REST, now), Turn::JustUsed);
+        assert_eq!(turn(true, now + REST, now, false), Turn::JustUsed);
+        let resting = turn(true, now, now, true);
+        assert!(rested < resting && resting < empty);
+        assert_eq!(turn(true, now - REST, now, true), rested);
     }
 }
