@@ -45,8 +45,14 @@ global!(
     /// at some times and not at others, so that is asked for by itself.
     pub fn is_local<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, in_ifindex: u32) -> bool {
         let is_in_vrf = device(in_ifindex).is_some_and(|uplink| uplink.flags & flags::VRF != 0);
-        is_delivered(work, ctx, in_ifindex, 0)
-            || is_in_vrf && is_delivered(work, ctx, in_ifindex, FIB_LOOKUP_DIRECT)
+        let mut answer = inquire(work, ctx, in_ifindex, 0);
+        if is_in_vrf && answer != RET_NOT_FORWARDED {
+            answer = inquire(work, ctx, in_ifindex, FIB_LOOKUP_DIRECT);
+        } else if !is_in_vrf && answer == RET_FORWARDING_IS_OFF && I::FAMILY == V6::FAMILY {
+            // Not in a VRF: of another device the kernel would ask another table.
+            answer = inquire(work, ctx, LOOPBACK, 0);
+        }
+        answer == RET_NOT_FORWARDED
     }
 );
 
@@ -64,21 +70,12 @@ global!(
     }
 );
 
+/// What the kernel says of the packet in [`Work::head`], as if it came in by `in_ifindex`.
 #[inline(always)]
-fn is_delivered<I: Net>(
-    work: &mut WorkArea<I>,
-    ctx: *mut __sk_buff,
-    in_ifindex: u32,
-    how: u32,
-) -> bool {
+fn inquire<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, in_ifindex: u32, how: u32) -> i64 {
     let Work { head, .. } = &mut **work;
     let mut params = ask::<I>(head, in_ifindex);
-    let mut result = look(ctx, &mut params, how);
-    if result == RET_FORWARDING_IS_OFF && I::FAMILY == V6::FAMILY {
-        params.ifindex = LOOPBACK;
-        result = look(ctx, &mut params, how);
-    }
-    result == RET_NOT_FORWARDED
+    look(ctx, &mut params, how)
 }
 
 /// Asks the kernel, which answers in `params`.
