@@ -51,7 +51,8 @@ pub struct Device {
     /// Pod: UDP port (network order) of the tunnels between the nodes, which the pod is kept out of though there is no device for them
     /// yet. 0 if its network names none.
     pub tunnel_port: u16,
-    /// MAC of the device itself, if that is [`device::AT_UPLINK`], in words as they lie in a frame. Else zero: room for what later builds have to say.
+    /// MAC of the device itself, if that is [`device::FOREIGN`] and the port of a bridge, in words as they lie in a frame. Else zero: room for what later
+    /// builds have to say.
     pub own_mac: [u16; 3],
 }
 

@@ -210,16 +210,23 @@ fn is_early(skb: &Skb, how: u8, flow_state: u32, is_carried: bool) -> bool {
 
 /// The MAC by which the host's stack carries an answer of a container at a bridge, also to a neighbour there: it leaves by the bridge, which gives it the
 /// source that the client asked. Connection tracking has seen what the client sent behind its translation, and must see the answer as that is here. Not where it
-/// has seen the question at the client's port of the bridge, untranslated: a client's that has no host ports of its own, so that no program sits there.
+/// has seen the question at the client's port of the bridge, untranslated: a client's whose address has no host ports of its own, so that no program sits there.
 #[inline(always)]
 fn carrier<I: Net>(skb: &Skb, client: I::Addr) -> Option<[u16; 3]> {
     let port = device(skb.ifindex())?;
+    // A bridge takes what is for any of its ports.
+    let own = port.own_mac;
     if port.flags & flags::AT_UPLINK != 0 {
-        // A bridge takes what is for any of its ports.
-        return Some(port.own_mac);
+        return Some(own);
     }
-    let is_asked_behind = || policy() & I::BRIDGES == 0 || endpoint(client.wide()).is_some();
-    (is_switched(skb) && is_asked_behind()).then(|| memory::mac_words(&port.mac))
+    if !is_switched(skb) || policy() & I::BRIDGES != 0 && endpoint(client.wide()).is_none() {
+        return None;
+    }
+    Some(if own[0] | own[1] | own[2] == 0 {
+        memory::mac_words(&port.mac)
+    } else {
+        own
+    })
 }
 
 /// Whether a bridge carries the frame to a neighbour of the container, past the host's stack: nothing

@@ -27,7 +27,10 @@ use crate::{
     error::Error,
     finding::{Finding, Findings},
     glob::Glob,
-    uplink::{Uplink, reconcile::at_uplink},
+    uplink::{
+        Uplink,
+        reconcile::{at_bridge, at_uplink},
+    },
 };
 
 const NAME: &str = "chained map entries";
@@ -225,6 +228,8 @@ impl Step<Chained> for Entries {
         };
         if bridge.is_none() && chained.via.index != chained.host.index {
             host = at_uplink(host, &chained.host);
+        } else if bridge.is_some_and(|bridge| chained.host.controller == Some(bridge.index)) {
+            host = at_bridge(host, &chained.host);
         }
         maps.set_device(chained.host.index, host)?;
         let local = node.addresses_on(chained.via.index)?;

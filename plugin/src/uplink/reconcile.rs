@@ -140,9 +140,16 @@ pub(super) fn is_way(known: &Known) -> bool {
 
 /// Describes the host's end of a container of another plugin that is behind a bridge which is an uplink: what it sends there leaves by it.
 pub(crate) fn at_uplink(entry: Known, host: &Link) -> Known {
-    let mac = host.mac.0;
     Known {
         flags: entry.flags | device::AT_UPLINK,
+        ..at_bridge(entry, host)
+    }
+}
+
+/// Describes the port of a bridge, which takes what is for it, whichever address it has itself.
+pub(crate) fn at_bridge(entry: Known, host: &Link) -> Known {
+    let mac = host.mac.0;
+    Known {
         own_mac: [0, 2, 4].map(|at| u16::from_ne_bytes([mac[at], mac[at + 1]])),
         ..entry
     }
