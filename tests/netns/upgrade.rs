@@ -17,6 +17,7 @@ use aya::{
     programs::ProgramInfo,
 };
 use rstest::rstest;
+use serde_json::Value;
 use underpass_abi::{addr::Addr, endpoint::Endpoint, map};
 use underpass_dataplane::raw_map::RawMap;
 use underpass_tests::{
@@ -194,6 +195,26 @@ fn there_may_be_nothing_to_do() -> Result<()> {
     let said = lab.node.underpass(&["upgrade"])?;
     ensure!(said.contains("this build is loaded at"), "{said}");
     ensure!(programs(&lab.node)? == before);
+    Ok(())
+}
+
+/// The other build may ask for what this one never asked of the node.
+#[test]
+fn what_the_nodes_stack_is_now_counts() -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    let _pod = lab.pod("a")?;
+    let build = another_build::make(&lab.node)?;
+    let is_in_force = || -> Result<bool> {
+        let status: Value = serde_json::from_str(&lab.node.underpass(&["status", "--json"])?)?;
+        status["networkStack"]["inForce"]
+            .as_bool()
+            .with_context(|| format!("{status:#}"))
+    };
+    lab.firewall.set_liberal(true)?;
+    ensure!(!is_in_force()?, "before any call");
+    upgrade(&lab.node, &build)?;
+    ensure!(is_in_force()?, "after the upgrade");
     Ok(())
 }
 

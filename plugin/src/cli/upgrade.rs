@@ -2,7 +2,11 @@
 
 use std::{io, path::Path};
 
-use underpass_dataplane::upgrade::{self, Outcome, Report};
+use underpass_dataplane::{
+    Maps, Pins,
+    policy::{self, Rules},
+    upgrade::{self, Outcome, Report},
+};
 
 use super::Failure;
 
@@ -14,7 +18,13 @@ pub(super) fn run(root: &Path, out: &mut impl io::Write) -> Result<(), Failure> 
             root.display()
         )?,
         Outcome::Same => writeln!(out, "this build is loaded at {}", root.display())?,
-        Outcome::Done(report) => done(&report, root, out)?,
+        Outcome::Done(report) => {
+            done(&report, root, out)?;
+            // This build may go by more of the node's network stack than the one before.
+            if let Some(maps) = Maps::open_existing(&Pins::at(root))? {
+                policy::refresh(&maps, Rules::wanted())?;
+            }
+        }
     }
     Ok(())
 }
