@@ -67,8 +67,10 @@ pub(crate) fn uplinks(
     decoded: &Conf,
     maps: &Maps,
 ) -> Result<Option<Vec<Glob>>, Error> {
+    // Who can't be understood is named elsewhere, and is no reason to leave the others as they are.
+    let gives_addresses = conf.ipam_type().map_or(true, |kind| kind.is_some());
     let is_needed = decoded.uplinks.is_some()
-        || conf.ipam_type()?.is_some()
+        || gives_addresses
         || serves_others(maps, network_id(&conf.name))?;
     Ok(if is_needed {
         decoded.uplinks.clone()

@@ -229,14 +229,29 @@ fn each_network_counts_and_a_broken_one_is_named() -> Result<()> {
         r#"{ "cniVersion": "1.1.0", "name": "b", "plugins": [{ "type": "bridge" }] }"#,
     )?;
     ensure!(lab.node.underpass(&APPLY)? == NOTHING);
-    net_dir::put(&lab.node, "30-wrong.conflist", &lab.conf().with("mtu", -1))?;
+    let wrong = lab.conf().with("name", "wrong");
+    net_dir::put(
+        &lab.node,
+        "30-wrong.conflist",
+        &wrong.clone().with("mtu", -1),
+    )?;
+    let misplaced = only("eth0").with("name", "misplaced");
+    net_dir::put(
+        &lab.node,
+        "35-misplaced.conflist",
+        &misplaced
+            .with("uplinks", Value::Null)
+            .with("ipam", "host-local"),
+    )?;
     net_dir::put(
         &lab.node,
         "40-other.conflist",
         &only("eth1").with("name", "other"),
     )?;
     let status = lab.node.underpass_error(&APPLY)?;
-    ensure!(status.contains("30-wrong.conflist"), "{status}");
+    for file in ["30-wrong.conflist", "35-misplaced.conflist"] {
+        ensure!(status.contains(file), "{status}");
+    }
     let devices = lab.node.underpass(&["status"])?;
     let attached = devices
         .lines()
