@@ -117,26 +117,21 @@ pub fn read(folder: &Path) -> io::Result<Vec<Result<NetworkFile, Error>>> {
     Ok(files(folder)?.into_iter().map(NetworkFile::open).collect())
 }
 
-/// Lists the files of the folder that a runtime reads, in its order: also links that lead to none, at which it fails. A folder that is missing is empty.
+/// Lists the files of the folder that a runtime reads, in its order. A folder that is missing is empty.
 pub fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
-    let mut paths = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        let path = entry.path();
-        // As libcni's ConfFiles, which asks for the entry's own type: what a link leads to it only sees when it reads that.
-        let is_file = entry
-            .file_type()
-            .is_ok_and(|kind| kind.is_file() || kind.is_symlink());
+    let mut paths = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<io::Result<Vec<_>>>()?;
+    let is_config = |path: &PathBuf| {
         let extension = path.extension().and_then(OsStr::to_str);
-        if is_file && extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) {
-            paths.push(path);
-        }
-    }
+        extension.is_some_and(|extension| EXTENSIONS.contains(&extension)) && path.is_file()
+    };
+    paths.retain(is_config);
     paths.sort();
     Ok(paths)
 }

@@ -16,7 +16,12 @@ use underpass_dataplane::{Maps, Pins, lock};
 use underpass_ipam::{data_dir, store::Store};
 use underpass_netlink::Netlink;
 
-use super::{Failure, folders::Folders, unload};
+use super::{
+    Failure,
+    doctor::networks::{CLUSTER_NETWORK, DELEGATES},
+    folders::Folders,
+    unload,
+};
 use crate::{
     conf::Conf,
     install::{
@@ -201,7 +206,7 @@ fn need(file: &NetworkFile, links: &[String], found: &Found) -> Option<String> {
 /// Lists the networks that an entry of Multus names, which are in files or objects of their own.
 fn named(plugin: &Map<String, Value>) -> Vec<&str> {
     let further = plugin.get("defaultNetworks").and_then(Value::as_array);
-    let first = plugin.get("clusterNetwork").into_iter();
+    let first = plugin.get(CLUSTER_NETWORK).into_iter();
     let named = first.chain(further.into_iter().flatten());
     named
         .filter_map(Value::as_str)
@@ -213,7 +218,7 @@ fn named(plugin: &Map<String, Value>) -> Vec<&str> {
 /// flannel, `delegates` of Multus, which may be lists of plugins themselves).
 fn kinds(plugin: &Map<String, Value>) -> Vec<&Value> {
     let ipam = plugin.get("ipam").and_then(|ipam| ipam.get("type"));
-    let several = ["delegates", "plugins"]
+    let several = [DELEGATES, "plugins"]
         .into_iter()
         .filter_map(|key| plugin.get(key)?.as_array())
         .flatten();

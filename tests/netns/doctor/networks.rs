@@ -1,6 +1,6 @@
 //! Faults of what is written on a node's disk: the folder of networks, and the configuration of systemd-networkd.
 
-use std::{fs, os::unix::fs::symlink};
+use std::fs;
 
 use rstest::rstest;
 use serde_json::json;
@@ -22,14 +22,13 @@ fn a_network_before_ours_is_found() -> Result<()> {
     said.expect_words(&["\"other\"", "mv /run/net.d/05-other.conflist"])
 }
 
-/// Multus takes the first network but for its own, or the one that its config names.
+/// Multus takes the network that its config names.
 #[rstest]
-#[case::its_own_choice("", &["\"other\"", "Multus in /run/net.d/00-multus.conf", "mv /run/net.d/05-other.conflist"])]
 #[case::a_file(r#", "clusterNetwork": "/host/run/net.d/05-other.conflist""#, &["clusterNetwork", "/run/net.d/00-multus.conf"])]
-#[case::a_name(r#", "clusterNetwork": "other""#, &["clusterNetwork", "\"other\""])]
 #[case::a_whole_network(r#", "delegates": [{ "name": "other", "type": "bridge" }]"#, &["delegates", "\"other\""])]
 #[case::our_file(r#", "clusterNetwork": "/host/run/net.d/10-underpass.conflist""#, &[])]
-#[case::our_name(r#", "clusterNetwork": "lab""#, &[])]
+#[case::a_name_of_the_api(r#", "clusterNetwork": "other""#, &[])]
+#[case::its_daemon_knows("", &[])]
 #[case::ours_as_a_whole(r#", "delegates": [{ "name": "lab", "type": "underpass" }]"#, &[])]
 fn where_multus_leads_to_is_found(#[case] keys: &str, #[case] words: &[&str]) -> Result<()> {
     needs_root!();
@@ -76,20 +75,6 @@ fn a_broken_file_is_found(#[case] name: &str, #[case] severity: &str) -> Result<
     said.expect_words(&[name])?;
     ensure!(said.first("severity") == severity, "{said:#?}");
     Ok(())
-}
-
-/// A runtime comes to it as to a file.
-#[test]
-fn a_link_to_nothing_is_a_broken_file() -> Result<()> {
-    needs_root!();
-    let lab = lab()?;
-    let link = network("00-link.conflist");
-    lab.node
-        .netns()
-        .run(|| symlink("/run/nothing.conflist", &link))?;
-    let said = ask(&lab)?;
-    said.expect(&["network-broken"])?;
-    said.expect_words(&["/run/net.d/00-link.conflist", "No such file"])
 }
 
 #[test]

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 use underpass_netlink::route::MAIN;
 
-use super::{Diagnosis, Node, Report, networks::is_ours, some};
+use super::{Diagnosis, Node, Report, networks::calls_us, some};
 use crate::error::Error;
 
 pub(in crate::cli) mod command;
@@ -106,7 +106,7 @@ fn pods(node: &Node<'_>) -> Vec<Pod> {
     }
     let networks = node.networks.iter().flatten();
     networks
-        .filter(|network| is_ours(network))
+        .filter(|network| calls_us(network))
         .flat_map(|network| ranges(&network.plugins()))
         .filter_map(|range| {
             Some(Pod {

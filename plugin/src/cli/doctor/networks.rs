@@ -4,8 +4,10 @@ use std::path::Path;
 
 use underpass_cni::{Error as CniError, net_dir::NetworkFile};
 
-use instead::{Instead, calls_us};
-pub(in crate::cli) use instead::{in_place_of_ours, is_multus, is_ours};
+use instead::Instead;
+pub(in crate::cli) use instead::{
+    CLUSTER_NETWORK, DELEGATES, calls_us, in_place_of_ours, is_multus, is_ours,
+};
 
 use super::{Diagnosis, Node, Report};
 use crate::{
@@ -75,7 +77,7 @@ fn order(
     if let (Some(instead), Some(Ok(own))) = (instead, networks.get(ours)) {
         let what = instead.what(&format!("ours in {}", own.path.display()));
         let mut fix = instead.fix();
-        if matches!(instead, Instead::First(_) | Instead::Next { .. }) {
+        if matches!(instead, Instead::First(_)) {
             fix.push_str("; else give ours a name that sorts before");
         }
         found.push(Diagnosis::warning("network-order", what, fix));
@@ -209,9 +211,11 @@ mod tests {
     #[test]
     fn others_that_lead_elsewhere_are_a_fault() {
         let multus = OTHER.replace("bridge", "multus");
-        assert_eq!(ids(&[&multus, OTHER, OURS]), ["network-order"]);
-        let naming = OTHER.replace(r#""bridge""#, r#""multus", "clusterNetwork": "other""#);
-        assert_eq!(ids(&[&naming, OURS, OTHER]), ["network-order"]);
+        let embedding = multus.replace(
+            r#""multus""#,
+            r#""multus", "delegates": [{"type": "bridge"}]"#,
+        );
+        assert_eq!(ids(&[&embedding, OURS]), ["network-order"]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What containers get in the place of a network of ours: runtimes take the first network of the folder, and where that is Multus' it hands
-//! containers on to another one.
+//! containers on to another one, as far as its config says so.
 
 use std::path::Path;
 
@@ -12,31 +12,24 @@ use crate::cli::NAME;
 const MULTUS: [&str; 2] = ["multus", "multus-shim"];
 /// Further plugins that hand containers over to networks of others. What they go by is not in the folder.
 const META: [&str; 2] = ["danm", "genie"];
-/// The key by which Multus knows the network of every pod: a path, or a name. With it `DELEGATES` counts for nothing.
-const CLUSTER_NETWORK: &str = "clusterNetwork";
+/// The key by which Multus knows the network of every pod: a path, or a name, which the API is asked for first. With it [`DELEGATES`] counts for
+/// nothing. Where it has neither it attaches nobody, and where that is a shim its daemon knows.
+pub(in crate::cli) const CLUSTER_NETWORK: &str = "clusterNetwork";
 /// The key of Multus with whole networks, of which the first is that of every pod.
-const DELEGATES: &str = "delegates";
+pub(in crate::cli) const DELEGATES: &str = "delegates";
 
 /// What containers get in the place of a network of ours.
 pub(in crate::cli) enum Instead<'a> {
     /// The first network of the folder.
     First(&'a NetworkFile),
-    /// The first one that is not Multus' own, as its config names none.
-    Next {
-        multus: &'a NetworkFile,
-        next: &'a NetworkFile,
-    },
     /// The network that Multus' config has at this key.
     Named {
         multus: &'a NetworkFile,
         key: &'static str,
         name: String,
     },
-    /// Nothing: a file that comes first is no network.
-    Broken {
-        multus: Option<&'a NetworkFile>,
-        error: &'a CniError,
-    },
+    /// Nothing: the file that comes first is no network.
+    Broken(&'a CniError),
 }
 
 impl Instead<'_> {
@@ -44,9 +37,8 @@ impl Instead<'_> {
     pub(in crate::cli) fn by(&self) -> String {
         match self {
             Self::First(first) => first.path.display().to_string(),
-            Self::Next { next, .. } => next.path.display().to_string(),
             Self::Named { multus, .. } => multus.path.display().to_string(),
-            Self::Broken { .. } => "a broken file".to_owned(),
+            Self::Broken(_) => "a broken file".to_owned(),
         }
     }
 
@@ -58,28 +50,12 @@ impl Instead<'_> {
                 first.name(),
                 first.path.display()
             ),
-            Self::Next { multus, next } => format!(
-                "Multus in {} takes the first network by name that is not its own, which is {:?} in {}: no container gets to {ours}",
-                multus.path.display(),
-                next.name(),
-                next.path.display()
-            ),
             Self::Named { multus, key, name } => format!(
                 "Multus in {} hands containers on to {name:?}, which its {key:?} says: no container gets to {ours}",
                 multus.path.display()
             ),
-            Self::Broken {
-                multus: None,
-                error,
-            } => format!(
+            Self::Broken(error) => format!(
                 "containerd stops at it, so that no container gets to {ours}, and CRI-O passes over it: {error}"
-            ),
-            Self::Broken {
-                multus: Some(multus),
-                error,
-            } => format!(
-                "Multus in {} takes the first file by name that is not its own, so that no container gets to {ours}: {error}",
-                multus.path.display()
             ),
         }
     }
@@ -87,7 +63,7 @@ impl Instead<'_> {
     /// Says what changes it.
     pub(in crate::cli) fn fix(&self) -> String {
         match self {
-            Self::First(other) | Self::Next { next: other, .. } => {
+            Self::First(other) => {
                 let other = other.path.display();
                 format!("mv {other} {other}.disabled, if nobody needs it")
             }
@@ -95,7 +71,7 @@ impl Instead<'_> {
                 "have {key:?} in {} say ours; where Multus writes that file itself, move the other network out of the folder and start Multus anew",
                 multus.path.display()
             ),
-            Self::Broken { .. } => "mend the file, or move it out of the folder".to_owned(),
+            Self::Broken(_) => "mend the file, or move it out of the folder".to_owned(),
         }
     }
 }
@@ -108,12 +84,7 @@ pub(in crate::cli) fn in_place_of_ours<'a>(
 ) -> Option<Instead<'a>> {
     let first = match *files.first()? {
         Ok(first) => first,
-        Err(error) => {
-            return Some(Instead::Broken {
-                multus: None,
-                error,
-            });
-        }
+        Err(error) => return Some(Instead::Broken(error)),
     };
     if is_multus(first) {
         return behind(first, files, is_own);
@@ -121,46 +92,37 @@ pub(in crate::cli) fn in_place_of_ours<'a>(
     (!is_own(first) && !is_meta(first)).then_some(Instead::First(first))
 }
 
-/// The same, where containers come to Multus first: it goes by what its config says, or else by the folder.
+/// The same, where containers come to Multus first: it goes by what its config says.
 fn behind<'a>(
     multus: &'a NetworkFile,
     files: &[Result<&'a NetworkFile, &'a CniError>],
     is_own: impl Fn(&NetworkFile) -> bool,
 ) -> Option<Instead<'a>> {
     let config = maker(&multus.document)?;
-    let mut others = files
-        .iter()
-        .copied()
-        .filter(|file| !file.is_ok_and(is_multus));
     if let Some(name) = cluster_network(config) {
-        let is_well = match others.flatten().find(|other| is_meant(other, name)) {
-            Some(other) => is_own(other) || is_meta(other),
+        if !is_file(name) {
             // What a name stands for, or which files another folder has, can't be known here.
-            None => !is_file(name),
-        };
+            return None;
+        }
+        let mut others = files.iter().copied().flatten();
+        // It may be a path inside of its own container.
+        let meant = others.find(|other| Path::new(name).file_name() == other.path.file_name());
+        let is_well = meant.is_some_and(|other| is_own(other) || is_meta(other));
         return (!is_well).then(|| Instead::Named {
             multus,
             key: CLUSTER_NETWORK,
             name: name.to_owned(),
         });
     }
-    if let Some(delegate) = delegate(config) {
-        let name = ["name", "type"]
-            .into_iter()
-            .find_map(|key| delegate.get(key)?.as_str());
-        return (!attaches(delegate)).then(|| Instead::Named {
-            multus,
-            key: DELEGATES,
-            name: name.unwrap_or_default().to_owned(),
-        });
-    }
-    match others.find(|other| !other.is_ok_and(is_json))? {
-        Ok(next) => (!is_own(next) && !is_meta(next)).then_some(Instead::Next { multus, next }),
-        Err(error) => Some(Instead::Broken {
-            multus: Some(multus),
-            error,
-        }),
-    }
+    let delegate = delegate(config)?;
+    let name = ["name", "type"]
+        .into_iter()
+        .find_map(|key| delegate.get(key)?.as_str());
+    (!attaches(delegate)).then(|| Instead::Named {
+        multus,
+        key: DELEGATES,
+        name: name.unwrap_or_default().to_owned(),
+    })
 }
 
 /// Tells whether a network's containers are attached by this plugin: it makes the interface, or is called by who is asked for it. An entry
@@ -170,7 +132,7 @@ pub(in crate::cli) fn is_ours(network: &NetworkFile) -> bool {
 }
 
 /// Tells whether this plugin is called for a network's containers, and be it for host ports in the chain of another plugin.
-pub(super) fn calls_us(network: &NetworkFile) -> bool {
+pub(in crate::cli) fn calls_us(network: &NetworkFile) -> bool {
     network.plugins().into_iter().any(attaches)
 }
 
@@ -220,25 +182,10 @@ fn delegate(entry: &Map<String, Value>) -> Option<&Map<String, Value>> {
     entry.get(DELEGATES)?.as_array()?.first()?.as_object()
 }
 
-/// Tells whether Multus means this file of the folder. A path may be one inside of its own container, so only the file's name counts.
-fn is_meant(network: &NetworkFile, name: &str) -> bool {
-    if name.contains('/') {
-        Path::new(name).file_name() == network.path.file_name()
-    } else {
-        network.name() == name
-    }
-}
-
 /// Tells whether Multus takes this for the path of a single network.
 fn is_file(name: &str) -> bool {
     let end = Path::new(name).extension();
     name.contains('/') && end.is_some_and(|end| end == "conf" || end == "conflist")
-}
-
-/// Files that Multus does not look at when it goes by the folder.
-fn is_json(network: &NetworkFile) -> bool {
-    let end = network.path.extension();
-    end.is_some_and(|end| end == "json")
 }
 
 #[cfg(test)]
@@ -319,15 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn behind_multus_the_next_file_decides() {
+    fn what_multus_does_not_say_is_not_known() {
         for kind in MULTUS {
             let multus = format!(r#"{{"name": "m", "type": "{kind}", "delegates": []}}"#);
-            assert_eq!(by(&[&multus, OURS, OTHER]), "");
-            assert_eq!(by(&[&multus, &multus, OURS, OTHER]), "");
-            assert_eq!(by(&[&multus, OTHER, OURS]), "/n/1.conflist");
-            assert_eq!(by(&[&multus, CHAIN, OURS]), "/n/1.conflist");
-            assert_eq!(by(&[&multus, "", OURS]), "a broken file");
-            assert_eq!(by(&[&multus]), "");
+            for others in [[OURS, OTHER], [OTHER, OURS], ["{", OURS]] {
+                assert_eq!(by(&[&multus, others[0], others[1]]), "", "{others:?}");
+            }
         }
     }
 
@@ -335,12 +279,11 @@ mod tests {
     fn what_multus_names_decides() {
         for (name, is_well) in [
             ("/host/etc/cni/net.d/2.conflist", true),
-            ("pods", true),
             ("/host/etc/cni/net.d/1.conflist", false),
-            ("other", false),
             ("/etc/cni/multus/net.d/some.conf", false),
-            // Only the API knows the first of these, only Multus' container the second.
-            ("some", true),
+            // Names of objects of the API, whatever networks are called here, and a folder of Multus' container.
+            ("pods", true),
+            ("other", true),
             ("/etc/cni/multus/net.d", true),
         ] {
             // Its own file may have the name of ours, and what else is in it counts for nothing.
@@ -369,8 +312,8 @@ mod tests {
 
     #[test]
     fn what_it_says_has_file_and_reason() {
-        let multus = r#"{"type": "multus"}"#;
-        for texts in [[OTHER, OURS], ["{", OURS], [multus, OTHER], [multus, "{"]] {
+        let multus = r#"{"type": "multus", "delegates": [{"type": "bridge"}]}"#;
+        for texts in [[OTHER, OURS], ["{", OURS], [multus, OURS]] {
             let networks = [network(0, texts[0]), network(1, texts[1])];
             let files: Vec<_> = networks.iter().map(Result::as_ref).collect();
             let found = in_place_of_ours(&files, is_ours).expect("it is not ours");
