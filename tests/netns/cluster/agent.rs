@@ -75,6 +75,11 @@ impl Agent {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
+    /// Lists the commands that it runs, by their process ids.
+    pub(super) fn commands(&self) -> Result<String> {
+        children(self.id)
+    }
+
     /// Kills it by SIGKILL, alone or with all that it runs.
     pub(super) fn kill(&self, with_commands: bool) -> Result<()> {
         // Nobody starts another one meanwhile.
@@ -96,8 +101,15 @@ impl Agent {
     }
 }
 
+/// Lists what a process of one thread has started, and has not waited for.
+fn children(id: Pid) -> Result<String> {
+    Ok(fs::read_to_string(format!(
+        "/proc/{id}/task/{id}/children"
+    ))?)
+}
+
 fn kill_children(id: Pid) -> Result<()> {
-    let text = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+    let text = children(id)?;
     for child in text.split_whitespace() {
         let child = Pid::from_raw(child.parse()?);
         // One that has just ended is gone, or waits for its parent.

@@ -167,13 +167,15 @@ impl Member {
         })
     }
 
-    /// Waits until the agent has compared nothing for a while, and will not unless something happens.
+    /// Waits until the agent has compared nothing for a while and runs no command, and will not unless something happens.
     pub(super) fn rests(&self) -> Result<()> {
         eventually("no comparison", || {
             let before = self.metric("syncs_total")?;
             sleep(Duration::from_secs(1));
             let now = self.metric("syncs_total")?;
             ensure!(now == before, "{now} after {before}");
+            let commands = self.running()?.commands()?;
+            ensure!(commands.is_empty(), "it runs {commands:?}");
             Ok(())
         })
     }
