@@ -4,7 +4,7 @@
 //! `cargo xtask test` names a folder for sets of them. A [`Node`] gets one that nobody holds, emptied, as its own pins, and holds it while it
 //! lives. A test that finds none, or only such that were just given back, leaves what its node has loaded in an empty place: the kernel may
 //! still be taking away the devices of the test that had a set before. Once no place is empty it takes the set that was used longest ago. In an
-//! emulated machine, where to load takes half a minute and more, it waits for that one instead.
+//! emulated machine, where to load takes ten seconds and more, it waits for that one instead.
 
 use std::{
     collections::BTreeSet,
