@@ -133,12 +133,11 @@ impl Stack {
         if self.ipsec != Ipsec::Absent {
             bits |= policy::XFRM;
         }
-        let bridges = [
-            (self.bridges.v4, policy::BRIDGES4),
-            (self.bridges.v6, policy::BRIDGES6),
-        ];
-        for (_, bit) in bridges.into_iter().filter(|(is_seen, _)| *is_seen) {
-            bits |= bit;
+        if self.bridges.v4 {
+            bits |= policy::BRIDGES4;
+        }
+        if self.bridges.v6 {
+            bits |= policy::BRIDGES6;
         }
         let Timers {
             tcp,

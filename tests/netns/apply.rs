@@ -268,23 +268,14 @@ fn an_entry_for_ports_adds_no_uplinks(#[values("GC", "apply")] how: &str) -> Res
     let first = lab.conf().with("uplinks", json!(["eth0"]));
     let pod = lab.pod_with("a", &first)?;
     let _second = Second::connect(&lab, Kind::Wire(Wire::Ethernet))?;
-    let mut plugins = [first.json().clone(), lab.conf().json().clone()];
-    let name = plugins[0]["name"].take();
-    let ports = plugins[1].as_object_mut().context("an entry")?;
-    for key in ["name", "ipam", "ipMasq"] {
-        ports.remove(key);
-    }
-    ports.insert("capabilities".to_owned(), json!({ "portMappings": true }));
+    let ports = lab.conf().with("ipMasq", false).with("ipam", json!({}));
     if how == "GC" {
-        let mut conf = json!({ "cniVersion": "1.1.0", "name": name });
-        let keys = conf.as_object_mut().context("an object")?;
-        keys.extend(ports.clone());
         let valid = json!([{ "containerID": pod.name(), "ifname": Pod::IFNAME }]);
-        keys.insert("cni.dev/valid-attachments".to_owned(), valid);
-        let call = Call::new("GC").stdin(conf.to_string().as_bytes());
-        call.run(&lab.node)?.silence()?;
+        let conf = ports.with("cni.dev/valid-attachments", valid);
+        Call::new("GC").conf(&conf).run(&lab.node)?.silence()?;
     } else {
-        let list = json!({ "cniVersion": "1.1.0", "name": name, "plugins": plugins });
+        let plugins = [first.json(), ports.json()];
+        let list = json!({ "cniVersion": "1.1.0", "name": first.name(), "plugins": plugins });
         net_dir::write(&lab.node, "10-lab.conflist", &list.to_string())?;
         let said = lab.node.underpass(&APPLY)?;
         ensure!(said == NOTHING, "{said}");

@@ -304,10 +304,9 @@ fn what_the_network_asks_for_since_is_no_fault(
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod_with("a", &lab.conf().with(key, before))?;
-    let mut later = lab.conf().with(key, !before).json().clone();
-    later["prevResult"] = pod.result().clone();
-    let call = pod.call("CHECK").stdin(later.to_string().as_bytes());
-    let reply = call.run(&lab.node)?;
+    let later = lab.conf().with(key, !before);
+    let later = later.with("prevResult", pod.result().clone());
+    let reply = pod.call("CHECK").conf(&later).run(&lab.node)?;
     reply.succeeded()?;
     let is_said = reply.stderr.contains("nf_conntrack_tcp_be_liberal");
     ensure!(is_said == (key == "conntrackLiberal"), "{}", reply.stderr);
