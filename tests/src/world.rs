@@ -11,6 +11,13 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{Family, Node, netns::Netns, patience, rtnl::Route, wire::Wire};
 
+/// Of the node, and of the world. The kernel gives a device an address of its own up to a second after it is up (linkwatch), and has
+/// none to ask for a neighbour with until then where a packet's source is not the device's: that of a pod, that of a server.
+const LINK_LOCAL: [IpAddr; 2] = [
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2)),
+    IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)),
+];
+
 /// The world around one node. It knows no route to pods unless a test gives it one.
 #[derive(Debug)]
 pub struct World {
@@ -26,6 +33,7 @@ impl World {
         let netns = node.netns().sibling("world")?;
         wire.connect([node.netns(), &netns], [Node::UPLINK, Self::LINK], mtu)?;
         netns.rtnl(|world| {
+            world.add_address(Self::LINK, LINK_LOCAL[1], 64)?;
             for family in Family::BOTH {
                 world.add_address(Self::LINK, family.gateway(), family.link_bits())?;
                 for server in [family.remote(), family.other_remote()] {
@@ -35,6 +43,7 @@ impl World {
             Ok(())
         })?;
         node.netns().rtnl(|node| {
+            node.add_address(Node::UPLINK, LINK_LOCAL[0], 64)?;
             for family in Family::BOTH {
                 node.add_address(Node::UPLINK, family.node(), family.link_bits())?;
                 let route = Route::default(family).via(family.gateway());
