@@ -23,6 +23,7 @@ use crate::{
     flow::{
         entry::{begin, find},
         join::{forget_translated, is_closed_to_news, join, suspend},
+        signed::Sign,
         table::{At, Share, Stored, store},
         tracking::note,
         way::{enter, is_reachable, leave_to_pod, queue, settle_on_wire},
@@ -72,6 +73,7 @@ global!(
     pub fn learn_to_pod<I: Net>(
         work: &mut WorkArea<I>,
         ctx: *mut __sk_buff,
+        sign: Sign,
         from_ifindex: u32,
         to_ifindex: u32,
     ) -> Learned {
@@ -111,7 +113,9 @@ global!(
         if !bypass && !is_needed {
             return Learned::Perhaps;
         }
-        let payer = if from_pod {
+        let payer = if sign == Sign::Translated {
+            Payer::Translator
+        } else if from_pod {
             Payer::Opener(from_ifindex)
         } else {
             Payer::Reached {
@@ -305,6 +309,9 @@ enum Payer {
     Opener(u32),
     /// That the world reached; the flow must be remembered, or need not be.
     Reached { pod: u32, must_be: bool },
+    /// Who translated the packet before the stack had it: its flow was known then. If it is not any more, it was no conversation and has made room
+    /// meanwhile: its tuple is not one that anybody has sent, and the pod must not answer with the reverse of it.
+    Translator,
 }
 
 /// The flow at [`Work::place`] as it is known, or an empty one, heard from `end`. Of a pod that is
@@ -318,7 +325,7 @@ fn open<I: Net>(
     if let Some(flow) = find::<I>(&work.place.key) {
         if flow.state & state::BY_STACK != 0 {
             // Somebody uses the tuple without a translation. What connection tracking calls invalid is not translated either.
-            if matches!(payer, Payer::Reached { .. }) && is_closed_to_news(flow) {
+            if !matches!(payer, Payer::Opener(_)) && is_closed_to_news(flow) {
                 return None;
             }
             if work.head.tuple.protocol != protocol::TCP || begins(work.head.tcp_flags) {
@@ -338,6 +345,7 @@ fn open<I: Net>(
     let (account, may_be_surplus) = match payer {
         Payer::Opener(pod) => (pod, false),
         Payer::Reached { pod, must_be } => (pod | WORLD, must_be),
+        Payer::Translator => return None,
     };
     let is_full = !charge(account);
     if is_full && !may_be_surplus {
@@ -355,7 +363,7 @@ fn open<I: Net>(
             half_of(flow, end).in_ifindex = pod;
         }
         Payer::Reached { .. } if is_full => flow.state |= state::SURPLUS,
-        Payer::Reached { .. } => flow.state |= end.charged(),
+        Payer::Reached { .. } | Payer::Translator => flow.state |= end.charged(),
     }
     begin(flow, head.tuple.protocol, tick());
     if store(work, At::Place, Share::Pods) != Stored::Done {

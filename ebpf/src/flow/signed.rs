@@ -6,6 +6,7 @@ use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind};
 
 use crate::{
     kernel::{
+        global::number,
         maps::{constant, device},
         memory,
         net::Net,
@@ -15,14 +16,15 @@ use crate::{
     model::work::Work,
 };
 
-/// What has become of a packet since it came to this host.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Sign {
-    /// It has the tuple that it was sent with.
-    AsItCame,
-    /// It was given its tuple by us, before the stack had it.
-    Translated,
-}
+number!(
+    /// What has become of a packet since it came to this host.
+    pub enum Sign {
+        /// It has the tuple that it was sent with.
+        AsItCame,
+        /// It was given its tuple by us, before the stack had it.
+        Translated,
+    }
+);
 
 impl Sign {
     /// The bits of a fingerprint that are turned.

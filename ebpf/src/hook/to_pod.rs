@@ -7,10 +7,9 @@ use underpass_ebpf::l4::Kind;
 
 use crate::{
     flow::{
-        entry::find,
         join::{ends_on_bypass, forget},
         learn::{Learned, learn_to_pod},
-        signed::{self, Sign},
+        signed,
         tracking::look_up,
         translated::learn_translated,
     },
@@ -59,9 +58,8 @@ global!(
         if work.head.kind == Kind::Flow {
             if is_learned_from(&skb) {
                 if let Some(sign) = signed::came_through::<I>(&skb, &work.head) {
-                    if may_be_learned(work, sign)
-                        && learn_to_pod(work, ctx, skb.arrival(), skb.ifindex()) == Learned::Plain
-                    {
+                    let (from, to) = (skb.arrival(), skb.ifindex());
+                    if learn_to_pod(work, ctx, sign, from, to) == Learned::Plain {
                         return Err(Verdict::STACK);
                     }
                 } else if learn_translated(work, ctx, skb.arrival(), skb.ifindex()) {
@@ -81,14 +79,6 @@ global!(
         Err(Verdict::STACK)
     }
 );
-
-/// Whether the packet in [`Work::head`](crate::model::work::Work::head), which came through the stack unchanged, may be of a flow with the tuple that
-/// it has. Of one that was translated before the stack had it the flow is known. If it is not any more, it was no conversation and has made room
-/// meanwhile: its tuple is not one that the world has sent, and the pod must not leave with the reverse of it.
-#[inline(always)]
-fn may_be_learned<I: Net>(work: &WorkArea<I>, sign: Sign) -> bool {
-    sign == Sign::AsItCame || find::<I>(&work.place.key).is_some()
-}
 
 /// Whether there is something to learn from the packet: not between pods if this one has no bypass.
 #[inline(always)]

@@ -7,7 +7,7 @@ use std::{
     ops::Range,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use aya::maps::{HashMap, Map};
@@ -310,5 +310,83 @@ fn datagrams_arrive_where_they_belong(
     let gone = if what == "make room" { made } else { taken };
     let few = u64::from(FLOWS) / u64::from(4 * patience::factor());
     ensure!(gone > few, "{gone} entries went: {counted:?}");
+    Ok(())
+}
+
+/// An answer is translated, and its flow taken away before it is at the pod: that is no flow which the world has begun, and by which the pod's next
+/// question would leave with its own address.
+#[rstest]
+fn an_answer_without_a_flow_begins_none(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    lab.node.underpass(&["load", "--flows", "16384"])?;
+    lab.world.route_pods()?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote_at(PORT);
+    let _server = udp::Server::start(lab.world.netns(), remote)?;
+    let socket = pod.netns().run(|| UdpSocket::bind(family.port(0)))?;
+    socket.connect(remote)?;
+    socket.set_read_timeout(Some(patience::here(WAIT)))?;
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let taking = scope.spawn(|| match family {
+            V4 => take_when_answered::<Addr4>(&lab.node, map::FLOWS4, &is_over),
+            V6 => take_when_answered::<Addr6>(&lab.node, map::FLOWS6, &is_over),
+        });
+        let asked = ask_without_pause(&socket, family);
+        is_over.store(true, Ordering::Relaxed);
+        let taken = taking.join().expect("who takes away does not panic")?;
+        asked?;
+        ensure!(taken > 20, "{taken} flows were taken away");
+        anstream::println!("{taken} flows were taken away");
+        Ok(())
+    })
+}
+
+/// Takes what the pod knows of its one flow away each time that it is answered, within a few microseconds: so often.
+fn take_when_answered<A: addr::Family>(
+    node: &Node,
+    name: &str,
+    is_over: &AtomicBool,
+) -> Result<u64> {
+    let mut flows: HashMap<_, Key<A>, Flow<A>> =
+        Map::HashMap(counter::open(node, name)?).try_into()?;
+    let is_inner = |flow: &Flow<A>| flow.state & state::OUTER == 0;
+    let is_answered = |flow: &Flow<A>| flow.state & state::ANSWERED == state::ANSWERED;
+    let (mut its_key, mut taken) = (None, 0);
+    while !is_over.load(Ordering::Relaxed) {
+        let Some(key) = its_key else {
+            let mut known = flows.iter().filter_map(Result::ok);
+            its_key = known.find(|(_, flow)| is_inner(flow)).map(|(key, _)| key);
+            continue;
+        };
+        // What nobody has answered yet would be charged for twice.
+        if flows.get(&key, 0).as_ref().is_ok_and(is_answered) {
+            taken += u64::from(flows.remove(&key).is_ok());
+        }
+    }
+    Ok(taken)
+}
+
+/// Asks for some seconds. Who answers says whom it sees, which must be the node.
+fn ask_without_pause(socket: &UdpSocket, family: Family) -> Result<()> {
+    let begun = Instant::now();
+    let mut answers = 0;
+    let mut answer = [0; 200];
+    while begun.elapsed() < patience::here(Duration::from_secs(3)) {
+        socket.send(b"?")?;
+        let Ok(length) = socket.recv(&mut answer) else {
+            continue;
+        };
+        let seen = str::from_utf8(&answer[..length])?.lines().next();
+        let seen: SocketAddr = seen.context("whom the server saw")?.parse()?;
+        ensure!(
+            seen.ip() == family.node(),
+            "the server saw {seen} after {answers} answers"
+        );
+        answers += 1;
+    }
+    ensure!(answers > 100, "{answers} answers came");
+    anstream::println!("{answers} answers came");
     Ok(())
 }
