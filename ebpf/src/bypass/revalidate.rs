@@ -58,14 +58,16 @@ global!(
                 return false;
             }
         }
-        if note(work) == Noted::Incomplete && is_by_stack {
-            suspend(work);
-            return false;
+        match note(work) {
+            Noted::Gone => return false,
+            Noted::Incomplete if is_by_stack => {
+                suspend(work);
+                return false;
+            }
+            Noted::Incomplete => restore(work),
+            Noted::Whole => {}
         }
         count(Counter::Revalidated);
-        if work.half.rewrite != 0 && find::<I>(&work.partner_place.key).is_none() {
-            restore(work);
-        }
         let is_settled = follow(work, ctx);
         if !is_settled {
             suspend(work);

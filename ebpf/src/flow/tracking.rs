@@ -58,9 +58,9 @@ pub fn is_known<I: Net>(work: &mut WorkArea<I>, seen: Seen) -> bool {
 number!(
     /// What [`note`] found of a flow.
     pub enum Noted {
-        /// One of its entries is not there.
+        /// The other one of its entries is not there.
         Incomplete,
-        /// There was a flow until now: somebody else has the tuple that its packets would leave with.
+        /// There was a flow until now: its own entry has made room on another CPU, or somebody else has the tuple that its packets would leave with.
         Gone,
         /// All of it.
         Whole,
@@ -184,7 +184,7 @@ global!(
             ..
         } = &mut **work;
         let Some(flow) = find::<I>(key) else {
-            return Noted::Incomplete;
+            return Noted::Gone;
         };
         let protocol = head.tuple.protocol;
         let tick = tick();

@@ -184,7 +184,7 @@ global!(
 
 global!(
     /// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was
-    /// not removed: its half is in [`Work::half`], the other entry's tuple in [`Work::partner`].
+    /// not removed: its half is in [`Work::half`].
     pub fn restore<I: Net>(work: &mut WorkArea<I>) {
         let Work {
             draft: flow,
@@ -192,11 +192,15 @@ global!(
             half: survivor,
             place,
             partner,
-            partner_place: Place { end, .. },
+            partner_place,
             request,
             state: known,
             ..
         } = &mut **work;
+        // By the copy: the memory of an entry that is removed meanwhile is another's.
+        *partner = outgoing::<I>(survivor, head.tuple.protocol);
+        partner_place.set(partner);
+        let end = partner_place.end;
         // What the first entry says besides is of another flow then.
         if find::<I>(&place.key).is_some_and(|first| is_guest(first, place.end)) {
             *known = 0;
@@ -217,7 +221,7 @@ global!(
             } else {
                 owner_of(partner.dst.wide())
             };
-            write_outer::<I>(flow, request, *end);
+            write_outer::<I>(flow, request, end);
         } else {
             request.outer = head.tuple.reversed();
             request.owner = survivor.out_ifindex;
@@ -230,7 +234,7 @@ global!(
             memory::clear(flow);
             fill_inner::<I>(half_of(flow, end.other()), request);
         }
-        let is_swapped = place.end != *end;
+        let is_swapped = place.end != end;
         let shared = if is_swapped {
             swapped(*known & SHARED)
         } else {

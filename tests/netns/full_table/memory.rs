@@ -2,7 +2,7 @@
 //! arrives at a wrong place, or with anything in it that is another's.
 
 use std::{
-    io,
+    hint, io,
     net::{IpAddr, SocketAddr, UdpSocket},
     ops::Range,
     sync::atomic::{AtomicBool, Ordering},
@@ -10,8 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{HashMap, Map};
+use aya::maps::{HashMap, Map, MapData};
 use etherparse::{SlicedPacket, TransportSlice};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
 use rstest::rstest;
 use underpass_abi::{
     addr::{self, Addr4, Addr6},
@@ -206,9 +210,9 @@ fn take_away<A: addr::Family>(node: &Node, name: &str, is_over: &AtomicBool) -> 
         let keys = flows.keys().take(2 * usize::from(FLOWS));
         let keys: Vec<Key<A>> = keys.filter_map(Result::ok).collect();
         for key in keys.iter().filter(|key| key.0.protocol == protocol::UDP) {
-            // What nobody has answered yet would be charged for twice.
-            let is_answered = |flow: Flow<A>| flow.state & state::ANSWERED == state::ANSWERED;
-            if is_over.load(Ordering::Relaxed) || !flows.get(key, 0).is_ok_and(is_answered) {
+            if is_over.load(Ordering::Relaxed)
+                || !flows.get(key, 0).is_ok_and(|flow| is_answered(&flow))
+            {
                 continue;
             }
             taken += u64::from(flows.remove(key).is_ok());
@@ -343,6 +347,91 @@ fn an_answer_without_a_flow_begins_none(#[values(V4, V6)] family: Family) -> Res
     })
 }
 
+/// The flow is taken away between two looks at it by which its packet goes: it is not brought back from what the packet before it was about. Without a
+/// bypass that is the answer, whose way ends at the pod.
+#[rstest]
+fn what_goes_meanwhile_is_not_restored(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    lab.node.underpass(&["load", "--flows", "16384"])?;
+    lab.world.route_pods()?;
+    let pod = lab.pod_with("a", &lab.conf().with("bypass", "off"))?;
+    let remote = family.remote_at(PORT);
+    let socket = pod.netns().run(|| UdpSocket::bind(family.port(0)))?;
+    socket.connect(remote)?;
+    socket.set_read_timeout(Some(patience::here(WAIT)))?;
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let taking = scope.spawn(|| match family {
+            V4 => take_now_and_then::<Addr4>(&lab.node, map::FLOWS4, &is_over),
+            V6 => take_now_and_then::<Addr6>(&lab.node, map::FLOWS6, &is_over),
+        });
+        // The server's thread is one that this thread starts.
+        let asked = on_one_cpu(|| {
+            let _server = udp::Server::start(lab.world.netns(), remote)?;
+            ask_without_pause(&socket, family)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        let taken = taking.join().expect("who takes away does not panic")?;
+        asked?;
+        ensure!(taken > 20, "{taken} flows were taken away");
+        Ok(())
+    })
+}
+
+/// Does something on the first CPU that this thread may use, threads that it starts included.
+fn on_one_cpu(work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this)?;
+    let mut all = 0..CpuSet::count();
+    let first = all.find(|&cpu| allowed.is_set(cpu).unwrap_or(false));
+    let mut one = CpuSet::new();
+    one.set(first.context("this thread may run nowhere")?)?;
+    sched_setaffinity(this, &one)?;
+    let done = work();
+    sched_setaffinity(this, &allowed)?;
+    done
+}
+
+/// Takes what the pod knows of its answered flow away some ten microseconds after it was there, more and less: so often.
+fn take_now_and_then<A: addr::Family>(
+    node: &Node,
+    name: &str,
+    is_over: &AtomicBool,
+) -> Result<u64> {
+    let mut flows: HashMap<_, Key<A>, Flow<A>> =
+        Map::HashMap(counter::open(node, name)?).try_into()?;
+    let (mut its_key, mut taken, mut nanoseconds) = (None, 0, 0);
+    while !is_over.load(Ordering::Relaxed) {
+        let Some(key) = its_key else {
+            its_key = inner(&flows);
+            continue;
+        };
+        if !flows.get(&key, 0).is_ok_and(|flow| is_answered(&flow)) {
+            continue;
+        }
+        let there = Instant::now();
+        while there.elapsed() < Duration::from_nanos(nanoseconds) {
+            hint::spin_loop();
+        }
+        nanoseconds = (nanoseconds + 137) % 60_000;
+        taken += u64::from(flows.remove(&key).is_ok());
+    }
+    Ok(taken)
+}
+
+/// The key of a pod's flow, if there is one: that of the entry under the tuple which the pod has.
+fn inner<A: addr::Family>(flows: &HashMap<MapData, Key<A>, Flow<A>>) -> Option<Key<A>> {
+    let mut known = flows.iter().filter_map(Result::ok);
+    let found = known.find(|(_, flow)| flow.state & state::OUTER == 0);
+    found.map(|(key, _)| key)
+}
+
+/// What nobody has answered yet would be charged for twice.
+fn is_answered<A>(flow: &Flow<A>) -> bool {
+    flow.state & state::ANSWERED == state::ANSWERED
+}
+
 /// Takes what the pod knows of its one flow away each time that it is answered, within a few microseconds: so often.
 fn take_when_answered<A: addr::Family>(
     node: &Node,
@@ -351,17 +440,13 @@ fn take_when_answered<A: addr::Family>(
 ) -> Result<u64> {
     let mut flows: HashMap<_, Key<A>, Flow<A>> =
         Map::HashMap(counter::open(node, name)?).try_into()?;
-    let is_inner = |flow: &Flow<A>| flow.state & state::OUTER == 0;
-    let is_answered = |flow: &Flow<A>| flow.state & state::ANSWERED == state::ANSWERED;
     let (mut its_key, mut taken) = (None, 0);
     while !is_over.load(Ordering::Relaxed) {
         let Some(key) = its_key else {
-            let mut known = flows.iter().filter_map(Result::ok);
-            its_key = known.find(|(_, flow)| is_inner(flow)).map(|(key, _)| key);
+            its_key = inner(&flows);
             continue;
         };
-        // What nobody has answered yet would be charged for twice.
-        if flows.get(&key, 0).as_ref().is_ok_and(is_answered) {
+        if flows.get(&key, 0).is_ok_and(|flow| is_answered(&flow)) {
             taken += u64::from(flows.remove(&key).is_ok());
         }
     }
