@@ -15,7 +15,7 @@ use underpass_tests::{
     leak::Traces,
     prelude::*,
     runtime::{Call, Conf},
-    traffic::raw::RawLink,
+    traffic::{SILENCE, raw::RawLink},
     world::World,
 };
 
@@ -180,6 +180,57 @@ fn kill_add(lab: &Lab, netns: &underpass_tests::netns::Netns, delay: Duration) -
         .run(&lab.node)?
         .silence()?;
     Ok(killed)
+}
+
+/// What a container has sent waits for the uplink's next hop to be resolved, and the container goes before it is.
+#[rstest]
+fn what_waits_for_a_next_hop_does_not_show_who_has_gone(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    const PORT: u16 = 443;
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let own = pod.ip(family);
+    let node = lab.node.netns();
+    let (next_hop, folder) = match family {
+        V4 => (family.gateway(), "net/ipv4/neigh"),
+        V6 => (family.gateway(), "net/ipv6/neigh"),
+    };
+    let mac = lab.world.netns().mac(World::LINK)?;
+    let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+    let uplink = Node::UPLINK;
+    let neighbour = |verb: &str| {
+        let line = format!("neighbour {verb} {next_hop} dev {uplink} lladdr {mac}");
+        node.ip(&[line])
+    };
+    let arrived = Capture::start(lab.world.netns(), World::LINK)?;
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    let ends = pod.ends(family.remote())?;
+    // Nobody answers who asks for it.
+    node.set_sysctl(&format!("{folder}/{uplink}/mcast_solicit"), "1000")?;
+    lab.world.netns().nft(
+        "table netdev deaf {
+            chain heard {
+                type filter hook ingress device eth0 priority 0;
+                meta protocol arp drop
+                icmpv6 type nd-neighbor-solicit drop
+            }
+        }",
+    )?;
+    neighbour("replace")?;
+    neighbour("delete")?;
+    for port in 2000..2010 {
+        link.send(&ends.udp(port, PORT, b"not yet"))?;
+    }
+    thread::sleep(Duration::from_millis(50));
+    pod.del()?;
+    neighbour("replace")?;
+    thread::sleep(SILENCE / 2);
+    let shown = arrived.addresses();
+    let shown = shown.iter().filter(|&&source| source == own).count();
+    ensure!(shown == 0, "{shown} packets came from {own}");
+    Ok(())
 }
 
 /// While a container goes, what it sends goes out as it did before, or not at all.

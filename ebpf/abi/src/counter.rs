@@ -72,7 +72,7 @@ counters! {
     DropVlanTag "drop_vlan_tag" Drop "a pod sent a frame with a VLAN tag",
     DropArp "drop_arp" Drop "a pod sent ARP in another's name",
     DropMalformed "drop_malformed" Drop "a packet too short for the headers it claims, where it had to be translated or checked",
-    DropUntranslated "drop_untranslated" Drop "a packet to be masqueraded, of a kind that can't be translated, or by a device of such a kind",
+    DropUntranslated "drop_untranslated" Drop "a packet to be masqueraded, of a kind that can't be translated, by a device of such a kind, or of a container that has gone",
     DropNoAddress "drop_no_address" Drop "a packet to be masqueraded, by an uplink without an address of its family",
     DropNoPort "drop_no_port" Drop "a packet to be masqueraded, or of the node or of a pod itself to a host port, when no free port was found",
     DropFlowQuota "drop_flow_quota" Drop "a packet to be masqueraded, or to a host port, of a pod with too many half-open flows",

@@ -335,6 +335,9 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Op
 #[inline(always)]
 fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Opened> {
     if work.head.kind == Kind::Flow {
+        if is_left_behind(skb, &work.head) {
+            return Err(Verdict::dropped(Counter::DropUntranslated));
+        }
         if !look_up(work) {
             if is_of_others(skb, &work.head) {
                 note_others(work, skb.raw());
@@ -350,6 +353,15 @@ fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Opened> {
         }
     }
     Ok(may_be_translated(&work.head))
+}
+
+/// Whether the packet is a container's that is gone: it has waited for this uplink's next hop to be resolved, for seconds perhaps, and nobody knows any more
+/// which address it should leave with.
+#[inline(always)]
+fn is_left_behind<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
+    skb.ingress_ifindex() != 0
+        && device(skb.ingress_ifindex()).is_none()
+        && signed::is_unchanged(skb, head)
 }
 
 #[inline(always)]
