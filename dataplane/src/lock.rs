@@ -63,13 +63,22 @@ impl Lock {
     }
 }
 
+/// Nobody has maps open while this lives, and who wants to waits.
+#[derive(Debug)]
+pub struct Alone(#[expect(dead_code, reason = "it is held")] Use);
+
 /// Waits until every call has ended that has maps open now, and says so before by `waits`, if there is any; later ones wait
-/// meanwhile. The caller has none open.
-pub fn await_calls(root: &Path, waits: impl FnOnce()) -> Result<(), Error> {
+/// until what is returned is dropped. The caller has none open.
+pub fn alone(root: &Path, waits: impl FnOnce()) -> Result<Alone, Error> {
     match Use::alone(root, waits) {
         Err(Error::Busy(path)) => Err(Error::UnderWay(path)),
-        ended => ended.map(drop),
+        ended => ended.map(Alone),
     }
+}
+
+/// The same without keeping later ones away.
+pub fn await_calls(root: &Path, waits: impl FnOnce()) -> Result<(), Error> {
+    alone(root, waits).map(drop)
 }
 
 /// Who uses what is pinned: all calls together, or an upgrade alone. Free again when dropped, or when the process dies.

@@ -239,10 +239,11 @@ pub fn set(_lock: &Lock, maps: &Maps, rules: Rules) -> Result<Changed, Error> {
     maps.update_state(|state| rules.put(state))
 }
 
-/// Has the programs go by these rules, which are those of now. Raises the epoch if anything changed.
-pub fn refresh(maps: &Maps, rules: Rules) -> Result<Changed, Error> {
+/// Has the programs go by the rules that `look` finds: under the lock, so that nothing older takes the place of what another call has found meanwhile. Raises
+/// the epoch if anything changed.
+pub fn refresh(maps: &Maps, look: impl FnOnce() -> Result<Rules, Error>) -> Result<Changed, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
-    let changed = set(&lock, maps, rules)?;
+    let changed = set(&lock, maps, look()?)?;
     if changed == Changed::Yes {
         maps.raise_epoch()?;
     }

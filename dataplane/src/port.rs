@@ -96,14 +96,19 @@ impl HostPorts {
     }
 }
 
+/// Lists the addresses that no host port is served on.
+pub fn service_addresses(pins: &Pins) -> Result<BTreeSet<Addr>, Error> {
+    const NAME: &str = map::SERVICE_ADDRESSES;
+    let known: HashMap<MapData, Addr, u32> = open(pins, NAME, Map::HashMap)?;
+    let keys = known.keys().collect::<Result<_, _>>();
+    keys.map_err(Error::map(NAME))
+}
+
 /// Makes these the addresses that no host port is served on. The caller holds the lock.
 pub fn set_service_addresses(pins: &Pins, addresses: &[IpAddr]) -> Result<Changed, Error> {
     const NAME: &str = map::SERVICE_ADDRESSES;
+    let before = service_addresses(pins)?;
     let mut known: HashMap<MapData, Addr, u32> = open(pins, NAME, Map::HashMap)?;
-    let before: BTreeSet<Addr> = known
-        .keys()
-        .collect::<Result<_, _>>()
-        .map_err(Error::map(NAME))?;
     let now: BTreeSet<Addr> = addresses.iter().copied().map(Addr::from).collect();
     for addr in now.difference(&before) {
         known.insert(addr, 1, 0).map_err(Error::map(NAME))?;

@@ -3,12 +3,15 @@
 use std::{sync::Barrier, thread};
 
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 use underpass_tests::{
+    fault::Change,
     leak::Traces,
     prelude::*,
     runtime::{Call, Conf},
 };
+
+use crate::net_dir::{self, NET_DIR};
 
 /// What attaches the first program.
 const FIRST_FILTER: (&str, usize) = ("RTM_NEWTFILTER", 0);
@@ -126,6 +129,41 @@ fn an_add_after_a_del_during_an_add(
         _ => lab.conf(),
     };
     expect_second(&lab, &conf, change, &Family::BOTH)
+}
+
+/// What the stack asks for changes when an ADD has looked at it, and `apply` sees that: the ADD does not set back what it saw.
+#[test]
+fn rules_that_come_during_an_add_stay() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.firewall.set_liberal(true)?;
+    lab.pod("first")?.del()?;
+    net_dir::put(&lab.node, "10-lab.conflist", &lab.conf())?;
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let conf = lab.conf();
+    let call = |verb| {
+        let call = Call::new(verb).attachment("a", &path, Pod::IFNAME);
+        call.conf(&conf)
+    };
+    let takes_lock = |change: &&Change| change.what.starts_with("flock(");
+    let traced = call("ADD").trace(&lab.node)?;
+    let locks = traced.changes.iter().filter(takes_lock).count();
+    call("DEL").run(&lab.node)?.silence()?;
+    let in_force = || -> Result<Value> {
+        let status: Value = serde_json::from_str(&lab.node.underpass(&["status", "--json"])?)?;
+        Ok(status["networkStack"]["inForce"].clone())
+    };
+    // The last one that it takes is for the rules.
+    let traced = call("ADD").run_around_one(&lab.node, "flock(", locks - 1, || {
+        lab.firewall.set_liberal(false)?;
+        lab.node
+            .underpass(&["apply", "--net-dir", NET_DIR])
+            .map(drop)
+    })?;
+    traced.reply.result()?;
+    ensure!(in_force()? == true, "{:#?}", traced.changes);
+    call("DEL").run(&lab.node)?.silence()
 }
 
 /// Has an ADD wait before a change while a DEL and another ADD of the container are made. Fails unless the first one fails, and the second one's container

@@ -46,7 +46,7 @@ pub(super) fn run(root: &Path, net_dir: &NetDir, out: &mut impl io::Write) -> Re
     let freed = free_ports(&node, &mut maps, &mut changes);
     // The rules of now follow from it.
     let tracked = track(&maps, &networks.ours, &mut changes);
-    let outcome = repair(&node, &mut maps, &patterns, Rules::known(), &mut changes);
+    let outcome = repair(&node, &mut maps, &patterns, Rules::known, &mut changes);
     let refresh = |network: &Network| {
         no_masquerade::refresh(&maps, &network.conf.name, &network.decoded, &mut changes)
     };

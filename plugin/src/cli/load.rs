@@ -23,7 +23,7 @@ pub(super) fn run(
     let loaded = maps.node()?.flows;
     match flows {
         Some(asked) if asked != loaded => return Err(Failure::Loaded { loaded, asked }),
-        _ => policy::refresh(&maps, Rules::known()?).map(drop)?,
+        _ => policy::refresh(&maps, Rules::known).map(drop)?,
     }
     let lock = Lock::acquire(root)?;
     object::load_missing(&lock, &pins, map::PROGRAMS.iter().copied())?;

@@ -2,7 +2,11 @@
 
 use std::{io, path::Path};
 
-use underpass_dataplane::{Pins, lock::Lock, upgrade};
+use underpass_dataplane::{
+    Pins,
+    lock::{self, Lock},
+    upgrade,
+};
 use underpass_netlink::Netlink;
 
 use super::Failure;
@@ -16,6 +20,17 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
         writeln!(out, "nothing is loaded at {}", root.display())?;
         return Ok(());
     }
+    // An ADD under way writes to the maps that it has opened: behind others of the same name the container would have no network.
+    let mut said = Ok(());
+    let say = || said = writeln!(out, "waiting for calls that are under way");
+    let _alone = match lock::alone(root, say) {
+        Err(error) if force => {
+            tracing::warn!("a call is under way: {error}");
+            None
+        }
+        alone => Some(alone?),
+    };
+    said?;
     let lock = Lock::acquire(root)?;
     let layouts = pins.layouts()?;
     let mut attached = 0;

@@ -4,13 +4,16 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use tracing::warn;
 use underpass_abi::{
+    addr::Addr,
     endpoint::{Attachment as Record, LOOPBACK, Owner, device},
     port::PortTarget,
 };
 use underpass_dataplane::{
     Changed, Maps, Pins, attach,
     lock::Lock,
-    port::{HostPorts as Ports, Text, destination, is_closed, set_service_addresses},
+    port::{
+        HostPorts as Ports, Text, destination, is_closed, service_addresses, set_service_addresses,
+    },
 };
 use underpass_netlink::Netlink;
 
@@ -21,7 +24,7 @@ use crate::{
     conf::port::Binding,
     error::Error,
     finding::{Finding, Findings},
-    uplink::reconcile,
+    uplink::{Uplinks, reconcile},
 };
 
 mod precedence;
@@ -107,7 +110,7 @@ fn serve<'a>(
     let record = maps.attachment(owner)?;
     let record = record.filter(|record| record.ifindex == host);
     let record = record.ok_or(Error::AttachmentLost)?;
-    set_service_addresses(&pins, services)?;
+    bring_services(node, maps, services)?;
     reconcile::loopback(&lock, node, maps)?;
     let mut table = Pinned {
         ports: Ports::open(&pins)?,
@@ -275,11 +278,22 @@ pub(crate) fn refresh(
     }
     let lock = Lock::acquire(maps.pins().root())?;
     let mut changes = reconcile::loopback(&lock, node, maps)?;
-    if set_service_addresses(maps.pins(), services)? == Changed::Yes {
+    if bring_services(node, maps, services)? == Changed::Yes {
         changes.push(Change::ServiceAddresses);
     }
     if !changes.is_empty() {
         maps.raise_epoch()?;
     }
     Ok(changes)
+}
+
+/// Makes these the addresses of Services, if they still are. The caller holds the lock.
+fn bring_services(node: &Netlink, maps: &Maps, seen: &[IpAddr]) -> Result<Changed, Error> {
+    let wanted = seen.iter().copied().map(Addr::from).collect();
+    if service_addresses(maps.pins())? == wanted {
+        return Ok(Changed::No);
+    }
+    // What this call saw may be older than what another one has written since.
+    let now = Uplinks::find(node, maps, None)?.service_addresses;
+    Ok(set_service_addresses(maps.pins(), &now)?)
 }

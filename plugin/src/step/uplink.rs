@@ -60,6 +60,9 @@ fn finish(node: &Netlink, maps: &mut Maps, uplinks: &Uplinks<'_>) -> Result<(), 
         let uplinks = Uplinks::find(node, maps, uplinks.patterns)?;
         reconcile::uplinks(&lock, node, maps, &uplinks)?;
     }
-    policy::set(&lock, maps, rules)?;
+    if Rules::in_force(&maps.state()?) != rules {
+        // And so may this.
+        policy::set(&lock, maps, Rules::wanted())?;
+    }
     Ok(maps.raise_epoch()?)
 }

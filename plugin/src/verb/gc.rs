@@ -102,7 +102,7 @@ fn collect(
             &node,
             maps,
             &[patterns.as_deref()],
-            Ok(Rules::wanted()),
+            || Ok(Rules::wanted()),
             &mut Vec::new(),
         )?;
     }

@@ -154,6 +154,29 @@ fn an_add_under_way_is_awaited() -> Result<()> {
     Ok(())
 }
 
+/// What an ADD has opened stays what is loaded until it has ended; then it is in use.
+#[test]
+fn an_unload_awaits_an_add_under_way() -> Result<()> {
+    needs_root!();
+    let machine = Machine::new()?;
+    machine.install(&Family::BOTH, &[])?;
+    let lock = hold(&machine)?;
+    let pod = scope(|scope| {
+        let pod = scope.spawn(|| machine.pod("late"));
+        await_waiter("the ADD", &lock)?;
+        let unload = scope.spawn(|| machine.lab.node.underpass_error(&["unload"]));
+        sleep(Duration::from_millis(300));
+        drop(lock);
+        let error = unload.join().ok().context("it panicked")??;
+        ensure!(error.contains("1 container is attached"), "{error}");
+        pod.join().ok().context("it panicked")?
+    })?;
+    for family in Family::BOTH {
+        ping::ping(pod.netns(), family.remote())?;
+    }
+    pod.del()
+}
+
 /// An ADD that its runtime gives up keeps nobody from leaving.
 #[rstest]
 fn an_add_that_is_killed_is_awaited_no_more(#[values(false, true)] force: bool) -> Result<()> {
