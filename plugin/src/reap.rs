@@ -15,7 +15,7 @@ use underpass_netlink::{Netlink, link::By};
 use crate::{
     error::Error,
     identity::{Identity, network_id},
-    step::{end_unless_attached, endpoint, forget, lease, port},
+    step::{end_without, endpoint, forget, lease, port},
 };
 
 /// What was taken away.
@@ -165,11 +165,12 @@ fn of_network(
             reaped.leases.extend(freed);
         }
     }
+    end_without(maps, id, |owner, record| dead.get(owner) == Some(record))?;
     for (owner, record) in dead {
         match forget(node, maps, *owner, record) {
             Ok(()) => reaped.attachments.push(*record),
             Err(error) => reaped.errors.push(error),
         }
     }
-    end_unless_attached(maps, id)
+    Ok(())
 }

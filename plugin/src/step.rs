@@ -28,7 +28,7 @@ use crate::{error::Error, finding::Findings};
 
 pub(crate) use attachment::{Attachment, Ends, Inspection, Interface, Loaded, Mode, Pair};
 pub(crate) use chained::Chained;
-pub(crate) use detachment::{Detachment, detach, detach_chained, end_unless_attached, forget};
+pub(crate) use detachment::{Detachment, detach, detach_chained, end_without, forget};
 pub(crate) use undo::Undo;
 
 /// A part of an attachment.

@@ -69,7 +69,7 @@ pub(crate) fn detach_chained(node: &Netlink, maps: &mut Maps, owner: Owner) -> R
     }
 }
 
-/// Makes the maps forget an attachment whose device is gone. Whether its network has [another](end_unless_attached) is not asked.
+/// Makes the maps forget an attachment whose device is gone. Whether its network has [another](end_without) is not asked.
 pub(crate) fn forget(
     node: &Netlink,
     maps: &mut Maps,
@@ -86,10 +86,14 @@ pub(crate) fn forget(
     }
 }
 
-/// Takes away what a network has beside its attachments, if it has none.
-pub(crate) fn end_unless_attached(maps: &Maps, network: u32) -> Result<(), Error> {
+/// Takes away what a network has beside its attachments, if it has none but those that leave.
+pub(crate) fn end_without(
+    maps: &Maps,
+    network: u32,
+    leaves: impl Fn(&Owner, &Record) -> bool,
+) -> Result<(), Error> {
     let lock = Lock::acquire(maps.pins().root())?;
-    endpoint::end_unless_attached(&lock, maps, network)
+    endpoint::end_without(&lock, maps, network, leaves)
 }
 
 /// Takes the lock, if the maps still know the attachment by this record: meanwhile another call may have

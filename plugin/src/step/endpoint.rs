@@ -140,7 +140,7 @@ impl Revert for Entries {
     }
 }
 
-/// Removes all entries of an attachment, and of its network if it was the last. The lock is held from the first to the last: two
+/// Removes all entries of an attachment, and those of its network if it is the last. The lock is held from the first to the last: two
 /// calls may be at it.
 pub(super) fn remove(
     lock: &Lock,
@@ -148,8 +148,8 @@ pub(super) fn remove(
     owner: Owner,
     record: &Record,
 ) -> Result<(), Error> {
-    forget(lock, maps, owner, record)?;
-    end_unless_attached(lock, maps, record.network)
+    end_without(lock, maps, record.network, |other, _| *other == owner)?;
+    forget(lock, maps, owner, record)
 }
 
 /// Removes all entries of an attachment.
@@ -167,12 +167,18 @@ pub(super) fn forget(
     Ok(maps.raise_epoch()?)
 }
 
-/// Removes the entries of a network that has no attachment: they concern no packet.
-pub(super) fn end_unless_attached(_lock: &Lock, maps: &Maps, network: u32) -> Result<(), Error> {
+/// Removes the entries of a network that has no attachment but those that leave: they concern no packet. These leave afterwards, since by them
+/// alone a later call finds what one that was killed has left of the network.
+pub(super) fn end_without(
+    _lock: &Lock,
+    maps: &Maps,
+    network: u32,
+    leaves: impl Fn(&Owner, &Record) -> bool,
+) -> Result<(), Error> {
     let attachments = maps.attachments()?;
     if attachments
         .iter()
-        .all(|(_, other)| other.network != network)
+        .all(|(owner, record)| record.network != network || leaves(owner, record))
     {
         maps.clear_no_masquerade(network)?;
     }

@@ -127,8 +127,12 @@ impl Stage {
     }
 }
 
+/// The victim is alone in its network, which goes with it.
 fn victim(lab: &Lab) -> Conf {
+    let ranges = ["10.99.0.0/24", "fd00:99::/64"].map(|subnet| json!([{ "subnet": subnet }]));
     lab.conf()
+        .with("name", "alone")
+        .with_ipam("ranges", ranges.to_vec())
         .with_host_ports(&[(PORT, INSIDE), (CONTESTED, INSIDE)])
 }
 

@@ -92,6 +92,15 @@ fn strangers_that_a_host_port_answers_push_nobody_out(
     let other = lab.pod("c")?;
     let remote = family.remote_at(PORT);
     let _world = traffic::serve(lab.world.netns(), remote)?;
+    // It would say of answers to strangers that there is no way, when nobody knows their flows any more.
+    lab.world.netns().nft(
+        "table inet quiet {
+            chain output {
+                type filter hook output priority 0;
+                meta l4proto { icmp, icmpv6 } th sport { 0x0100-0x01ff, 0x0300-0x03ff } drop;
+            }
+        }",
+    )?;
     let _answering = traffic::serve(attacked.netns(), family.port(INSIDE))?;
     let _serving = tcp::Server::start(mapped.netns(), family.port(INSIDE))?;
     let connect = |from, to| tcp::Client::connect(from, to);
