@@ -1,7 +1,8 @@
 //! The locks of a node, which nobody but root can open: who has a file open can lock it, and so stop every call.
 //!
 //! [`Lock`] is held while pins are made, and while the few entries that all attachments share are changed.
-//! [`Use`] is held by whoever has maps open, so that an upgrade exchanges pins and programs when nobody has.
+//! [`Use`] is held by whoever has maps open, so that an upgrade exchanges pins and programs, and `unload` takes them away, when
+//! nobody has.
 //!
 //! Who needs both takes [`Use`] first.
 
@@ -81,7 +82,7 @@ pub fn await_calls(root: &Path, waits: impl FnOnce()) -> Result<(), Error> {
     alone(root, waits).map(drop)
 }
 
-/// Who uses what is pinned: all calls together, or an upgrade alone. Free again when dropped, or when the process dies.
+/// Who uses what is pinned: all calls together, or an upgrade or `unload` alone. Free again when dropped, or when the process dies.
 #[derive(Debug)]
 pub(crate) struct Use {
     /// Where an upgrade makes later calls wait, so that it only waits for those that were there before.

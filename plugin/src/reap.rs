@@ -165,6 +165,7 @@ fn of_network(
             reaped.leases.extend(freed);
         }
     }
+    // Before they are forgotten, by whom alone a later call would know the network; and after that, since others may have left it meanwhile.
     end_without(maps, id, |owner, record| dead.get(owner) == Some(record))?;
     for (owner, record) in dead {
         match forget(node, maps, *owner, record) {
@@ -172,5 +173,5 @@ fn of_network(
             Err(error) => reaped.errors.push(error),
         }
     }
-    Ok(())
+    end_without(maps, id, |_, _| false)
 }

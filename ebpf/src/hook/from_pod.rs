@@ -159,6 +159,9 @@ global!(
         // somebody who has one, and must not be taken for something that the stack has translated.
         let is_own = owner.is_some_and(|owner| owner.get() == skb.ifindex());
         work.is_signed = !is_own || pod.flags & flags::BYPASS != 0;
+        if owner.is_some() && pod.flags & flags::MASQUERADE != 0 {
+            skb.mark_masqueraded();
+        }
         Ok(owner.map_or(skb.ifindex(), NonZeroU32::get))
     }
 );

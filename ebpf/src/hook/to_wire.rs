@@ -355,13 +355,11 @@ fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Opened> {
     Ok(may_be_translated(&work.head))
 }
 
-/// Whether the packet is a container's that is gone: it has waited for this uplink's next hop to be resolved, for seconds perhaps, and nobody knows any more
-/// which address it should leave with.
+/// Whether the packet, whose source is no container's, is of one that is gone: it has waited for this uplink's next hop to be resolved, for seconds
+/// perhaps, and nobody knows any more which address it should leave with.
 #[inline(always)]
 fn is_left_behind<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
-    skb.ingress_ifindex() != 0
-        && device(skb.ingress_ifindex()).is_none()
-        && signed::is_unchanged(skb, head)
+    skb.is_masqueraded() && signed::is_unchanged(skb, head)
 }
 
 #[inline(always)]

@@ -44,6 +44,9 @@ const AGAIN: u32 = 0x7552;
 /// `skb->tc_index` of a packet that a bridge receives again: it was translated.
 const RECEIVED_AGAIN: u32 = 0x7553;
 
+/// `skb->tc_index` of a packet of a container that is masqueraded, in the stack.
+const MASQUERADED: u32 = 0x7554;
+
 /// Bit of `skb->tc_index` of a packet that was for none of the pods when it came, whose number the lower bits are.
 const NUMBERED: u32 = 0x2000;
 
@@ -211,6 +214,18 @@ impl Skb {
         // Fails for types that no packet of a pod has.
         // SAFETY: the context is valid, no memory is passed.
         unsafe { bpf_skb_change_type(self.raw(), PACKET_HOST) };
+    }
+
+    /// Notes that the packet is of a container that is masqueraded.
+    #[inline(always)]
+    pub fn mark_masqueraded(&mut self) {
+        self.mark(MASQUERADED);
+    }
+
+    /// Tells whether [`Self::mark_masqueraded`] has noted that.
+    #[inline(always)]
+    pub fn is_masqueraded(&self) -> bool {
+        self.has_mark(MASQUERADED)
     }
 
     /// Forgets what a pod's own traffic control, or a program, may have left in `skb->tc_index`.

@@ -197,12 +197,18 @@ global!(
             state: known,
             ..
         } = &mut **work;
+        if survivor.rewrite == 0 {
+            return;
+        }
         // By the copy: the memory of an entry that is removed meanwhile is another's.
         *partner = outgoing::<I>(survivor, head.tuple.protocol);
         partner_place.set(partner);
         let end = partner_place.end;
         // What the first entry says besides is of another flow then.
-        if find::<I>(&place.key).is_some_and(|first| is_guest(first, place.end)) {
+        let Some(first) = find::<I>(&place.key) else {
+            return;
+        };
+        if is_guest(first, place.end) {
             *known = 0;
         }
         request.opener = opener(survivor.rewrite, *known);

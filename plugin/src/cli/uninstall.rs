@@ -147,10 +147,13 @@ fn stop(
 ) -> Result<(), Failure> {
     if let Some(net) = net {
         net.rename(conflist::FILE, conflist::ASIDE)?;
-        if !force && net.has(conflist::ASIDE)? {
+        if net.has(conflist::ASIDE)? {
             let mut said = Ok(());
             let say = || said = writeln!(out, "waiting for calls that are under way");
-            lock::await_calls(root, say)?;
+            match lock::await_calls(root, say) {
+                Err(error) if force => tracing::warn!("a call is under way: {error}"),
+                ended => ended?,
+            }
             said?;
         }
     }

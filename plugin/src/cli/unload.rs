@@ -4,6 +4,7 @@ use std::{io, path::Path};
 
 use underpass_dataplane::{
     Pins,
+    layout::Layout,
     lock::{self, Lock},
     upgrade,
 };
@@ -20,6 +21,7 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
         writeln!(out, "nothing is loaded at {}", root.display())?;
         return Ok(());
     }
+    unused(&pins.layouts()?, force)?;
     // An ADD under way writes to the maps that it has opened: behind others of the same name the container would have no network.
     let mut said = Ok(());
     let say = || said = writeln!(out, "waiting for calls that are under way");
@@ -33,13 +35,7 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
     said?;
     let lock = Lock::acquire(root)?;
     let layouts = pins.layouts()?;
-    let mut attached = 0;
-    for layout in &layouts {
-        attached += layout.attachments()?;
-    }
-    if attached > 0 && !force {
-        return Err(Failure::InUse(attached));
-    }
+    unused(&layouts, force)?;
     let node = Netlink::open()?;
     let links = node.links()?;
     for layout in layouts {
@@ -51,4 +47,17 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
         writeln!(out, "removed the pins at {}", folder.display())?;
     }
     Ok(pins.tidy(&lock)?)
+}
+
+/// Refuses what containers are attached by, unless that is forced.
+fn unused(layouts: &[Layout], force: bool) -> Result<(), Failure> {
+    let mut attached = 0;
+    for layout in layouts {
+        attached += layout.attachments()?;
+    }
+    match attached {
+        0 => Ok(()),
+        _ if force => Ok(()),
+        attached => Err(Failure::InUse(attached)),
+    }
 }
