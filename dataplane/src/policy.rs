@@ -239,11 +239,11 @@ pub fn set(_lock: &Lock, maps: &Maps, rules: Rules) -> Result<Changed, Error> {
     maps.update_state(|state| rules.put(state))
 }
 
-/// Has the programs go by the rules that `look` finds: under the lock, so that nothing older takes the place of what another call has found meanwhile. Raises
+/// Has the programs go by the rules that `find` finds: under the lock, so that nothing older takes the place of what another call has found meanwhile. Raises
 /// the epoch if anything changed.
-pub fn refresh(maps: &Maps, look: impl FnOnce() -> Result<Rules, Error>) -> Result<Changed, Error> {
+pub fn refresh(maps: &Maps, find: impl FnOnce() -> Result<Rules, Error>) -> Result<Changed, Error> {
     let lock = Lock::acquire(maps.pins().root())?;
-    let changed = set(&lock, maps, look()?)?;
+    let changed = set(&lock, maps, find()?)?;
     if changed == Changed::Yes {
         maps.raise_epoch()?;
     }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Has the programs know the uplinks as they are, once for each of `patterns` as [`Surroundings::uplinks`] takes
-/// them; go by the rules that `look` finds, or leave those that they have; and sit where somebody took them off. Has the node forward for
+/// them; go by the rules that `find` finds, or leave those that they have; and sit where somebody took them off. Has the node forward for
 /// the containers that there are. Raises the epoch if anything changed that the programs go by, and notes what. Goes on past errors, and
 /// returns them.
 ///
@@ -32,7 +32,7 @@ pub(crate) fn repair(
     node: &Netlink,
     maps: &mut Maps,
     patterns: &[Option<&[Glob]>],
-    look: fn() -> Result<Rules, Dataplane>,
+    find: fn() -> Result<Rules, Dataplane>,
     changes: &mut Vec<Change>,
 ) -> Result<(), Error> {
     let mut errors = Vec::new();
@@ -46,7 +46,7 @@ pub(crate) fn repair(
     if let Err(error) = sysctl::forward_again(node, maps, changes) {
         errors.push(error);
     }
-    match policy::refresh(maps, look) {
+    match policy::refresh(maps, find) {
         Ok(Changed::Yes) => changes.push(Change::Rules),
         Ok(Changed::No) => {}
         Err(error) => errors.push(error.into()),

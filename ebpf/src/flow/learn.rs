@@ -113,15 +113,13 @@ global!(
         if !bypass && !is_needed {
             return Learned::Perhaps;
         }
-        let payer = if sign == Sign::Translated {
-            Payer::Translator
-        } else if from_pod {
-            Payer::Opener(from_ifindex)
-        } else {
-            Payer::Reached {
+        let payer = match sign {
+            Sign::Translated => Payer::Translator,
+            Sign::AsItCame if from_pod => Payer::Opener(from_ifindex),
+            Sign::AsItCame => Payer::Reached {
                 pod: to_ifindex,
                 must_be: is_needed,
-            }
+            },
         };
         let Some(flow) = open(work, end, payer) else {
             return Learned::Perhaps;
