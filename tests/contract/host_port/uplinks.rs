@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, SocketAddr},
     process::Command,
+    thread,
 };
 
 use rstest::rstest;
@@ -12,7 +13,7 @@ use underpass_tests::{
     prelude::*,
     runtime::Call,
     second::{Kind, Second},
-    traffic::serve,
+    traffic::{SILENCE, serve},
     wire::Wire,
 };
 
@@ -103,6 +104,8 @@ fn a_bridge_of_others_can_become_an_uplink(#[values(V4, V6)] family: Family) -> 
         reaches(from, SocketAddr::new(node, HOST), own)
             .with_context(|| format!("their port from {}", from.name()))?;
     }
+    // The last packet of a connection that has ended would find nobody at the port.
+    thread::sleep(SILENCE / 4);
     theirs.chain.del(&theirs.netns, &theirs.result)?;
     expect_bridge(&lab)?;
     let seen = tcp::visit(ours.netns(), SocketAddr::new(lan.own, HOST))?;
