@@ -89,21 +89,25 @@ fn tables_are_for_all_cpus_whoever_loads_may_use_only_one() -> Result<()> {
         held(&lab.node)
     };
     let all = size()?;
-    let this = Pid::from_raw(0);
-    let allowed = sched_getaffinity(this)?;
-    let first = (0..CpuSet::count()).find(|&cpu| allowed.is_set(cpu).unwrap_or(false));
-    let mut one = CpuSet::new();
-    one.set(first.context("this thread may run nowhere")?)?;
-    // Of this thread, and of what it starts.
-    sched_setaffinity(this, &one)?;
-    let pinned = size();
-    sched_setaffinity(this, &allowed)?;
-    let pinned = pinned?;
+    let pinned = on_one_cpu(size)?;
     ensure!(
         pinned == all,
         "{pinned} entries, and {all} of who may use all CPUs"
     );
     Ok(())
+}
+
+/// Does something on the first CPU that this thread may use, what it starts included.
+pub(crate) fn on_one_cpu<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this)?;
+    let first = (0..CpuSet::count()).find(|&cpu| allowed.is_set(cpu).unwrap_or(false));
+    let mut one = CpuSet::new();
+    one.set(first.context("this thread may run nowhere")?)?;
+    sched_setaffinity(this, &one)?;
+    let done = work();
+    sched_setaffinity(this, &allowed)?;
+    done
 }
 
 /// The entries of the table of fragments that wait: the one that has room for what a CPU keeps, and no more.

@@ -12,7 +12,7 @@ use underpass_cni::{
     Error as CniError, NetConf,
     net_dir::{self, NetworkFile},
 };
-use underpass_dataplane::{Maps, Pins, lock};
+use underpass_dataplane::{Maps, Pins};
 use underpass_ipam::{data_dir, store::Store};
 use underpass_netlink::Netlink;
 
@@ -148,13 +148,7 @@ fn stop(
     if let Some(net) = net {
         net.rename(conflist::FILE, conflist::ASIDE)?;
         if net.has(conflist::ASIDE)? {
-            let mut said = Ok(());
-            let say = || said = writeln!(out, "waiting for calls that are under way");
-            match lock::await_calls(root, say) {
-                Err(error) if force => tracing::warn!("a call is under way: {error}"),
-                ended => ended?,
-            }
-            said?;
+            drop(unload::await_calls(root, force, out)?);
         }
     }
     if force {

@@ -5,7 +5,7 @@ use std::{io, path::Path};
 use underpass_dataplane::{
     Pins,
     layout::Layout,
-    lock::{self, Lock},
+    lock::{self, Alone, Lock},
     upgrade,
 };
 use underpass_netlink::Netlink;
@@ -17,22 +17,14 @@ pub(super) fn run(root: &Path, force: bool, out: &mut impl io::Write) -> Result<
     if let Err(error) = upgrade::settle(&pins) {
         tracing::warn!("an upgrade was killed, and can't be ended: {error}");
     }
-    if pins.layouts()?.is_empty() {
+    let layouts = pins.layouts()?;
+    if layouts.is_empty() {
         writeln!(out, "nothing is loaded at {}", root.display())?;
         return Ok(());
     }
-    unused(&pins.layouts()?, force)?;
+    unused(&layouts, force)?;
     // An ADD under way writes to the maps that it has opened: behind others of the same name the container would have no network.
-    let mut said = Ok(());
-    let say = || said = writeln!(out, "waiting for calls that are under way");
-    let _alone = match lock::alone(root, say) {
-        Err(error) if force => {
-            tracing::warn!("a call is under way: {error}");
-            None
-        }
-        alone => Some(alone?),
-    };
-    said?;
+    let _alone = await_calls(root, force, out)?;
     let lock = Lock::acquire(root)?;
     let layouts = pins.layouts()?;
     unused(&layouts, force)?;
@@ -55,9 +47,28 @@ fn unused(layouts: &[Layout], force: bool) -> Result<(), Failure> {
     for layout in layouts {
         attached += layout.attachments()?;
     }
-    match attached {
-        0 => Ok(()),
-        _ if force => Ok(()),
-        attached => Err(Failure::InUse(attached)),
+    if attached > 0 && !force {
+        return Err(Failure::InUse(attached));
     }
+    Ok(())
+}
+
+/// Waits for the calls that are under way, and says so; later ones wait until what is returned is dropped. Where it is forced, one that hangs is not waited for
+/// in the end, and there is nothing to drop.
+pub(super) fn await_calls(
+    root: &Path,
+    force: bool,
+    out: &mut impl io::Write,
+) -> Result<Option<Alone>, Failure> {
+    let mut said = Ok(());
+    let say = || said = writeln!(out, "waiting for calls that are under way");
+    let alone = match lock::alone(root, say) {
+        Err(error) if force => {
+            tracing::warn!("a call is under way: {error}");
+            None
+        }
+        alone => Some(alone?),
+    };
+    said?;
+    Ok(alone)
 }

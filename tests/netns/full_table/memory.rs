@@ -12,10 +12,6 @@ use std::{
 
 use aya::maps::{HashMap, Map, MapData};
 use etherparse::{SlicedPacket, TransportSlice};
-use nix::{
-    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    unistd::Pid,
-};
 use rstest::rstest;
 use underpass_abi::{
     addr::{self, Addr4, Addr6},
@@ -28,6 +24,7 @@ use underpass_tests::{
 };
 
 use super::{FLOWS, HOST, INSIDE, PORT, small};
+use crate::loading::on_one_cpu;
 
 /// Ports of each lane, from here on: low enough to be kept.
 const FIRST: u16 = 10_000;
@@ -322,10 +319,7 @@ fn datagrams_arrive_where_they_belong(
 #[rstest]
 fn an_answer_without_a_flow_begins_none(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    ask_meanwhile(family, "learned", |node, is_over| match family {
-        V4 => take_when_answered::<Addr4>(node, map::FLOWS4, is_over),
-        V6 => take_when_answered::<Addr6>(node, map::FLOWS6, is_over),
-    })
+    ask_meanwhile(family, "learned", 1)
 }
 
 /// The flow is taken away between two looks at it by which its packet goes: it is not brought back from what the packet before it was about. Without a
@@ -333,19 +327,12 @@ fn an_answer_without_a_flow_begins_none(#[values(V4, V6)] family: Family) -> Res
 #[rstest]
 fn what_goes_meanwhile_is_not_restored(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
-    ask_meanwhile(family, "off", |node, is_over| match family {
-        V4 => take_now_and_then::<Addr4>(node, map::FLOWS4, is_over),
-        V6 => take_now_and_then::<Addr6>(node, map::FLOWS6, is_over),
-    })
+    ask_meanwhile(family, "off", 60_000)
 }
 
-/// Has a masqueraded pod ask a server that knows a way to it, both on one CPU, while what is known of its flow is taken away on another: the server never
-/// sees it.
-fn ask_meanwhile(
-    family: Family,
-    bypass: &str,
-    take: impl Fn(&Node, &AtomicBool) -> Result<u64> + Sync,
-) -> Result<()> {
+/// Has a masqueraded pod ask a server that knows a way to it, both on one CPU, while what is known of its flow is taken away on another, less than `span`
+/// nanoseconds after each answer: the server never sees the pod.
+fn ask_meanwhile(family: Family, bypass: &str, span: u64) -> Result<()> {
     let lab = Lab::unloaded()?;
     lab.node.underpass(&["load", "--flows", "16384"])?;
     lab.world.route_pods()?;
@@ -356,7 +343,10 @@ fn ask_meanwhile(
     socket.set_read_timeout(Some(patience::here(WAIT)))?;
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let taking = scope.spawn(|| take(&lab.node, &is_over));
+        let taking = scope.spawn(|| match family {
+            V4 => take_when_answered::<Addr4>(&lab.node, map::FLOWS4, span, &is_over),
+            V6 => take_when_answered::<Addr6>(&lab.node, map::FLOWS6, span, &is_over),
+        });
         // The server's thread is one that this thread starts.
         let asked = on_one_cpu(|| {
             let _server = udp::Server::start(lab.world.netns(), remote)?;
@@ -370,24 +360,11 @@ fn ask_meanwhile(
     })
 }
 
-/// Does something on the first CPU that this thread may use, threads that it starts included.
-fn on_one_cpu(work: impl FnOnce() -> Result<()>) -> Result<()> {
-    let this = Pid::from_raw(0);
-    let allowed = sched_getaffinity(this)?;
-    let mut all = 0..CpuSet::count();
-    let first = all.find(|&cpu| allowed.is_set(cpu).unwrap_or(false));
-    let mut one = CpuSet::new();
-    one.set(first.context("this thread may run nowhere")?)?;
-    sched_setaffinity(this, &one)?;
-    let done = work();
-    sched_setaffinity(this, &allowed)?;
-    done
-}
-
-/// Takes what the pod knows of its answered flow away some ten microseconds after it was there, more and less: so often.
-fn take_now_and_then<A: addr::Family>(
+/// Takes what the pod knows of its one flow away each time that it is answered, a little later each time and less than `span` nanoseconds: so often.
+fn take_when_answered<A: addr::Family>(
     node: &Node,
     name: &str,
+    span: u64,
     is_over: &AtomicBool,
 ) -> Result<u64> {
     let mut flows: HashMap<_, Key<A>, Flow<A>> =
@@ -405,7 +382,7 @@ fn take_now_and_then<A: addr::Family>(
         while there.elapsed() < Duration::from_nanos(nanoseconds) {
             hint::spin_loop();
         }
-        nanoseconds = (nanoseconds + 137) % 60_000;
+        nanoseconds = (nanoseconds + 137) % span;
         taken += u64::from(flows.remove(&key).is_ok());
     }
     Ok(taken)
@@ -421,27 +398,6 @@ fn inner<A: addr::Family>(flows: &HashMap<MapData, Key<A>, Flow<A>>) -> Option<K
 /// What nobody has answered yet would be charged for twice.
 fn is_answered<A>(flow: &Flow<A>) -> bool {
     flow.state & state::ANSWERED == state::ANSWERED
-}
-
-/// Takes what the pod knows of its one flow away each time that it is answered, within a few microseconds: so often.
-fn take_when_answered<A: addr::Family>(
-    node: &Node,
-    name: &str,
-    is_over: &AtomicBool,
-) -> Result<u64> {
-    let mut flows: HashMap<_, Key<A>, Flow<A>> =
-        Map::HashMap(counter::open(node, name)?).try_into()?;
-    let (mut its_key, mut taken) = (None, 0);
-    while !is_over.load(Ordering::Relaxed) {
-        let Some(key) = its_key else {
-            its_key = inner(&flows);
-            continue;
-        };
-        if flows.get(&key, 0).is_ok_and(|flow| is_answered(&flow)) {
-            taken += u64::from(flows.remove(&key).is_ok());
-        }
-    }
-    Ok(taken)
 }
 
 /// Asks for some seconds. Who answers says whom it sees, which must be the node.
