@@ -18,8 +18,9 @@ use tokio::time::timeout;
 use crate::install::Network;
 use crate::options::{Options, Routing};
 
-/// How long a command may take. The first `install` after boot has the kernel verify all programs, and a self-test.
-const LIMIT: Duration = Duration::from_mins(2);
+/// How long a command may take. The first `install` after boot has the kernel verify all programs, and a self-test: seconds, and minutes where all that
+/// starts then shares a small processor. To end it sooner would have the next one begin that work from its start.
+const LIMIT: Duration = Duration::from_mins(10);
 
 /// A command that failed.
 #[derive(Debug)]

@@ -28,8 +28,8 @@ use crate::{frame, ioctl, patience};
 /// Where a node's network namespaces have their files, in its own `/run`.
 const FOLDER: &str = "/run/netns";
 
-/// How long a command of a fixture, or a call of the plugin, may take.
-const COMMAND_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long a command of a fixture, or a call of the plugin, may take: three nodes of a slow machine may have the kernel verify their programs at once.
+const COMMAND_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// A network namespace, seen from the mount namespace of its node. It lives as long as a handle or a mount of it does.
 #[derive(Clone, Debug)]

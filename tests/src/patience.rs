@@ -40,9 +40,9 @@ pub fn factor() -> u32 {
 }
 
 /// Tries every now and then until it holds, or for too long: a client of the API that was refused a few times asks again only after half
-/// a minute. `what` is said with the last error.
+/// a minute, and another build has the kernel verify its programs first. `what` is said with the last error.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> Result<()>) -> Result<()> {
-    let end = Instant::now() + here(Duration::from_mins(1));
+    let end = Instant::now() + here(Duration::from_mins(2));
     loop {
         match holds() {
             Ok(()) => return Ok(()),
