@@ -111,9 +111,10 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
     Ok(tests)
 }
 
-/// Parts of the names of tests that limit how long an exchange or many of them may take, or that fill a table before the first of its entries is old: beside
-/// others they are late.
-const ALONE: [&str; 6] = [
+/// Parts of the names of tests that limit how long an exchange or many of them may take, that fill a table before the first of its entries is old, or that
+/// have the programs of several nodes verified one after the other: beside others they are late.
+const ALONE: [&str; 7] = [
+    "::cluster::rolling::",
     "::full_table::",
     "bpf::accounting::",
     "bpf::ports::",

@@ -15,8 +15,8 @@ use crate::test::FLANNEL;
 use crate::vm::executables;
 use crate::vm::record::{Outcome, Record};
 
-/// How long one test may take. Emulation makes everything about ten times slower, and others run beside it.
-const LIMIT: Duration = Duration::from_mins(10);
+/// How long one test may take. Emulation makes everything about ten times slower, and others run beside it; some have the programs of three nodes verified, twice.
+const LIMIT: Duration = Duration::from_mins(20);
 
 /// How many times longer than elsewhere the fixtures wait for what must come, by the variable that they look at.
 const PATIENCE: (&str, &str) = ("UNDERPASS_TEST_PATIENCE", "4");
