@@ -20,6 +20,10 @@ use tokio::sync::watch;
 
 use crate::verbs::Verbs;
 
+mod trouble;
+
+pub(crate) use self::trouble::Trouble;
+
 /// The format that Prometheus asks for by that name.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -28,29 +32,6 @@ const END: &str = "# EOF\n";
 
 /// How long it counts that the Nodes could not be read: by then it is tried again, and a watch that goes on says nothing.
 const DEAF: Duration = Duration::from_mins(2);
-
-/// What is wrong with the network, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
-    /// It is installed, and runtimes take another one: no pod gets to it.
-    Hidden(String),
-    /// It is that of other ranges than the Node has: pods get addresses that others may have.
-    Outdated(String),
-    /// It is the Node's, and could not be looked after the last time.
-    Unkept(String),
-    /// It is the Node's, and there are pods that have outlived the maps.
-    LeftBehind(String),
-}
-
-impl Trouble {
-    fn why(&self) -> &String {
-        match self {
-            Self::Hidden(why) | Self::Outdated(why) | Self::Unkept(why) | Self::LeftBehind(why) => {
-                why
-            }
-        }
-    }
-}
 
 /// What became of the work.
 #[derive(Debug, Default)]
@@ -65,6 +46,8 @@ pub(crate) struct Health {
     deaf: Mutex<Option<(Instant, String)>>,
     /// What the last comparison could not do.
     wanting: Mutex<Vec<String>>,
+    /// Why nothing is looked after any more, while the last command is brought to its end.
+    ended: Mutex<Option<String>>,
     /// Lists and watches of the Nodes that failed.
     pub(crate) watch_failures: AtomicU64,
     /// Nodes that are known.
@@ -112,8 +95,17 @@ impl Health {
         *hold(&self.trouble) = trouble;
     }
 
+    /// Remembers why nothing is looked after any more.
+    pub(crate) fn set_ended(&self, why: String) {
+        *hold(&self.ended) = Some(why);
+    }
+
     /// Says whether there is the network that there should be; or what it waits for.
     fn ready(&self) -> (StatusCode, String) {
+        if let Some(why) = &*hold(&self.ended) {
+            let text = format!("nothing is looked after any more: {why}\n");
+            return (StatusCode::SERVICE_UNAVAILABLE, text);
+        }
         let trouble = hold(&self.trouble).clone();
         if let Some(Trouble::Hidden(why)) = &trouble {
             let text = format!("the network is installed, and no pod gets to it: {why}\n");

@@ -25,6 +25,8 @@ pub(crate) mod events;
 mod routes;
 mod tunnel;
 
+use self::tunnel::Away;
+
 /// The device of VXLAN.
 pub(crate) const DEVICE: &str = "underpass-vxlan";
 
@@ -35,6 +37,8 @@ pub(crate) struct Kernel {
     tunnel: TunnelOptions,
     /// The number of the VXLAN device, for who listens.
     device: Arc<AtomicU32>,
+    /// Whether the address that it sends from is there.
+    pub(crate) away: Away,
 }
 
 /// What the cluster decides of VXLAN.
@@ -198,6 +202,7 @@ impl Kernel {
             handle,
             tunnel,
             device,
+            away: Away::default(),
         })
     }
 

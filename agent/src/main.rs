@@ -99,6 +99,14 @@ async fn run(options: Options) -> anyhow::Result<()> {
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
     };
+    if let Err(error) = &outcome {
+        health.set_ended(format!("{error:#}"));
+        if verbs.are_busy() {
+            tracing::error!(
+                "nothing is looked after any more, and the command that runs is brought to its end: {error:#}"
+            );
+        }
+    }
     // What is half installed would stay so until the next agent.
     verbs.finish().await;
     outcome?;

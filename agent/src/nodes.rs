@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures::future::OptionFuture;
 use futures::{Stream, TryStreamExt as _};
 use kube::api::ListParams;
 use kube::runtime::utils::Backoff as _;
@@ -66,13 +67,22 @@ pub(crate) async fn follow(
         health,
         known: Known::default(),
     };
-    let is_listed = async || {
-        let one = ListParams::default().limit(1);
-        nodes.list(&one).await.map(drop)
-    };
+    let is_listed = async || is_listed(&nodes).await;
     loop {
         let stream = watcher(nodes.clone(), config.clone());
         follower.read(stream, scattered(relist), &is_listed).await;
+    }
+}
+
+/// Asks for all pages of a list, of the names alone: a server that breaks lists off would cost the watch, which goes on.
+async fn is_listed(nodes: &Api<Node>) -> kube::Result<()> {
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let list = nodes.list_metadata(&page).await?;
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(()),
+        }
     }
 }
 
@@ -93,8 +103,8 @@ struct Follower<'a> {
 }
 
 impl Follower<'_> {
-    /// Reads events until it is so long since the last whole list, or since the API was away: who comes back to it goes on where it was.
-    /// A server that has too much to do may refuse lists while its watches go on: then this one does, too.
+    /// Reads events until it is so long since the last whole list. A server that has too much to do may refuse lists, or break them off, while its watches
+    /// go on: then this one does, too.
     async fn read(
         &mut self,
         stream: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
@@ -106,14 +116,22 @@ impl Follower<'_> {
         let mut listed = Known::default();
         let mut due: Option<Instant> = None;
         let later = || Instant::now().checked_add(relist);
+        // What is heard meanwhile counts.
+        let mut asked = pin!(OptionFuture::default());
         loop {
             let heard = tokio::select! {
                 heard = stream.try_next() => heard,
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    let Err(error) = is_listed().await else {
+                    asked.set(Some(is_listed()).into());
+                    due = None;
+                    continue;
+                }
+                Some(answer) = &mut asked => {
+                    let Err(error) = answer else {
                         return;
                     };
                     self.warn(&error, "list the Nodes anew, the watch of them goes on");
+                    asked.set(OptionFuture::default());
                     due = later();
                     continue;
                 }
@@ -125,8 +143,9 @@ impl Follower<'_> {
                     let peer = self.known.judge(&node);
                     listed.put(&node, self.name, peer);
                 }
+                // The watch that begins there may be refused each time: no success, either.
                 Ok(Some(Event::InitDone)) => {
-                    backoff.reset();
+                    asked.set(OptionFuture::default());
                     due = later();
                     self.known = std::mem::take(&mut listed);
                     self.publish();
@@ -144,7 +163,6 @@ impl Follower<'_> {
                 }
                 // The stream asks again when it is polled: later and later. That a list has begun is no success.
                 Err(error) => {
-                    due = due.and_then(|_| later());
                     let said = self.warn(&error, "follow the Nodes, what is known of them stays");
                     self.health.set_deaf(said);
                     sleep(backoff.next().unwrap_or_default()).await;
@@ -223,7 +241,9 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use futures::stream;
+    use std::cell::Cell;
+
+    use futures::{StreamExt as _, stream};
 
     use super::*;
 
@@ -257,6 +277,50 @@ mod tests {
         let is_there = names.iter().any(|name| name == "b");
         assert_eq!(known_own.borrow().is_some(), is_there);
         names
+    }
+
+    /// Reads these events, and tells whether that has ended within a time.
+    async fn ends_within(
+        time: Duration,
+        relist: Duration,
+        events: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
+    ) -> bool {
+        let tell = Listeners {
+            nodes: watch::channel(None).0,
+            own: watch::channel(None).0,
+        };
+        let mut follower = Follower {
+            name: "b",
+            tell: &tell,
+            health: &Health::default(),
+            known: Known::default(),
+        };
+        let is_listed = async || Ok(());
+        let read = follower.read(events, relist, &is_listed);
+        tokio::time::timeout(time, read).await.is_ok()
+    }
+
+    fn fails() -> Result<Event<Node>, watcher::Error> {
+        Err(watcher::Error::NoResourceVersion)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watches_that_fail_do_not_put_the_next_list_off() {
+        let list = [Ok(Event::Init), Ok(Event::InitDone)];
+        let events = stream::iter(list).chain(stream::repeat_with(fails));
+        assert!(ends_within(Duration::from_hours(1), Duration::from_mins(30), events).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_whose_watches_fail_are_asked_for_later_and_later() {
+        let lists = Cell::new(0);
+        let begin = || {
+            lists.set(lists.get() + 1);
+            stream::iter([Ok(Event::Init), Ok(Event::InitDone), fails()])
+        };
+        let events = stream::repeat_with(begin).flatten();
+        assert!(!ends_within(Duration::from_mins(1), Duration::from_hours(1), events).await);
+        assert!((3..=8).contains(&lists.get()), "{} lists", lists.get());
     }
 
     #[tokio::test]

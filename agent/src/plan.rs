@@ -108,6 +108,11 @@ impl Desired {
         (routing == Routing::Vxlan || self.tunnels()).then_some(largest.max(smallest))
     }
 
+    /// How many things the kernel should have.
+    pub(crate) fn len(&self) -> usize {
+        self.routes.len() + self.neighbours.len() + self.forwarding.len()
+    }
+
     /// Whether another node is reached through the device.
     pub(crate) fn tunnels(&self) -> bool {
         !self.neighbours.is_empty()

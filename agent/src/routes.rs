@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::health::Health;
 use crate::install::Routed;
@@ -18,8 +18,10 @@ use crate::options::Options;
 use crate::plan::{Desired, OnLink, Planner};
 use crate::{SETTLE, every};
 
-/// How long the kernel may take for all routes of a cluster.
+/// How long the kernel may take to say what there is, and so much longer for each thing that it is to have: where many pods come and go at once, a request waits for theirs,
+/// and a large cluster is thousands.
 const PATIENCE: Duration = Duration::from_mins(1);
+const FOR_EACH: Duration = Duration::from_millis(100);
 
 /// Compares whenever Nodes or kernel may have changed. `routed` is told when all was right that is this node's own. An
 /// error is the end: who starts us anew has new sockets.
@@ -43,7 +45,9 @@ pub(crate) async fn keep(
         failures: Vec::new(),
     };
     loop {
+        let over = kernel.away.is_over_at();
         tokio::select! {
+            () = sleep_until(over.unwrap_or_else(Instant::now)), if over.is_some() => {}
             changed = nodes.changed() => if changed.is_err() { return Ok(()) },
             () = events.any.notified() => {}
             _ = resync.tick() => {}
@@ -139,7 +143,9 @@ impl Routes<'_> {
     }
 
     async fn apply(&self, desired: &Desired, seen: &Seen) -> anyhow::Result<Notes> {
-        let answer = timeout(PATIENCE, self.kernel.apply(desired, seen)).await;
+        let many = u32::try_from(desired.len()).unwrap_or(u32::MAX);
+        let limit = PATIENCE.saturating_add(FOR_EACH.saturating_mul(many));
+        let answer = timeout(limit, self.kernel.apply(desired, seen)).await;
         let mut done = answer.context("the kernel does not answer")?;
         let errors = desired.errors.iter().cloned();
         done.errors.extend(errors.map(anyhow::Error::msg));

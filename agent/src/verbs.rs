@@ -84,6 +84,11 @@ impl Verbs {
         let _turn = self.turn.lock().await;
     }
 
+    /// Tells whether a command runs that changes something.
+    pub(crate) fn are_busy(&self) -> bool {
+        self.turn.try_lock().is_err()
+    }
+
     /// Runs a command to its end, though whoever waits for it may go away.
     async fn change(&self, command: Command) -> Result<String, Failed> {
         let turn = Arc::clone(&self.turn).lock_owned().await;

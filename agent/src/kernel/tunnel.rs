@@ -19,7 +19,10 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVxlan};
 use super::{Concern, DEVICE, Kernel, Link, Notes, Seen, read_link};
 use crate::plan::{Desired, Mac, Neighbour, Tunnel, is_link_local};
 
+mod away;
 mod sysctl;
+
+pub(super) use self::away::Away;
 
 /// `NUD_PERMANENT` and `NUD_NOARP` of `linux/neighbour.h`, which an entry may have both.
 const PERMANENT: u16 = 0x80;
@@ -37,12 +40,10 @@ impl Kernel {
     ) -> anyhow::Result<u32> {
         let made;
         let local = local(tunnel.outside, seen);
+        let may_wait =
+            self.away.is_short(local.is_unspecified()) || !has_others(tunnel.outside, seen);
         let device = match existing(seen) {
-            Some(device)
-                if self.is_same(device, tunnel, local, has_others(tunnel.outside, seen)) =>
-            {
-                device
-            }
+            Some(device) if self.is_same(device, tunnel, local, may_wait) => device,
             other => {
                 if let Some(device) = other {
                     self.delete(device.index).await?;
@@ -119,7 +120,7 @@ impl Kernel {
     }
 
     /// What can't be changed on a device that is there.
-    fn is_same(&self, device: &Link, tunnel: &Tunnel, local: IpAddr, has_others: bool) -> bool {
+    fn is_same(&self, device: &Link, tunnel: &Tunnel, local: IpAddr, may_wait: bool) -> bool {
         let wanted = [
             InfoVxlan::Id(self.tunnel.id),
             InfoVxlan::Port(self.tunnel.port),
@@ -132,10 +133,10 @@ impl Kernel {
             InfoVxlan::Local6(address) => Some(IpAddr::from(*address)),
             _ => None,
         });
-        // An address that goes and comes back, as when a link goes down, does not cost the device: it sends again when that is there. From
-        // another one nothing could be sent meanwhile.
+        // An address that goes and comes back, as when a link goes down, does not cost the device: it sends again when that is there. Where the node has others,
+        // that is waited for a short time only: it may be somebody's by now who translates it to one of those.
         let is_local = match bound {
-            Some(bound) => bound == local || bound == tunnel.outside && !has_others,
+            Some(bound) => bound == local || bound == tunnel.outside && may_wait,
             None => local.is_unspecified(),
         };
         device.mac == tunnel.mac

@@ -138,6 +138,34 @@ fn an_api_that_refuses_lists_is_heard_all_the_same() -> Result<()> {
     })
 }
 
+/// A server whose lists take so long that it has forgotten their version by the next page: the watch of before goes on.
+#[test]
+fn a_list_that_breaks_off_costs_no_watch() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    // More than a page.
+    for number in 0..150 {
+        cluster.api.set(&format!("other{number}"), &[], &[]);
+    }
+    cluster.members[0].start_agent_with(&["--relist", "1"])?;
+    let member = &cluster.members[0];
+    member.is_ready()?;
+    cluster.api.be_hasty(true);
+    let before = cluster.api.count("late page");
+    eventually("lists are broken off", || {
+        ensure!(cluster.api.count("late page") >= before + 2);
+        Ok(())
+    })?;
+    let (ranges, addresses) = join_another(&cluster);
+    member.learns(&ranges, &addresses)?;
+    cluster.api.be_hasty(false);
+    let lists = cluster.api.lists();
+    eventually("they are listed again", || {
+        ensure!(cluster.api.lists() >= lists + 4);
+        Ok(())
+    })
+}
+
 /// Tokens and certificates end, and somebody writes new ones into the same files.
 #[test]
 fn new_credentials_are_read_when_the_old_ones_are_refused() -> Result<()> {

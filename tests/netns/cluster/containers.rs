@@ -7,6 +7,7 @@ use rstest::rstest;
 use underpass_tests::prelude::*;
 
 use super::{
+    commands::runs,
     fixture::Cluster,
     member::{BIN, NET},
 };
@@ -32,19 +33,21 @@ fn an_agent_whose_folder_was_renamed_ends_so_that_the_next_one_has_it(
     ends_without(folder, || fs::rename(HOST, "/run/host.bak"))
 }
 
+/// Gives the agent's container the host's folder, as it is now.
+fn mount_host(folder: &str) -> Result<()> {
+    fs::create_dir_all(HOST)?;
+    fs::create_dir_all(folder)?;
+    // Nothing can be mounted on what is removed.
+    let _ = umount2(folder, MntFlags::MNT_DETACH);
+    let none: Option<&str> = None;
+    mount(Some(HOST), folder, none, MsFlags::MS_BIND, none)?;
+    Ok(())
+}
+
 fn ends_without(folder: &str, take_away: fn() -> io::Result<()>) -> Result<()> {
     let mut cluster = Cluster::idle(&[0])?;
     let netns = cluster.members[0].node.netns().clone();
-    let mount_host = || -> Result<()> {
-        fs::create_dir_all(HOST)?;
-        fs::create_dir_all(folder)?;
-        // Nothing can be mounted on what is removed.
-        let _ = umount2(folder, MntFlags::MNT_DETACH);
-        let none: Option<&str> = None;
-        mount(Some(HOST), folder, none, MsFlags::MS_BIND, none)?;
-        Ok(())
-    };
-    netns.run(mount_host)?;
+    netns.run(|| mount_host(folder))?;
     cluster.start_agents()?;
     let member = &cluster.members[0];
     member.is_ready()?;
@@ -60,13 +63,49 @@ fn ends_without(folder: &str, take_away: fn() -> io::Result<()>) -> Result<()> {
         "{log}"
     );
 
-    netns.run(mount_host)?;
+    netns.run(|| mount_host(folder))?;
     cluster.members[0].start_agent()?;
     let member = &cluster.members[0];
     let pod = member.pod("later")?;
     ping::ping(pod.netns(), member.gateway(V4))?;
     ping::ping(pod.netns(), member.gateway(V6))?;
     pod.del()
+}
+
+/// What runs is brought to its end, which may take minutes: meanwhile nobody takes the agent for one that looks after anything.
+#[test]
+fn an_agent_that_ends_says_why_before_its_command_has_ended() -> Result<()> {
+    needs_root!();
+    let mut cluster = Cluster::idle(&[0])?;
+    let netns = cluster.members[0].node.netns().clone();
+    netns.run(|| mount_host(NET))?;
+    cluster.members[0].interpose(
+        "[ \"$1\" != gc ] || { echo >> /run/gc-runs; while [ ! -e /run/go ]; do sleep 0.1; done; }",
+    )?;
+    cluster.start_agents()?;
+    let member = &cluster.members[0];
+    eventually("a command that runs", || {
+        ensure!(runs(member, "gc")? == 1);
+        Ok(())
+    })?;
+    netns.run(|| fs::remove_dir_all(HOST))?;
+    eventually("it says why it ends", || {
+        let said = member.get("/readyz")?;
+        let why = format!("the folder {NET} is not the host's any more");
+        ensure!(
+            said.starts_with("HTTP/1.1 503") && said.contains(&why),
+            "{said}"
+        );
+        let log = member.log()?;
+        ensure!(log.contains(&why), "{log}");
+        Ok(())
+    })?;
+    ensure!(
+        !member.running()?.commands()?.is_empty(),
+        "the command has ended"
+    );
+    netns.run(|| fs::write("/run/go", []))?;
+    member.await_end()
 }
 
 /// The host's root is an overlay, as a machine's from an image that nobody writes to, or a container's: whether a folder of both layers was removed

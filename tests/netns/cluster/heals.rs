@@ -268,3 +268,39 @@ fn what_goes_with_the_uplink_comes_back_with_it(#[values(V4, V6)] outside: Famil
     scene.is_whole().context("without a carrier")?;
     Cluster::all_reach_all(&pods)
 }
+
+/// Who applies a network's configuration anew takes its addresses and gives them back. Meanwhile others are there: those of bridges, say.
+#[rstest]
+fn an_address_that_comes_back_soon_does_not_cost_the_device(
+    #[values(V4, V6)] outside: Family,
+) -> Result<()> {
+    needs_root!();
+    let cluster = cluster(outside)?;
+    let scene = Scene::look(&cluster)?;
+    let member = scene.member;
+    let netns = member.node.netns();
+    netns.ip(&[
+        "link add docker0 type bridge".to_owned(),
+        "address add 172.17.0.1/16 dev docker0".to_owned(),
+        "address add fd00:172::1/64 dev docker0 nodad".to_owned(),
+        "link set docker0 up".to_owned(),
+    ])?;
+    let before = netns.ifindex(TUNNEL)?;
+    member.rests()?;
+    let flush = format!("address flush dev {} scope global", Node::UPLINK);
+    netns.ip(&[flush])?;
+    member.rests()?;
+    ensure!(
+        netns.ifindex(TUNNEL)? == before,
+        "it was made anew without the address: {}",
+        member.log()?
+    );
+    netns.ip(&member.readdress())?;
+    scene.is_whole()?;
+    ensure!(
+        netns.ifindex(TUNNEL)? == before,
+        "it was made anew: {}",
+        member.log()?
+    );
+    Cluster::all_reach_all(&cluster.pods()?)
+}
