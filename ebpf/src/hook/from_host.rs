@@ -127,7 +127,11 @@ fn out_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Verdict> {
     if !look_up(work) || work.half.action != action::HOST {
         return Err(lost);
     }
+    // The other entry follows from what the container sent, should it have to be restored; the packet is what it has become.
+    let dst = work.head.tuple.dst;
+    work.head.tuple = sent;
     mapping::note(work);
+    work.head.tuple.dst = dst;
     translate::as_known(work, skb)?;
     Ok(Verdict::STACK)
 }

@@ -1,6 +1,10 @@
 //! The program on the node's loopback device: when it comes and goes, and what it needs.
 
-use std::{net::SocketAddr, process::Command};
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::Command,
+};
 
 use aya::{
     Pod as Plain,
@@ -10,10 +14,17 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_abi::{
     addr::{Addr4, Addr6},
-    flow::{Flow, Key, state},
+    flow::{Flow, Key, protocol, state},
     map,
 };
-use underpass_tests::{counter, prelude::*, runtime::Call};
+use underpass_tests::{
+    counter,
+    flow_table::{self, Then},
+    patience,
+    prelude::*,
+    runtime::Call,
+    traffic::PATIENCE,
+};
 
 use super::{HOST, Scene, both, mapped, reaches};
 
@@ -166,4 +177,43 @@ fn one_entry_brings_the_other_back(
     ensure!(stream.chat(3)? == port, "another port");
     ensure!(datagrams.chat(at, 3)?.seen == seen, "another port");
     Ok(())
+}
+
+/// What the node's own connection is known by has made room, and the container speaks next: what it says arrives, and so does the answer.
+#[rstest]
+fn a_container_that_speaks_brings_the_nodes_entry_back(
+    #[values(V4, V6)] family: Family,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("mapped", &mapped(&lab, &both()))?;
+    let inside = SocketAddr::new(pod.ip(family), super::INSIDE);
+    let listener = pod.netns().run(|| TcpListener::bind(inside))?;
+    let at = SocketAddr::new(family.loopback(), HOST);
+    let mut client = lab.node.netns().run(|| TcpStream::connect(at))?;
+    let (mut server, _) = listener.accept()?;
+    for end in [&client, &server] {
+        end.set_read_timeout(Some(patience::here(PATIENCE)))?;
+    }
+    let say = |from: &mut TcpStream, to: &mut TcpStream, text: &[u8]| -> Result<()> {
+        from.write_all(text)?;
+        let mut heard = vec![0; text.len()];
+        to.read_exact(&mut heard)?;
+        ensure!(heard == text, "{heard:?}");
+        Ok(())
+    };
+    say(&mut client, &mut server, b"question")?;
+    say(&mut server, &mut client, b"answer")?;
+    let mut taken = 0;
+    flow_table::walk(&lab.node, family, |entry| {
+        if entry.protocol == protocol::TCP && !entry.is_outer() {
+            taken += 1;
+            Then::Goes
+        } else {
+            Then::Stays
+        }
+    })?;
+    ensure!(taken == 1, "{taken} entries of the node");
+    say(&mut server, &mut client, b"more").context("from the container")?;
+    say(&mut client, &mut server, b"thanks").context("from the node")
 }
