@@ -25,35 +25,13 @@ use underpass_ebpf::{
 use crate::kernel::{crc32c::crc32c_change, linear::Linear, maps::constant};
 
 mod frame;
+mod mark;
 mod redirect;
 
 pub use redirect::SENT;
 
 /// `skb->pkt_type` of a packet whose Ethernet destination is this host.
 const PACKET_HOST: u32 = 0;
-/// `skb->tc_index` of a packet that the bypass puts onto an uplink, or that the program at the port of a bridge has translated: the
-/// next program must not look at it again.
-const BYPASSED: u32 = 0x7550;
-/// `skb->tc_index` of a packet that returns to a process of this host: `from_host` finishes it.
-const RETURNING: u32 = 0x7551;
-
-/// `skb->tc_index` of a first fragment that was sent through the same hook again, with those that
-/// waited for it right behind.
-const AGAIN: u32 = 0x7552;
-
-/// `skb->tc_index` of a packet that a bridge receives again: it was translated.
-const RECEIVED_AGAIN: u32 = 0x7553;
-
-/// `skb->tc_index` of a packet of a container that is masqueraded, in the stack.
-const MASQUERADED: u32 = 0x7554;
-
-/// Bit of `skb->tc_index` of a packet that was for none of the pods when it came, whose number the lower bits are.
-const NUMBERED: u32 = 0x2000;
-
-/// Bit of `skb->tc_index` of a packet that came in by an uplink in a VRF, whose ifindex the lower bits are: to the kernel it comes
-/// from the device of the VRF.
-const ARRIVED: u32 = 0x8000;
-
 /// A packet at a tc hook.
 pub struct Skb {
     ctx: TcContext,
@@ -141,109 +119,12 @@ impl Skb {
         unsafe { (*self.raw()).pkt_type == PACKET_HOST }
     }
 
-    /// Whether the bypass sent this packet here, or the program at a port of this bridge has translated it.
-    #[inline(always)]
-    pub fn is_bypassed(&self) -> bool {
-        self.has_mark(BYPASSED)
-    }
-
-    /// Whether [`Self::receive_again`] sent this packet here.
-    #[inline(always)]
-    pub fn is_received_again(&self) -> bool {
-        self.has_mark(RECEIVED_AGAIN)
-    }
-
-    /// Whether a pod's program sent this packet back to the host.
-    #[inline(always)]
-    pub fn is_returning(&self) -> bool {
-        self.has_mark(RETURNING)
-    }
-
-    /// Whether this first fragment was sent through this hook again.
-    #[inline(always)]
-    pub fn is_again(&self) -> bool {
-        self.has_mark(AGAIN)
-    }
-
-    /// See [`Self::is_again`].
-    #[inline(always)]
-    pub fn mark_again(&mut self) {
-        self.mark(AGAIN);
-    }
-
-    /// Notes the device of this hook for [`Self::arrival`]. One with a larger number than fits stays unknown.
-    #[inline(always)]
-    pub fn mark_arrival(&mut self) {
-        let ifindex = self.ifindex();
-        if ifindex < ARRIVED {
-            self.mark(ARRIVED | ifindex);
-        }
-    }
-
-    /// Device that the packet came in by, also if that is in a VRF; 0 if this host made it.
-    #[inline(always)]
-    pub fn arrival(&self) -> u32 {
-        // SAFETY: see `protocol`.
-        let mark = unsafe { (*self.raw()).tc_index };
-        if mark & ARRIVED == 0 {
-            self.ingress_ifindex()
-        } else {
-            mark & !ARRIVED
-        }
-    }
-
-    /// Gives the packet a number, of which the lowest 13 bits count.
-    #[inline(always)]
-    pub fn set_number(&mut self, number: u32) -> u32 {
-        let mark = NUMBERED | number & (NUMBERED - 1);
-        self.mark(mark);
-        mark
-    }
-
-    /// What [`Self::set_number`] has returned; nothing if the packet has no number.
-    #[inline(always)]
-    pub fn number(&self) -> Option<u32> {
-        // SAFETY: see `protocol`.
-        let mark = unsafe { (*self.raw()).tc_index };
-        (mark & !(NUMBERED - 1) == NUMBERED).then_some(mark)
-    }
-
     /// Makes a packet whose Ethernet destination is another device of this host one for this host.
     #[inline(always)]
     pub fn take_for_host(&mut self) {
         // Fails for types that no packet of a pod has.
         // SAFETY: the context is valid, no memory is passed.
         unsafe { bpf_skb_change_type(self.raw(), PACKET_HOST) };
-    }
-
-    /// Notes that the packet is of a container that is masqueraded.
-    #[inline(always)]
-    pub fn mark_masqueraded(&mut self) {
-        self.mark(MASQUERADED);
-    }
-
-    /// Tells whether [`Self::mark_masqueraded`] has noted that.
-    #[inline(always)]
-    pub fn is_masqueraded(&self) -> bool {
-        self.has_mark(MASQUERADED)
-    }
-
-    /// Forgets what a pod's own traffic control, or a program, may have left in `skb->tc_index`.
-    #[inline(always)]
-    pub fn unmark(&mut self) {
-        self.mark(0);
-    }
-
-    #[inline(always)]
-    fn has_mark(&self, what: u32) -> bool {
-        // SAFETY: see `protocol`.
-        unsafe { (*self.raw()).tc_index == what }
-    }
-
-    #[inline(always)]
-    fn mark(&mut self, what: u32) {
-        // SAFETY: see `protocol`; the field is writable for tc programs.
-        unsafe { (*self.raw()).tc_index = what };
     }
 
     /// Length of the largest packet on the wire, headers of `headers` bytes (network and transport)
@@ -320,12 +201,6 @@ impl Skb {
         // SAFETY: the verifier holds us to the check above; packet data may be read at any
         // alignment of two.
         Some(unsafe { *((data + 6) as *const [u16; 3]) })
-    }
-
-    /// Keeps the next program that meets this packet from looking at it.
-    #[inline(always)]
-    pub fn mark_bypassed(&mut self) {
-        self.mark(BYPASSED);
     }
 }
 

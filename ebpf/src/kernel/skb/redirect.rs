@@ -13,7 +13,11 @@ use underpass_abi::{
 };
 use underpass_ebpf::packet::Packet as _;
 
-use super::{RECEIVED_AGAIN, RETURNING, Skb, size};
+use super::{
+    Skb,
+    mark::{RECEIVED_AGAIN, RETURNING},
+    size,
+};
 use crate::kernel::{
     maps::device,
     verdict::{Step, Verdict},
