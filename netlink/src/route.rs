@@ -16,6 +16,7 @@ use netlink_packet_route::{
 
 use super::{Error, Mode, Netlink, addr::family, link::Device};
 
+mod default;
 mod entry;
 mod question;
 
@@ -216,6 +217,16 @@ impl fmt::Display for Route {
     }
 }
 
+/// How to look a route up whose kind alone matters. For IPv6 the kernel otherwise compares the addresses of all devices, to say which source it would
+/// choose: a millisecond with a thousand containers. (For IPv4 it does not, and only a packet's route says that of multicast and 255.255.255.255.)
+fn kind_of_route(addr: IpAddr) -> RouteFlags {
+    if addr.is_ipv6() {
+        RouteFlags::FibMatch
+    } else {
+        RouteFlags::empty()
+    }
+}
+
 fn ip(addr: &RouteAddress) -> Option<IpAddr> {
     match addr {
         RouteAddress::Inet(v4) => Some(IpAddr::V4(*v4)),
@@ -244,14 +255,14 @@ impl Netlink {
     pub fn delivers(&self, device: &Device, addr: IpAddr) -> Result<bool, Error> {
         let out = RouteAttribute::Oif(device.index);
         // No route at all is an answer as well.
-        let route = self.route_to(addr, RouteFlags::empty(), Some(out))?;
+        let route = self.route_to(addr, kind_of_route(addr), Some(out))?;
         Ok(route.is_some_and(|route| route.header.kind == RouteType::Local))
     }
 
     /// Tells whether the address is one of this namespace's own, or one by which it and others are spoken to at once (a link's
     /// broadcast address, the anycast address of its routers): nobody else who has it hears what is sent there.
     pub fn keeps(&self, addr: IpAddr) -> Result<bool, Error> {
-        let route = self.route_to(addr, RouteFlags::empty(), None)?;
+        let route = self.route_to(addr, kind_of_route(addr), None)?;
         Ok(route.is_some_and(|route| KEPT.contains(&route.header.kind)))
     }
 
@@ -359,22 +370,7 @@ impl Netlink {
     /// Lists the unicast routes of one table by one device; a route with several next hops is several, some
     /// of which may be by other devices.
     pub fn routes_by(&self, table: u32, index: u32) -> Result<Vec<Installed>, Error> {
-        self.list_routes(table, Some(index), |_| true)
-    }
-
-    /// Lists the unicast default routes of one table, by one device or by any; one with several next hops is
-    /// several, some of which may be by other devices.
-    pub fn default_routes(&self, table: u32, by: Option<u32>) -> Result<Vec<Installed>, Error> {
-        self.list_routes(table, by, |payload| payload.get(LENGTH_AT) == Some(&0))
-    }
-
-    fn list_routes(
-        &self,
-        table: u32,
-        by: Option<u32>,
-        wanted: impl FnMut(&[u8]) -> bool,
-    ) -> Result<Vec<Installed>, Error> {
-        let messages = self.dump_routes(table, by, RouteProtocol::Unspec, wanted)?;
+        let messages = self.dump_routes(table, Some(index), RouteProtocol::Unspec, |_| true)?;
         let routes = messages.into_iter().flat_map(Installed::from_message);
         Ok(routes.collect())
     }

@@ -21,6 +21,8 @@ use underpass_tests::{
 
 use crate::{net_dir, scene::Scene};
 
+mod found;
+
 /// What fits into a WireGuard device on Ethernet.
 const MTU: u32 = 1420;
 /// Of a datagram in several pieces.
@@ -31,9 +33,6 @@ const SOURCE: u16 = 45_678;
 const INSIDE: u16 = 80;
 /// Until chance puts pieces in disorder.
 const TRIES: usize = 50;
-
-/// More devices than are asked about one by one.
-const MANY: usize = 12;
 
 /// The default network over that lab.
 fn set(family: Family, lab: Lab) -> Result<Scene> {
@@ -296,39 +295,6 @@ fn a_client_with_a_route_to_pods_is_answered_by_a_tunnel(
     }
     meter.expect_none(Counter::Masqueraded)?;
     meter.expect_no_bypass()
-}
-
-/// With and without an address, up and down: none of them leads anywhere.
-#[rstest]
-fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Result<()> {
-    needs_root!();
-    let lab = Lab::new()?;
-    lab.node.netns().rtnl(|node| {
-        for number in 0..MANY {
-            let (near, far) = (format!("near{number}"), format!("far{number}"));
-            node.add_veth(&near, 1500, &far, None)?;
-            node.set_up(&near)?;
-            node.add_address(&near, format!("198.18.7.{}", number + 1).parse()?, 32)?;
-            node.add_address(&near, format!("2001:db8:99::{number:x}").parse()?, 128)?;
-        }
-        Ok(())
-    })?;
-    let scene = set(family, lab)?;
-    let meter = Meter::start(&scene.lab.node)?;
-    scene.tcp(family, 100_000)?;
-    meter.expect(Counter::BypassWire, 10)?;
-    meter.expect(Counter::BypassPeer, 10)?;
-    let programs = |device: &str| {
-        let mut list = Command::new("tc");
-        list.args(["filter", "show", "dev", device, "ingress"]);
-        let filters = scene.lab.node.netns().expect(&mut list, &[])?;
-        anyhow::Ok(filters.contains("underpass"))
-    };
-    ensure!(programs(Node::UPLINK)?, "no program on the uplink");
-    for device in ["near0", "far0"] {
-        ensure!(!programs(device)?, "a program on {device}");
-    }
-    Ok(())
 }
 
 /// What the uplink becomes a port of.

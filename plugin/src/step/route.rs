@@ -91,7 +91,7 @@ fn others(pod: &Netlink, container: &Device, routes: &[Route]) -> Result<Vec<Rou
     if !routes.iter().any(is_default) {
         return Ok(Vec::new());
     }
-    let installed = pod.default_routes(MAIN, None)?;
+    let installed = pod.default_routes()?;
     Ok(installed
         .into_iter()
         .filter(|one| one.index != container.index)

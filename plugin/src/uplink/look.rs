@@ -13,7 +13,6 @@ use underpass_dataplane::Maps;
 use underpass_netlink::{
     Netlink,
     link::{By, Device, Link},
-    route::MAIN,
 };
 
 use super::{Surroundings, Uplink, is_not_ours, reconcile::is_way, tunnel};
@@ -83,13 +82,12 @@ impl<'a> Uplinks<'a> {
         if links.len() <= FEW {
             for &Link { index, .. } in &links {
                 addresses.extend(node.addresses_on(index)?);
-                let by = node.default_routes(MAIN, Some(index))?.into_iter();
-                routes.extend(by.filter(|route| route.index == index));
+                routes.extend(node.default_routes_by(index)?);
             }
         } else {
             let wanted: BTreeSet<u32> = links.iter().map(|link| link.index).collect();
             addresses = node.addresses_where(|index| wanted.contains(&index))?;
-            routes = node.default_routes(MAIN, None)?;
+            routes = node.default_routes()?;
         }
         let surroundings = Surroundings {
             links: &links,

@@ -3,7 +3,7 @@
 use std::{fmt, net::IpAddr};
 
 use ipnet::IpNet;
-use underpass_netlink::{Netlink, route::MAIN};
+use underpass_netlink::Netlink;
 
 use super::Uplink;
 use crate::error::Error;
@@ -52,8 +52,7 @@ pub(crate) fn overlaps(
         let own = node.addresses_on(*index)?.into_iter();
         let own = own.filter(|address| !is_alone(address.net));
         let own = own.map(|address| (address.net.addr(), Whose::Node));
-        let routes = node.default_routes(MAIN, Some(*index))?.into_iter();
-        let routes = routes.filter(|route| route.index == *index);
+        let routes = node.default_routes_by(*index)?.into_iter();
         let next_hops = routes.filter_map(|route| Some((route.route.gateway?, Whose::Router)));
         let covered = own.chain(next_hops).filter(|(address, _)| covers(*address));
         found.extend(covered.map(|(address, whose)| Overlap {

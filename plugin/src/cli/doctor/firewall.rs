@@ -13,7 +13,6 @@ use std::{
 
 use ipnet::IpNet;
 use serde_json::Value;
-use underpass_netlink::route::MAIN;
 
 use super::{Diagnosis, Node, Report, networks::calls_us, some};
 use crate::error::Error;
@@ -84,7 +83,7 @@ fn ways_out(node: &Node<'_>) -> Result<Vec<String>, Error> {
         let names = node.uplinks.iter().map(|uplink| uplink.name.clone());
         return Ok(names.collect());
     }
-    let routes = node.netlink.default_routes(MAIN, None)?;
+    let routes = node.netlink.default_routes()?;
     let names = routes.iter().filter_map(|route| node.name(route.index));
     Ok(names.map(str::to_owned).collect())
 }

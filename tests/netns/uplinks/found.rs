@@ -1,0 +1,95 @@
+//! Which devices are taken for uplinks, where the node has many others, or many routes.
+
+use std::process::Command;
+
+use rstest::rstest;
+use underpass_tests::prelude::*;
+
+use super::set;
+
+/// More devices than are asked about one by one.
+const MANY: usize = 12;
+
+/// With and without an address, up and down: none of them leads anywhere.
+#[rstest]
+fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.node.netns().rtnl(|node| {
+        for number in 0..MANY {
+            let (near, far) = (format!("near{number}"), format!("far{number}"));
+            node.add_veth(&near, 1500, &far, None)?;
+            node.set_up(&near)?;
+            node.add_address(&near, format!("198.18.7.{}", number + 1).parse()?, 32)?;
+            node.add_address(&near, format!("2001:db8:99::{number:x}").parse()?, 128)?;
+        }
+        Ok(())
+    })?;
+    let scene = set(family, lab)?;
+    let meter = Meter::start(&scene.lab.node)?;
+    scene.tcp(family, 100_000)?;
+    meter.expect(Counter::BypassWire, 10)?;
+    meter.expect(Counter::BypassPeer, 10)?;
+    ensure!(
+        has_programs(&scene.lab.node, Node::UPLINK)?,
+        "no program on the uplink"
+    );
+    for device in ["near0", "far0"] {
+        ensure!(
+            !has_programs(&scene.lab.node, device)?,
+            "a program on {device}"
+        );
+    }
+    Ok(())
+}
+
+fn has_programs(node: &Node, device: &str) -> Result<bool> {
+    let mut list = Command::new("tc");
+    list.args(["filter", "show", "dev", device, "ingress"]);
+    let filters = node.netns().expect(&mut list, &[])?;
+    Ok(filters.contains("underpass"))
+}
+
+/// Without an address a device is an uplink by its default route alone: among more routes than the kernel lists at once, behind another one of a smaller metric, and
+/// where a rule leads packets by another table.
+#[rstest]
+fn an_uplink_is_found_by_its_default_route(
+    #[values(V4, V6)] family: Family,
+    #[values(false, true)] with_rule: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let netns = lab.node.netns();
+    netns.rtnl(|node| {
+        node.add_veth("near", 1500, "far", None)?;
+        node.set_up("near")?;
+        node.set_up("far")
+    })?;
+    let everywhere = family.everywhere();
+    let mut lines = vec![format!("route add {everywhere} dev near metric 7000")];
+    for number in 1..500 {
+        lines.push(match family {
+            V4 => format!(
+                "route add 10.77.{}.{}/32 dev far",
+                number / 250,
+                number % 250
+            ),
+            V6 => format!("route add 2001:db8:77::{number:x}/128 dev far"),
+        });
+    }
+    if family == V4 {
+        lines.push("route add blackhole 0.0.0.0/8".to_owned());
+    }
+    if with_rule {
+        lines.push(format!("route add {everywhere} dev near table 100"));
+        lines.push(format!(
+            "rule add from {everywhere} lookup 100 priority 100"
+        ));
+    }
+    netns.ip(&lines)?;
+    let _pod = lab.pod("a")?;
+    for (device, is_uplink) in [(Node::UPLINK, true), ("near", true), ("far", false)] {
+        ensure!(has_programs(&lab.node, device)? == is_uplink, "of {device}");
+    }
+    Ok(())
+}
