@@ -10,7 +10,7 @@ use underpass_dataplane::policy::{Ipsec, Rules, Stack, Tracking, milliseconds};
 use super::{BAD, FAINT, GOOD, HEADING};
 
 /// When what is found now becomes what the programs go by.
-const TAKEN_UP: &str = "the next ADD, GC or `underpass load`";
+const TAKEN_UP: &str = "the next ADD, GC, `underpass apply` or `underpass load`";
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -278,7 +278,7 @@ mod tests {
             So often a packet of each direction goes through the stack: connection tracking keeps the flow, and the
             firewall is asked again. It is a third of the shortest net.netfilter.nf_conntrack_*_timeout* that applies,
             and at most 10 s.
-          The programs go by what was found earlier: the next ADD, GC or `underpass load` changes that.
+          The programs go by what was found earlier: the next ADD, GC, `underpass apply` or `underpass load` changes that.
         ");
     }
 
