@@ -255,21 +255,28 @@ mod tests {
         .expect("a Node")
     }
 
+    /// Has a follower read these events.
+    async fn read(
+        relist: Duration,
+        tell: &Listeners,
+        events: impl Stream<Item = Result<Event<Node>, watcher::Error>>,
+    ) {
+        let mut follower = Follower {
+            name: "b",
+            tell,
+            health: &Health::default(),
+            known: Known::default(),
+        };
+        let is_listed = async || Ok(());
+        follower.read(events, relist, &is_listed).await;
+    }
+
     async fn after(events: Vec<Event<Node>>) -> Vec<String> {
         let (nodes, known) = watch::channel(None);
         let (own, known_own) = watch::channel(None);
         let tell = Listeners { nodes, own };
         let events = stream::iter(events.into_iter().map(Ok));
-        let mut follower = Follower {
-            name: "b",
-            tell: &tell,
-            health: &Health::default(),
-            known: Known::default(),
-        };
-        let is_listed = async || Ok(());
-        follower
-            .read(events, Duration::from_hours(1), &is_listed)
-            .await;
+        read(Duration::from_hours(1), &tell, events).await;
         let nodes: Nodes = known.borrow().clone();
         let names: Vec<String> = nodes
             .map(|nodes| nodes.keys().cloned().collect())
@@ -289,15 +296,8 @@ mod tests {
             nodes: watch::channel(None).0,
             own: watch::channel(None).0,
         };
-        let mut follower = Follower {
-            name: "b",
-            tell: &tell,
-            health: &Health::default(),
-            known: Known::default(),
-        };
-        let is_listed = async || Ok(());
-        let read = follower.read(events, relist, &is_listed);
-        tokio::time::timeout(time, read).await.is_ok()
+        let reading = read(relist, &tell, events);
+        tokio::time::timeout(time, reading).await.is_ok()
     }
 
     fn fails() -> Result<Event<Node>, watcher::Error> {

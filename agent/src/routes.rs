@@ -23,6 +23,9 @@ use crate::{SETTLE, every};
 const PATIENCE: Duration = Duration::from_mins(1);
 const FOR_EACH: Duration = Duration::from_millis(100);
 
+/// And no longer than this: a lost answer would not be noticed sooner.
+const LONGEST: Duration = Duration::from_mins(5);
+
 /// Compares whenever Nodes or kernel may have changed. `routed` is told when all was right that is this node's own. An
 /// error is the end: who starts us anew has new sockets.
 pub(crate) async fn keep(
@@ -145,6 +148,7 @@ impl Routes<'_> {
     async fn apply(&self, desired: &Desired, seen: &Seen) -> anyhow::Result<Notes> {
         let many = u32::try_from(desired.len()).unwrap_or(u32::MAX);
         let limit = PATIENCE.saturating_add(FOR_EACH.saturating_mul(many));
+        let limit = limit.min(LONGEST);
         let answer = timeout(limit, self.kernel.apply(desired, seen)).await;
         let mut done = answer.context("the kernel does not answer")?;
         let errors = desired.errors.iter().cloned();

@@ -287,20 +287,27 @@ fn an_address_that_comes_back_soon_does_not_cost_the_device(
     ])?;
     let before = netns.ifindex(TUNNEL)?;
     member.rests()?;
-    let flush = format!("address flush dev {} scope global", Node::UPLINK);
-    netns.ip(&[flush])?;
-    member.rests()?;
-    ensure!(
-        netns.ifindex(TUNNEL)? == before,
-        "it was made anew without the address: {}",
-        member.log()?
-    );
+    let flush = [format!("address flush dev {} scope global", Node::UPLINK)];
+    let syncs = member.metric("syncs_total")?;
+    netns.ip(&flush)?;
+    eventually("it sees that the addresses are gone", || {
+        ensure!(member.metric("syncs_total")? > syncs);
+        Ok(())
+    })?;
     netns.ip(&member.readdress())?;
     scene.is_whole()?;
-    ensure!(
-        netns.ifindex(TUNNEL)? == before,
-        "it was made anew: {}",
-        member.log()?
-    );
-    Cluster::all_reach_all(&cluster.pods()?)
+    let now = netns.ifindex(TUNNEL)?;
+    ensure!(now == before, "it was made anew: {}", member.log()?);
+    let pods = cluster.pods()?;
+    Cluster::all_reach_all(&pods)?;
+
+    // What does not come back soon may have become another's.
+    netns.ip(&flush)?;
+    eventually("another device", || {
+        ensure!(netns.ifindex(TUNNEL)? != before, "it is the same");
+        Ok(())
+    })?;
+    netns.ip(&member.readdress())?;
+    scene.is_whole()?;
+    Cluster::all_reach_all(&pods)
 }

@@ -113,8 +113,9 @@ fn tests(bin: &Path, files: &[impl AsRef<str>]) -> anyhow::Result<Vec<test::Test
 
 /// Parts of the names of tests that limit how long an exchange or many of them may take, that fill a table before the first of its entries is old, or that
 /// have the programs of several nodes verified one after the other: beside others they are late.
-const ALONE: [&str; 7] = [
+const ALONE: [&str; 8] = [
     "::cluster::rolling::",
+    "::heals::an_address_that_comes_back_soon",
     "::full_table::",
     "bpf::accounting::",
     "bpf::ports::",
