@@ -235,10 +235,11 @@ impl Surroundings<'_> {
     /// Finds the address that the kernel would choose as the source of a packet by this link; zero if it
     /// has none.
     fn masquerade(&self, link: &Link, family: fn(&IpAddr) -> bool) -> Addr {
-        let preferred = self
+        // Of several default routes the kernel takes the first.
+        let best = self
             .default_routes(link)
-            .filter_map(|route| route.route.source)
-            .find(family);
+            .find(|route| family(&route.route.dst.addr()));
+        let preferred = best.and_then(|route| route.route.source);
         let first = || {
             self.addresses_of(link)
                 .filter(|address| address.global && !address.secondary && !address.unusable)

@@ -15,7 +15,7 @@ impl Netlink {
         self.routes_to_all(None)
     }
 
-    /// Lists those by a device.
+    /// Lists those by a device; of those for IPv6 the one that the kernel prefers may be the only one.
     pub fn default_routes_by(&self, device: u32) -> Result<Vec<Installed>, Error> {
         let mut routes = self.routes_to_all(Some(device))?;
         // Of several next hops each may be by another device.
@@ -30,12 +30,12 @@ impl Netlink {
             ..Question::of(MAIN)
         };
         let is_default = |payload: &[u8]| payload.get(LENGTH_AT) == Some(&0);
-        let mut routes = self.dump_family(&question(AddressFamily::Inet), is_default)?;
+        let mut messages = self.dump_family(&question(AddressFamily::Inet), is_default)?;
         match by.and_then(|device| self.best_route_by(device)) {
-            Some(route) => routes.push(route),
-            None => routes.extend(self.dump_family(&question(AddressFamily::Inet6), is_default)?),
+            Some(message) => messages.push(message),
+            None => messages.extend(self.dump_family(&question(AddressFamily::Inet6), is_default)?),
         }
-        let routes = routes.into_iter().flat_map(Installed::from_message);
+        let routes = messages.into_iter().flat_map(Installed::from_message);
         Ok(routes.collect())
     }
 
@@ -44,9 +44,12 @@ impl Netlink {
     fn best_route_by(&self, device: u32) -> Option<RouteMessage> {
         let nobody = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         let by = Some(RouteAttribute::Oif(device));
-        let route = self.look_up(nobody, RouteFlags::FibMatch, by).ok()??;
-        let header = &route.header;
-        let is_default = header.destination_prefix_length == 0 && u32::from(header.table) == MAIN;
-        is_default.then_some(route)
+        let message = self.look_up(nobody, RouteFlags::FibMatch, by).ok()??;
+        // Before 5.18 a device in a VRF may get the answer of another one.
+        let routes = Installed::from_message(message.clone());
+        let is_ours = |route: &Installed| {
+            route.index == device && route.route.dst.prefix_len() == 0 && route.route.table == MAIN
+        };
+        routes.iter().any(is_ours).then_some(message)
     }
 }

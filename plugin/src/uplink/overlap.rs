@@ -48,11 +48,12 @@ pub(crate) fn overlaps(
     covers: impl Fn(IpAddr) -> bool,
 ) -> Result<Vec<Overlap>, Error> {
     let mut found = Vec::new();
+    let default_routes = node.default_routes()?;
     for Uplink { index, name, .. } in uplinks {
         let own = node.addresses_on(*index)?.into_iter();
         let own = own.filter(|address| !is_alone(address.net));
         let own = own.map(|address| (address.net.addr(), Whose::Node));
-        let routes = node.default_routes_by(*index)?.into_iter();
+        let routes = default_routes.iter().filter(|route| route.index == *index);
         let next_hops = routes.filter_map(|route| Some((route.route.gateway?, Whose::Router)));
         let covered = own.chain(next_hops).filter(|(address, _)| covers(*address));
         found.extend(covered.map(|(address, whose)| Overlap {

@@ -173,6 +173,9 @@ fn masquerade_uses_the_address_that_the_kernel_would_choose() {
         default_route(2, "::/0", Some("2001:db8::7")),
     ];
     assert_eq!(of(&preferred), ["192.0.2.2", "2001:db8::7"]);
+    // Only the first of several is taken.
+    let another = [default_route(2, "::/0", None), preferred[1].clone()];
+    assert_eq!(of(&another), ["192.0.2.1", "2001:db8::1"]);
 }
 
 #[test]
