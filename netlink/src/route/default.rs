@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use netlink_packet_route::{
     AddressFamily,
-    route::{RouteAttribute, RouteFlags, RouteMessage},
+    route::{RouteAttribute, RouteFlags},
 };
 
 use super::{Error, Installed, LENGTH_AT, MAIN, Netlink, question::Question};
@@ -24,32 +24,39 @@ impl Netlink {
     }
 
     fn routes_to_all(&self, by: Option<u32>) -> Result<Vec<Installed>, Error> {
-        let question = |family| Question {
+        let mut routes = self.listed(AddressFamily::Inet, by)?;
+        routes.extend(match by.and_then(|device| self.best_route_by(device)) {
+            Some(best) => best,
+            None => self.listed(AddressFamily::Inet6, by)?,
+        });
+        Ok(routes)
+    }
+
+    fn listed(&self, family: AddressFamily, by: Option<u32>) -> Result<Vec<Installed>, Error> {
+        let question = Question {
             family,
             by,
             ..Question::of(MAIN)
         };
         let is_default = |payload: &[u8]| payload.get(LENGTH_AT) == Some(&0);
-        let mut messages = self.dump_family(&question(AddressFamily::Inet), is_default)?;
-        match by.and_then(|device| self.best_route_by(device)) {
-            Some(message) => messages.push(message),
-            None => messages.extend(self.dump_family(&question(AddressFamily::Inet6), is_default)?),
-        }
-        let routes = messages.into_iter().flat_map(Installed::from_message);
-        Ok(routes.collect())
+        let messages = self.dump_family(&question, is_default)?;
+        Ok(messages
+            .into_iter()
+            .flat_map(Installed::from_message)
+            .collect())
     }
 
     /// Looks up the IPv6 route of packets to nobody by a device: its default route in the main table, if that is what the kernel chooses. For a list the kernel looks at all
     /// routes, each at another place of its memory: some tenths of a millisecond with a thousand containers. (IPv4 has no such address: 0.0.0.0 is the host itself.)
-    fn best_route_by(&self, device: u32) -> Option<RouteMessage> {
+    fn best_route_by(&self, device: u32) -> Option<Vec<Installed>> {
         let nobody = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         let by = Some(RouteAttribute::Oif(device));
         let message = self.look_up(nobody, RouteFlags::FibMatch, by).ok()??;
         // Before 5.18 a device in a VRF may get the answer of another one.
-        let routes = Installed::from_message(message.clone());
+        let routes = Installed::from_message(message);
         let is_ours = |route: &Installed| {
             route.index == device && route.route.dst.prefix_len() == 0 && route.route.table == MAIN
         };
-        routes.iter().any(is_ours).then_some(message)
+        routes.iter().any(is_ours).then_some(routes)
     }
 }
