@@ -46,8 +46,6 @@ pub(crate) struct Health {
     deaf: Mutex<Option<(Instant, String)>>,
     /// What the last comparison could not do.
     wanting: Mutex<Vec<String>>,
-    /// Why nothing is looked after any more, while the last command is brought to its end.
-    ended: Mutex<Option<String>>,
     /// Lists and watches of the Nodes that failed.
     pub(crate) watch_failures: AtomicU64,
     /// Nodes that are known.
@@ -95,20 +93,17 @@ impl Health {
         *hold(&self.trouble) = trouble;
     }
 
-    /// Remembers why nothing is looked after any more.
-    pub(crate) fn set_ended(&self, why: String) {
-        *hold(&self.ended) = Some(why);
-    }
-
     /// Says whether there is the network that there should be; or what it waits for.
     fn ready(&self) -> (StatusCode, String) {
-        if let Some(why) = &*hold(&self.ended) {
-            let text = format!("nothing is looked after any more: {why}\n");
-            return (StatusCode::SERVICE_UNAVAILABLE, text);
-        }
         let trouble = hold(&self.trouble).clone();
-        if let Some(Trouble::Hidden(why)) = &trouble {
-            let text = format!("the network is installed, and no pod gets to it: {why}\n");
+        let unready = match &trouble {
+            Some(Trouble::Ended(why)) => Some(format!("nothing is looked after any more: {why}\n")),
+            Some(Trouble::Hidden(why)) => Some(format!(
+                "the network is installed, and no pod gets to it: {why}\n"
+            )),
+            _ => None,
+        };
+        if let Some(text) = unready {
             return (StatusCode::SERVICE_UNAVAILABLE, text);
         }
         let Some(installed) = self.installed.borrow().clone() else {
@@ -139,8 +134,8 @@ impl Health {
             Some(Trouble::LeftBehind(why)) => {
                 format!("ok, but pods of before have no masquerade and no host ports: {why}")
             }
-            // What hides the network was said above.
-            Some(Trouble::Hidden(_)) | None => "ok".to_owned(),
+            // What ends the agent, or hides the network, was said above.
+            Some(Trouble::Ended(_) | Trouble::Hidden(_)) | None => "ok".to_owned(),
         };
         let mut and = if trouble.is_some() { "; and" } else { ", but" };
         for (count, what) in [

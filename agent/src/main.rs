@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use crate::health::Health;
+use crate::health::{Health, Trouble};
 use crate::kernel::Kernel;
 use crate::kernel::events::{self, Events};
 use crate::nodes::Listeners;
@@ -100,7 +100,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
     };
     if let Err(error) = &outcome {
-        health.set_ended(format!("{error:#}"));
+        health.set_trouble(Some(Trouble::Ended(format!("{error:#}"))));
         if verbs.are_busy() {
             tracing::error!(
                 "nothing is looked after any more, and the command that runs is brought to its end: {error:#}"

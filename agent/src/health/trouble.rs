@@ -11,14 +11,18 @@ pub(crate) enum Trouble {
     Unkept(String),
     /// It is the Node's, and there are pods that have outlived the maps.
     LeftBehind(String),
+    /// The agent looks after nothing any more, while its last command is brought to its end.
+    Ended(String),
 }
 
 impl Trouble {
     pub(super) fn why(&self) -> &String {
         match self {
-            Self::Hidden(why) | Self::Outdated(why) | Self::Unkept(why) | Self::LeftBehind(why) => {
-                why
-            }
+            Self::Hidden(why)
+            | Self::Outdated(why)
+            | Self::Unkept(why)
+            | Self::LeftBehind(why)
+            | Self::Ended(why) => why,
         }
     }
 }
