@@ -72,13 +72,13 @@ pub enum Error {
     HostNameTaken(String),
     /// A living container has the address.
     #[error(
-        "{address} is the address of another container, behind the device {device}: DEL that container first, or ask for another address; \
+        "{address} is the address of a container already, behind the device {device}: DEL that first, or ask for another address; \
          if its lease was removed while it lives, repeat the call, which gets the next one"
     )]
     AddressTaken {
         /// The address that was leased.
         address: IpAddr,
-        /// The host's end of the other container's pair.
+        /// The host's end of the pair by which it is reached.
         device: String,
     },
     /// The node has a route for it that is none of ours.

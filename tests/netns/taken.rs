@@ -116,13 +116,20 @@ fn who_asks_for_it_is_refused(#[values(V4, V6)] family: Family) -> Result<()> {
     new.call_with_result("CHECK").run(&lab.node)?.silence()
 }
 
-/// A container may have an address of its own by another interface, too.
+/// Nor does the container itself get it by another interface: with the first of the two to go it would be reached by neither.
 #[rstest]
-fn it_may_have_it_twice_itself(#[values(V4, V6)] family: Family) -> Result<()> {
+fn who_has_it_gets_it_no_second_time(#[values(V4, V6)] family: Family) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("pod")?;
-    pod.also("net1", &fixed(&lab, &[pod.ip(family)]))?.del()
+    let before = Traces::of(&lab.node)?;
+    let path = pod.netns().path().display().to_string();
+    let add = Call::new("ADD").attachment(pod.name(), &path, "net1");
+    let conf = fixed(&lab, &[pod.ip(family)]);
+    let error = add.conf(&conf).run(&lab.node)?.error()?;
+    expect_refusal(&error, pod.ip(family), &pod)?;
+    before.expect_same(&lab.node)?;
+    expect_alive(&lab, &pod)
 }
 
 /// The host ports of another plugin's container lead to no container of ours.

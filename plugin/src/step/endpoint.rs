@@ -54,7 +54,7 @@ impl Step<Interface> for Entries {
         let netns = netns.number()?;
         // To the end: should the container die meanwhile, whoever finds it dead finds all entries, or none.
         let _lock = Lock::acquire(pins.root())?;
-        require_free(maps, node, &record, netns)?;
+        require_free(maps, node, &record)?;
         maps.add_attachment(owner, &record)?;
         undo.push(NAME, move || undo_apply(node, &pins, owner, &record));
         // A DEL that comes from here on finds the attachment.
@@ -185,18 +185,15 @@ pub(super) fn end_without(
     Ok(())
 }
 
-/// Refuses addresses that lead to another container which lives, whatever the leases say: they may be lost, or of an
-/// IPAM that gives an address twice. A container may have an address by two interfaces; then the newer one counts.
-fn require_free(maps: &Maps, node: &Netlink, record: &Record, netns: u32) -> Result<(), Error> {
+/// Refuses addresses that lead to a container which lives, whatever the leases say: they may be lost, or of an IPAM that gives an address twice. By
+/// another interface of the same container, too: that would not be reached, and its address by neither when one of both goes.
+fn require_free(maps: &Maps, node: &Netlink, record: &Record) -> Result<(), Error> {
     for addr in addresses(record) {
         let Some(known) = maps.endpoint(addr)? else {
             continue;
         };
         // What is left of a container that is gone is nobody's.
-        let Some(device) = node.link(By::Index(known.ifindex))? else {
-            continue;
-        };
-        if !sibling::is_of(maps, node, &device, netns, record.ifindex)? {
+        if let Some(device) = node.link(By::Index(known.ifindex))? {
             return Err(Error::AddressTaken {
                 address: addr.into(),
                 device: device.name,

@@ -17,7 +17,6 @@ use crate::{
     conf::MacCheck,
     error::Error,
     finding::{Finding, Findings},
-    identity::Alias,
     plan::metric,
 };
 
@@ -118,8 +117,8 @@ fn behind(others: &[Route], route: &Route) -> Route {
     }
 }
 
-/// Adds the route to an address of the container. Another interface of the same container may have it, whose route it takes
-/// over; anybody else's stays, and goes first or not by its metric. One that goes first keeps the container from being reached.
+/// Adds the route to an address of the container. Anybody else's stays, and goes first or not by its metric: one that goes first keeps the container
+/// from being reached, which is refused.
 fn lead(node: &Netlink, host: &Device, route: &Route, address: IpAddr) -> Result<(), Error> {
     let by = match node.add_route(host, route, Mode::Create) {
         Err(error) if error.is_present() => node.device_towards(address)?,
@@ -134,16 +133,6 @@ fn lead(node: &Netlink, host: &Device, route: &Route, address: IpAddr) -> Result
         }
     };
     let device = by.map(|by| node.link(By::Index(by))).transpose()?.flatten();
-    if let Some(device) = &device
-        && Alias::of(device).is_some()
-        && device.peer_netns.is_some()
-        && node
-            .link(By::Index(host.index))?
-            .and_then(|host| host.peer_netns)
-            == device.peer_netns
-    {
-        return Ok(node.add_route(host, route, Mode::Replace)?);
-    }
     Err(Error::RouteTaken {
         address,
         device: device.map(|device| device.name),

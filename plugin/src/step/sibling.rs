@@ -3,10 +3,7 @@
 
 use underpass_abi::endpoint::Device;
 use underpass_dataplane::Maps;
-use underpass_netlink::{
-    Netlink,
-    link::{By, Link},
-};
+use underpass_netlink::{Netlink, link::By};
 
 use crate::error::Error;
 
@@ -42,21 +39,6 @@ pub(super) fn disown(
         }
     }
     Ok(())
-}
-
-/// Tells whether a device leads to the container that the host veth `host` leads to, whose network namespace has the
-/// number `netns`.
-pub(super) fn is_of(
-    maps: &Maps,
-    node: &Netlink,
-    device: &Link,
-    netns: u32,
-    host: u32,
-) -> Result<bool, Error> {
-    let known = maps.device(device.index)?;
-    Ok(known.is_some_and(|known| known.netns == netns)
-        && device.peer_netns.is_some()
-        && device.peer_netns == leads_to(node, host)?)
 }
 
 /// Where the other end of a pair is, as the kernel numbers it for the node.
