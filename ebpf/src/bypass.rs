@@ -33,6 +33,7 @@ use crate::{
     },
     model::{
         direction::{half_of, outgoing},
+        state::is_finished,
         work::Work,
     },
 };
@@ -112,7 +113,9 @@ global!(
         // Until it is known to be answered each packet is taken note of; while it may have been reset it is revalidated by each.
         let is_answered = flow.state & state::ANSWERED == state::ANSWERED;
         let may_be_reset = flow.state & state::RST != 0;
-        let may_go_on = flow.state & state::FINISHED != 0 && head.tcp_flags & tcp::PSH != 0;
+        // So is what follows the last FIN, and what says that an end goes on which seemed to have closed.
+        let is_closing = is_finished(flow.state)
+            || flow.state & state::FINISHED != 0 && head.tcp_flags & tcp::PSH != 0;
         let tag = &raw const flow.tag;
         let half = half_of(flow, end);
         if !is_usual(&skb, &head, side, half) {
@@ -149,7 +152,7 @@ global!(
         if trust == Trust::Stamp && (is_reset || !fits || half.stamp != stamp()) {
             return Ok(Unsent::Stale);
         }
-        let is_noted = is_answered && head.tcp_flags & tcp::FIN == 0 && !may_go_on;
+        let is_noted = is_answered && head.tcp_flags & tcp::FIN == 0 && !is_closing;
         if trust == Trust::Stamp
             && !is_noted
             && note_state::<I>(&key, end, head.tcp_flags) != Noted::Whole

@@ -8,6 +8,7 @@ use underpass_tests::{
     capture::Capture,
     flow_table::{self, Then},
     frame::Ends,
+    netns::Netns,
     patience,
     prelude::*,
     traffic::{SILENCE, raw::RawLink},
@@ -15,6 +16,7 @@ use underpass_tests::{
 };
 
 mod answered;
+mod ended;
 mod memory;
 mod under_way;
 
@@ -230,6 +232,18 @@ fn conversations_do_not_make_room(#[values(V4, V6)] family: Family) -> Result<()
     Ok(())
 }
 
+/// Connections, one after the other, until more than so many flows have made room for them.
+fn turn_over(meter: &Meter<'_>, flows: u16, from: &Netns, to: SocketAddr) -> Result<()> {
+    let made = || -> Result<u64> { Ok(meter.read()?.get(Counter::MadeRoom)) };
+    for _ in 0..4 * FLOWS {
+        tcp::visit(from, to)?;
+        if made()? > u64::from(flows) {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("{:?}", meter.read()?)
+}
+
 /// A server may take its time: until it has answered, what has a place that others look for are connections that are over.
 #[rstest]
 fn a_handshake_outlives_connections_that_ended(
@@ -288,14 +302,7 @@ fn a_handshake_outlives_connections_that_ended(
         }
     })?;
     let meter = Meter::start(&lab.node)?;
-    let made = || -> Result<u64> { Ok(meter.read()?.get(Counter::MadeRoom)) };
-    for _ in 0..4 * FLOWS {
-        tcp::visit(from, to)?;
-        if made()? > u64::from(FLOWS) {
-            break;
-        }
-    }
-    ensure!(made()? > u64::from(FLOWS), "{:?}", meter.read()?);
+    turn_over(&meter, FLOWS, from, to)?;
     ensure!(opening()? == before, "it had to go");
     meter.expect_none(Counter::TableFull)
 }

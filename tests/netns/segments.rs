@@ -160,3 +160,43 @@ fn an_opening_keeps_no_connection_open(#[values(V4, V6)] family: Family) -> Resu
     client.says(&server, "A", (110, 208), b"")?;
     ensure_over(&lab, family)
 }
+
+/// Who closes last waits to hear that it has arrived, and says so again: until then the connection is one, also in a full table.
+#[rstest]
+fn what_closes_last_is_acknowledged_before_its_connection_is_over(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] liberal: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.firewall.set_liberal(liberal)?;
+    let pod = lab.pod("a")?;
+    let remote = family.remote();
+    let client = End::open(pod.netns(), Pod::IFNAME, pod.ends(remote)?, (SOURCE, PORT))?;
+    let ends = lab.ends_from_world(remote, family.node())?;
+    let server = End::open(lab.world.netns(), World::LINK, ends, (PORT, SOURCE))?;
+    client.says(&server, "S", (100, 0), b"")?;
+    server.says(&client, "SA", (200, 101), b"")?;
+    client.says(&server, "A", (101, 201), b"question")?;
+    server.says(&client, "A", (201, 109), b"answer")?;
+    client.says(&server, "A", (109, 207), b"more")?;
+    server.says(&client, "FA", (207, 113), b"")?;
+    client.says(&server, "A", (113, 208), b"")?;
+    client.says(&server, "FA", (113, 208), b"")?;
+    let both = |has: u32, what: &str| -> Result<()> {
+        let mut states = Vec::new();
+        flow_table::walk(&lab.node, family, |entry| {
+            if entry.protocol == protocol::TCP {
+                states.push(entry.state & (state::FINISHED | state::ASSURED));
+            }
+            Then::Stays
+        })?;
+        ensure!(states == [has; 2], "{what}: {states:x?}");
+        Ok(())
+    };
+    both(state::FINISHED | state::ASSURED, "both have closed")?;
+    client.says(&server, "FA", (113, 208), b"")?;
+    both(state::FINISHED | state::ASSURED, "once again")?;
+    server.says(&client, "A", (208, 114), b"")?;
+    both(state::FINISHED, "acknowledged")
+}

@@ -305,7 +305,7 @@ pub mod state {
     /// connection ends on the bypass as well.
     pub const STICKY: u32 = 1 << 11;
     /// A conversation: a full table does not give the entry away before it expires. TCP whose
-    /// opening is complete and that has not ended, UDP and SCTP heard from both ends for
+    /// opening is complete, until a packet after the second FIN (its acknowledgement) or an RST, UDP and SCTP heard from both ends for
     /// [`STREAM`](super::STREAM) ticks.
     pub const ASSURED: u32 = 1 << 12;
     /// Nobody has answered yet, and the world had opened more such flows to the pod than its quota

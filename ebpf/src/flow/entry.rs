@@ -65,7 +65,7 @@ pub fn prolong_with<A>(flow: &mut Flow<A>, both: u32, protocol: u8, tick: u32) {
     };
 }
 
-/// Whether a flow that lives may give its tuple to another: TCP that both ends have closed and that has nothing to send again, and what
+/// Whether a flow that lives may give its tuple to another: TCP that both ends have closed and know to be closed, with nothing to send again, and what
 /// was refused, or is no conversation, and has been silent for a while. (Not what was reset after an answer: the RST may be a stray one.)
 #[inline(always)]
 pub fn is_spare<A>(flow: &Flow<A>, protocol: u8, tick: u32) -> bool {
@@ -91,7 +91,7 @@ pub fn is_over<A>(flow: &Flow<A>, protocol: u8, tick: u32) -> bool {
             && !has(state::ASSURED)
             && is_silent(flow, protocol, tick, LINGER);
     }
-    has(state::FINISHED)
+    has(state::FINISHED) && !has(state::ASSURED)
         || has(state::RST) && is_silent(flow, protocol, tick, constant!(timeout.quiet))
 }
 

@@ -27,6 +27,8 @@ use crate::{netns::Netns, patience::here};
 
 const UPLOAD: u64 = 0x5eed_0001;
 const DOWNLOAD: u64 = 0x5eed_0002;
+/// How much longer a server waits for a request than for its parts: some connections are idle while a table is filled.
+const IDLE: u32 = 12;
 
 /// A server in a namespace, until dropped.
 #[derive(Debug)]
@@ -69,7 +71,7 @@ fn serve(mut stream: TcpStream, peer: SocketAddr) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut request = [0; 16];
     loop {
-        stream.set_read_timeout(Some(4 * patience()))?;
+        stream.set_read_timeout(Some(IDLE * patience()))?;
         stream.read_exact(&mut request)?;
         stream.set_read_timeout(Some(patience()))?;
         stream.set_write_timeout(Some(patience()))?;
