@@ -10,6 +10,7 @@ use rstest::rstest;
 use underpass_tests::{
     patience,
     prelude::*,
+    runtime::Conf,
     second::{Kind, Second},
     traffic::{SILENCE, serve},
     wire::Wire,
@@ -136,20 +137,40 @@ fn an_address_that_changes_hands_serves_its_new_owner(
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    // One address is left for the second pod, the one that the first pod gave back.
-    let conf = lab.conf().with_ipam(
-        "ranges",
-        serde_json::json!([
-            [{ "subnet": "10.88.1.0/24", "rangeStart": "10.88.1.9", "rangeEnd": "10.88.1.9" }],
-            [{ "subnet": "fd00:88:1::/64", "rangeStart": "fd00:88:1::9", "rangeEnd": "fd00:88:1::9" }]
-        ]),
-    );
-    let conf = conf.with("name", "tight");
     let a = lab.pod("a")?;
     let mut client = udp::Client::open(a.netns(), family)?;
+    change_hands(&lab, family, &mut client, &tight(&lab))
+}
+
+/// The world asks an address, from one port, before and after it changes hands, and is answered by that address.
+#[rstest]
+fn an_address_that_changes_hands_answers_the_world(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.world.route_pods()?;
+    let mut client = udp::Client::open_at(lab.world.netns(), family, SOURCE)?;
+    let conf = tight(&lab).with("bypass", bypass);
+    change_hands(&lab, family, &mut client, &conf)
+}
+
+/// A network with one address of each family: a second pod gets what the first one gave back.
+fn tight(lab: &Lab) -> Conf {
+    let ranges = Family::BOTH.map(|family| {
+        let only = family.unused_pod();
+        serde_json::json!([{ "subnet": family.pods(), "rangeStart": only, "rangeEnd": only }])
+    });
+    let conf = lab.conf().with_ipam("ranges", ranges.to_vec());
+    conf.with("name", "tight")
+}
+
+/// Asks two pods, one after the other, which have one address.
+fn change_hands(lab: &Lab, family: Family, client: &mut udp::Client, conf: &Conf) -> Result<()> {
     let mut address = None;
     for name in ["first", "second"] {
-        let pod = lab.pod_with(name, &conf)?;
+        let pod = lab.pod_with(name, conf)?;
         let _server = udp::Server::start(pod.netns(), family.port(PORT))?;
         client.chat(pod.at(family, PORT), 5)?;
         ensure!(

@@ -13,7 +13,7 @@ use crate::{
         net::Net,
     },
     model::{
-        direction::{half_of, is_answer_to, outgoing},
+        direction::{TWICE, half_of, is_answer_to, outgoing},
         state::{is_ending, is_shared},
     },
 };
@@ -140,8 +140,13 @@ pub fn is_owned<I: Net>(half: &Half<I::Addr>, src: I::Addr) -> bool {
 /// Whether the pod that a direction leads to, if it leads to one, is still there.
 #[inline(always)]
 pub fn has_target<I: Net>(half: &Half<I::Addr>) -> bool {
-    let to_pod = half.action == action::PEER
-        || half.rewrite & rewrite::DST != 0 && half.action != action::WIRE;
+    let to_pod = match half.action {
+        action::PEER => true,
+        action::WIRE => false,
+        // A masqueraded direction without bypass leads to an uplink.
+        action::STACK => half.rewrite & TWICE != rewrite::SRC,
+        _ => half.rewrite & rewrite::DST != 0,
+    };
     !to_pod || half.out_ifindex == 0 || owns::<I>(half.out_ifindex, half.dst)
 }
 
