@@ -9,6 +9,7 @@ mod local;
 mod loopback;
 mod many;
 mod one_way;
+mod quota;
 mod refusals;
 mod scope;
 

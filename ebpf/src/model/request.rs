@@ -30,7 +30,7 @@ pub struct Request<I: Ip> {
 /// Whose quota of half-open flows a translated flow was taken from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Payer {
-    /// Nobody's: it is the host's.
+    /// Nobody's: it is the host's, or its place was paid for and an answer gives nothing back.
     Nobody,
     /// The owner's.
     Owner,

@@ -13,10 +13,12 @@ use underpass_abi::{
     counter::Counter,
     endpoint::LOOPBACK,
     flow::{Tuple, action, state},
+    quota::WORLD,
 };
 use underpass_ebpf::l4::Kind;
 
 use crate::{
+    filter::quota::charge,
     flow::tracking::{Seen, look_up},
     kernel::{
         container,
@@ -30,7 +32,7 @@ use crate::{
     },
     model::{
         direction::TWICE,
-        request::Opener,
+        request::{Opener, Payer, Request},
         state::{begins, may_open},
         work::Work,
     },
@@ -94,6 +96,7 @@ global!(
         if !is_prepared {
             return Ok(false);
         }
+        work.request.payer = payer(&work.request, client, is_in_the_way);
         let owner = work.request.owner;
         allocate_paid(work, ctx, owner)?.granted()?;
         if work.request.opener == Opener::Client {
@@ -102,6 +105,22 @@ global!(
         Ok(look_up(work))
     }
 );
+
+/// Who pays where it is not the owner. The world does as for a port whose flows are translated once, which was asked for already where the
+/// tuple was not free, but gets nothing back.
+#[inline(always)]
+fn payer<I: Net>(request: &Request<I>, client: u32, is_in_the_way: bool) -> Payer {
+    let is_surplus = if is_in_the_way {
+        client == 0 && !charge(request.client | WORLD)
+    } else {
+        client == 0 && request.payer == Payer::Surplus
+    };
+    if is_surplus {
+        Payer::Surplus
+    } else {
+        Payer::Nobody
+    }
+}
 
 /// Whether the packet is for a port of this host, and not one that the host itself uses.
 #[inline(always)]

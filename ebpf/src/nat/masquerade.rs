@@ -20,7 +20,10 @@ use crate::{
         verdict::{Step, Verdict},
         work_area::WorkArea,
     },
-    model::{request::Opener, work::Work},
+    model::{
+        request::{Opener, Payer},
+        work::Work,
+    },
     nat::{mapping::Allocation, port_allocation::allocate_paid},
     trace,
 };
@@ -58,6 +61,7 @@ pub fn assign<I: Net>(
     request.client = 0;
     request.uplink = uplink;
     request.opener = Opener::Owner;
+    request.payer = Payer::Nobody;
     (request.out, request.back) = (action::STACK, action::STACK);
     // What somebody sends in a pod's name is not at its expense.
     let by = skb.ingress_ifindex();

@@ -54,7 +54,7 @@ number!(
 );
 
 /// Does what [`allocate`] does, at the expense of an account: a flow that gets no tuple costs nothing. Drops the packet where that has too many
-/// flows which nobody answers. Where it is not the one of the request's owner, an answer gives nothing back.
+/// flows which nobody answers. Where it is not the one of the request's owner, an answer gives nothing back, and the payer stays what it is.
 #[inline(always)]
 pub fn allocate_paid<I: Net>(
     work: &mut WorkArea<I>,
@@ -65,11 +65,9 @@ pub fn allocate_paid<I: Net>(
         return Err(Verdict::dropped(Counter::DropFlowQuota));
     }
     let request = &mut work.request;
-    request.payer = if account != 0 && account == request.owner {
-        Payer::Owner
-    } else {
-        Payer::Nobody
-    };
+    if account != 0 && account == request.owner {
+        request.payer = Payer::Owner;
+    }
     let allocation = allocate(work, ctx);
     if allocation != Allocation::Granted && account != 0 {
         refund(account);
