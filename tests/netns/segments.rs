@@ -166,11 +166,12 @@ fn an_opening_keeps_no_connection_open(#[values(V4, V6)] family: Family) -> Resu
 fn what_closes_last_is_acknowledged_before_its_connection_is_over(
     #[values(V4, V6)] family: Family,
     #[values(true, false)] liberal: bool,
+    #[values("off", "native")] xdp: &str,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
     lab.firewall.set_liberal(liberal)?;
-    let pod = lab.pod("a")?;
+    let pod = lab.pod_with("a", &lab.conf().with("device", "veth").with("xdp", xdp))?;
     let remote = family.remote();
     let client = End::open(pod.netns(), Pod::IFNAME, pod.ends(remote)?, (SOURCE, PORT))?;
     let ends = lab.ends_from_world(remote, family.node())?;
@@ -198,5 +199,8 @@ fn what_closes_last_is_acknowledged_before_its_connection_is_over(
     client.says(&server, "FA", (113, 208), b"")?;
     both(state::FINISHED | state::ASSURED, "once again")?;
     server.says(&client, "A", (208, 114), b"")?;
-    both(state::FINISHED, "acknowledged")
+    both(state::FINISHED, "acknowledged")?;
+    // A stray offer, which nobody takes up.
+    server.says(&client, "SA", (900, 114), b"")?;
+    both(state::FINISHED, "offered once more")
 }

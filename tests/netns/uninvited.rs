@@ -109,3 +109,42 @@ fn a_question_that_crosses_the_pods_own_arrives(#[values(V4, V6)] family: Family
     ensure!(seen.is_some(), "it did not arrive");
     Ok(())
 }
+
+/// With an answer that nobody asked for a pod does not get the questions of whom it sends that to: they are for the node.
+#[rstest]
+fn an_echo_reply_takes_no_pings_from_the_node(#[values(V4, V6)] family: Family) -> Result<()> {
+    const IDENTIFIER: [u8; 4] = [0x12, 0x34, 0, 1];
+    needs_root!();
+    // A firewall that drops what is INVALID would drop the answer as well.
+    let lab = Lab::open()?;
+    let pod = lab.pod("a")?;
+    let (request, reply) = match family {
+        V4 => (8, 0),
+        V6 => (128, 129),
+    };
+    let meter = Meter::start(&lab.node)?;
+    let answer = pod
+        .ends(family.remote())?
+        .icmp(reply, 0, IDENTIFIER, b"answer");
+    RawLink::open(pod.netns(), Pod::IFNAME)?.send(&answer)?;
+    eventually("the answer is dropped", || {
+        meter.expect(Counter::DropNoFlow, 1)
+    })?;
+    let inside = Capture::start(pod.netns(), Pod::IFNAME)?;
+    let line = Capture::start(lab.world.netns(), World::LINK)?;
+    let ends = lab.ends_from_world(family.remote(), family.node())?;
+    RawLink::open(lab.world.netns(), World::LINK)?.send(&ends.icmp(
+        request,
+        0,
+        IDENTIFIER,
+        b"question",
+    ))?;
+    let has_come = |bytes: &[u8]| bytes.ends_with(b"question");
+    let answered = line.wait_for(PATIENCE, |bytes| {
+        has_come(bytes) && frame::read(bytes).is_some_and(|seen| seen.src == family.node())
+    });
+    ensure!(answered.is_some(), "the node does not answer");
+    let stray = inside.frames().into_iter().any(|bytes| has_come(&bytes));
+    ensure!(!stray, "the pod was asked");
+    Ok(())
+}

@@ -32,6 +32,8 @@ use crate::{
 
 /// State of flows whose packets need not be taken note of.
 const USUAL: u32 = state::BYPASS | state::ANSWERED;
+/// And of those whose packets, or some of them, must be.
+const UNUSUAL: u32 = state::RST | state::FINISHED;
 
 /// IPv4 and IPv6.
 #[inline(always)]
@@ -49,7 +51,7 @@ pub fn ip<I: Net>(ctx: *mut xdp_md) -> u32 {
     };
     // SAFETY: see `flow::entry::find`.
     let flow = unsafe { &mut *flow };
-    if flow.state & (USUAL | state::RST) != USUAL {
+    if flow.state & (USUAL | UNUSUAL) != USUAL {
         return XDP_PASS;
     }
     let tag = &raw const flow.tag;

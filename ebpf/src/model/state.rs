@@ -1,6 +1,6 @@
 //! What packets do to a flow's state.
 
-use underpass_abi::flow::{End, Flow, rewrite, state};
+use underpass_abi::flow::{End, Flow, protocol, rewrite, state};
 use underpass_ebpf::{
     ip::{Head, Ip},
     l4::tcp,
@@ -54,15 +54,19 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
         // conversations.
         return tracked | state::RST;
     }
-    // A SYN says nothing of how a connection goes on that ends on the bypass: it may be anybody's who forges.
-    let is_news = before & state::STICKY == 0 || flags & tcp::SYN == 0;
+    let is_offer = flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK;
+    let was_answered = before & state::ANSWERED == state::ANSWERED;
+    // A SYN says nothing of how a connection goes on that ends on the bypass: it may be anybody's who forges. Nor does an offer that comes after its
+    // connection was opened, on whichever way.
+    let is_news =
+        flags & tcp::SYN == 0 || before & state::STICKY == 0 && !(is_offer && was_answered);
     // An end that ignored the RST goes on; one that did not would send another.
     let tracked = if is_news {
         tracked & !state::RST
     } else {
         tracked
     };
-    if flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
+    if is_offer {
         // Nor is an offer: a flood of connections to open ports must not either. The opener has to
         // take it up.
         let open = if is_news {
@@ -82,7 +86,7 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
     }
     let mut after = tracked | end.heard();
     if flags & tcp::SYN != 0 {
-        if is_news || before & state::ANSWERED != state::ANSWERED {
+        if is_news || !was_answered {
             after &= !(state::FINISHED | state::OFFERED);
         }
     } else if tracked & state::OFFERED != 0 {
@@ -148,8 +152,16 @@ pub fn unlearn<A>(flow: &mut Flow<A>) {
 }
 
 /// Whether a packet may begin a flow. An answer, or a refusal, belongs to one that is not known: it
-/// can't be given an address.
+/// can't be given an address. (With an echo reply a pod would have the requests that whoever gets it sends to this host from then on.)
 #[inline(always)]
 pub fn may_open<I: Ip>(head: &Head<I>) -> bool {
-    head.tcp_flags & (tcp::SYN | tcp::ACK) != tcp::SYN | tcp::ACK && head.tcp_flags & tcp::RST == 0
+    let is_answer = match head.tuple.protocol {
+        protocol::TCP => {
+            head.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK
+                || head.tcp_flags & tcp::RST != 0
+        }
+        protocol::ICMP | protocol::ICMPV6 => head.icmp_type == I::ECHO_REPLY,
+        _ => false,
+    };
+    !is_answer
 }
