@@ -99,14 +99,9 @@ pub enum Error {
     LeaseLost(IpAddr),
     /// What the programs know of the container went while the ADD was under way.
     #[error(
-        "the container was detached while it was being attached: a DEL of it came during this ADD; repeat the ADD if the container is to be attached"
+        "the container was detached while it was being attached: a DEL of it came during this ADD, or somebody else deleted its device; repeat the ADD if the container is to be attached"
     )]
     AttachmentLost,
-    /// A veth vanished between two requests.
-    #[error(
-        "{0} vanished while it was being set up: another program deleted it; find out which one does, and repeat the call"
-    )]
-    Vanished(String),
     /// An IPAM plugin that answered without an address.
     #[error(
         "IPAM plugin returned missing IP config: {0:?} gave no address; correct its part of the config, ipam"
@@ -161,7 +156,7 @@ impl Error {
             Self::Contract(error) => error.code,
             Self::Netns(_) | Self::NoNetns(_) => Code::InvalidNetns,
             Self::Dataplane(_) | Self::Sysctl { .. } => Code::Io,
-            Self::Netlink(_) | Self::Vanished(_) | Self::NoAddress(_) => Code::Internal,
+            Self::Netlink(_) | Self::NoAddress(_) => Code::Internal,
             Self::Attached { .. } | Self::NameTaken(_) | Self::HostNameTaken(_) => {
                 Code::Other(CODE_TAKEN)
             }

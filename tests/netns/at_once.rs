@@ -95,6 +95,42 @@ fn a_del_during_an_add(#[values(V4, V6)] family: Family) -> Result<()> {
     before.expect_same(&lab.node)
 }
 
+/// A DEL comes when the ADD has its pair: whatever the kernel says to the next change, the ADD says what has happened.
+#[rstest]
+fn a_del_during_the_steps_of_an_add(
+    #[values(
+        ("RTM_SETLINK", 0),
+        ("RTM_NEWADDR", 0),
+        ("RTM_NEWNEIGH", 0),
+        FIRST_FILTER,
+        HOST_END_UP
+    )]
+    (change, after): (&str, usize),
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.pod("first")?.del()?;
+    let before = Traces::of(&lab.node)?;
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let conf = lab.conf();
+    let call = |verb| Call::new(verb).attachment("a", &path, Pod::IFNAME);
+    let mut is_detached = false;
+    let traced = call("ADD")
+        .conf(&conf)
+        .run_around_one(&lab.node, change, after, || {
+            is_detached = true;
+            call("DEL").conf(&conf).run(&lab.node)?.silence()
+        })?;
+    ensure!(is_detached, "it did not come so far: {:#?}", traced.changes);
+    let error = traced.reply.error()?;
+    ensure!(
+        error.code == 11 && error.msg.contains("a DEL of it came"),
+        "{error}"
+    );
+    before.expect_same(&lab.node)
+}
+
 /// A DEL comes when the ADD has all but its last routes, and another ADD of it, which gets the only address of before: what the first one takes
 /// back is not the second's, neither the lease nor the host's end, which has the same name.
 #[rstest]

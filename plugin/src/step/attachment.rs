@@ -7,7 +7,7 @@ use underpass_dataplane::Maps;
 use underpass_ipam::Claim;
 use underpass_netlink::{
     Netlink, Netns,
-    link::{Device, Link},
+    link::{By, Device, Link},
     xdp::XdpMode,
 };
 
@@ -81,11 +81,19 @@ impl<M: Mode> Attachment<'_, M> {
         mut done: impl FnMut(&'static str),
     ) -> Result<M::Made, Error> {
         for step in steps {
-            step.apply(&mut self)?;
+            step.apply(&mut self).map_err(|error| self.lost(error))?;
             done(step.name());
         }
         self.undo.keep();
         Ok(self.made)
+    }
+
+    /// Why a step has failed: if the host's end is gone, because of that, whatever the kernel said to it.
+    fn lost(&self, error: Error) -> Error {
+        match self.node.link(By::Index(self.host.index)) {
+            Ok(None) => Error::AttachmentLost,
+            _ => error,
+        }
     }
 }
 

@@ -79,11 +79,9 @@ pub(crate) fn make<'a>(
     });
     let host = node
         .link(By::Name(&plan.host.name))?
-        .ok_or_else(|| Error::Vanished(plan.host.name.clone()))?;
+        .ok_or(Error::AttachmentLost)?;
     index.set(Some(host.index));
-    let peer = host
-        .peer
-        .ok_or_else(|| Error::Vanished(plan.container.name.clone()))?;
+    let peer = host.peer.ok_or(Error::AttachmentLost)?;
     let pair = Pair {
         host: Device {
             index: host.index,
@@ -103,7 +101,14 @@ pub(crate) fn make<'a>(
             no_addr_gen: sysctl::has_ipv6(plan.mtu),
             admin: None,
         },
-    )?;
+    )
+    .map_err(|error| {
+        if error.is_absent() {
+            Error::AttachmentLost
+        } else {
+            error.into()
+        }
+    })?;
     Ok(pair)
 }
 
