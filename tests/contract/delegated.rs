@@ -205,6 +205,29 @@ fn a_failed_del_of_the_addresses_is_reported_and_the_interface_is_gone() -> Resu
     before.expect_same(&lab.node)
 }
 
+/// Why it can't tell is no fault of the container, which would be made anew for it.
+#[test]
+fn a_failed_check_of_the_addresses_is_passed_on() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let witness = Witness::new()?;
+    let netns = lab.node.netns().sibling("a")?;
+    let conf = Witness::conf(&lab);
+    let result = witness
+        .call("ADD", &netns, &conf)
+        .run(&lab.node)?
+        .result()?;
+    witness.fails("CHECK", 11, "the database is away")?;
+    let remembered = conf.clone().with("prevResult", result);
+    let check = witness.call("CHECK", &netns, &remembered);
+    let error = check.run(&lab.node)?.error()?;
+    ensure!(
+        error.code == 11 && error.msg == "the database is away" && error.details.is_empty(),
+        "{error}"
+    );
+    witness.call("DEL", &netns, &conf).run(&lab.node)?.silence()
+}
+
 #[test]
 fn a_missing_plugin_is_named() -> Result<()> {
     needs_root!();

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use underpass_cni::{Error as CniError, NetConf, NetworkRequest, Request, delegate};
+use underpass_cni::{Code, Error as CniError, NetConf, NetworkRequest, Request, delegate};
 use underpass_ipam::{Claim, Freed, Home, Sample, Unusable, Usage, pool::Pool, store::Store};
 use underpass_netlink::{Netlink, route::Led};
 
@@ -143,18 +143,21 @@ pub(crate) fn take<'a>(
     })
 }
 
-/// Says whether the addresses are still leased to the container.
+/// Says whether the addresses are still leased to the container. Why another plugin that gives them does not know is passed on as it is.
 pub(crate) fn verify(request: &Request, findings: &mut Findings) -> Result<(), Error> {
-    let answer = match ipam(&request.conf)? {
-        Ipam::None => return Ok(()),
-        Ipam::BuiltIn => underpass_ipam::check(request),
-        Ipam::Refused(why) => return Err((*why).into()),
-        Ipam::Delegate(name) => request.delegation.check(&name),
-    };
-    if let Err(error) = answer {
-        findings.push(Finding::Lease(Box::new(error.into())));
+    match ipam(&request.conf)? {
+        Ipam::None => Ok(()),
+        Ipam::BuiltIn => match underpass_ipam::check(request) {
+            // There is no such lease.
+            Err(error) if error.code == Code::Internal => {
+                findings.push(Finding::Lease(Box::new(error.into())));
+                Ok(())
+            }
+            answer => Ok(answer?),
+        },
+        Ipam::Refused(why) => Err((*why).into()),
+        Ipam::Delegate(name) => Ok(request.delegation.check(&name)?),
     }
-    Ok(())
 }
 
 /// Gives the addresses back, if `is_due` says that the lease is still the one that has to go: as late as it can be asked.
