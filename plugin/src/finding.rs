@@ -66,8 +66,20 @@ pub enum Finding {
         /// The address.
         address: IpNet,
     },
+    /// There is no device to masquerade at; these names were looked for.
+    #[error(
+        "ipMasq is on, and what leaves the node has the containers' own addresses: {}",
+        if .0.is_empty() {
+            "no device has a default route or a global address, so there is no uplink".to_owned()
+        } else {
+            format!("no device is an uplink, as \"uplinks\" has only {}; correct it, or leave it out", .0.join(", "))
+        }
+    )]
+    NoUplink(Vec<String>),
     /// The container has to ask where its gateway is.
-    #[error("the container has no permanent neighbour {gateway} at {mac} on {container}")]
+    #[error(
+        "the container has no permanent neighbour {gateway} at {mac} on {container}, and asks for it: somebody has set the interface's MAC, as `tuning` does"
+    )]
     NoGateway {
         /// The gateway's address.
         gateway: IpAddr,

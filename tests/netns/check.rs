@@ -11,7 +11,11 @@ use underpass_abi::{
     endpoint::{Attachment, Device, Endpoint, Owner},
     map,
 };
-use underpass_tests::{counter::open, prelude::*, runtime::Conf};
+use underpass_tests::{
+    counter::open,
+    prelude::*,
+    runtime::{Call, Conf},
+};
 
 /// Something that goes wrong with an attachment.
 type Tamper = fn(&Lab, &Pod, Family) -> Result<()>;
@@ -43,15 +47,6 @@ const TAMPERS: &[(&str, &str, Tamper)] = &[
             pod.netns().ip(&[format!(
                 "neighbour replace {gateway} lladdr 02:00:00:00:00:77 dev eth0 nud permanent"
             )])
-        },
-    ),
-    (
-        "container's lost neighbour",
-        "the container has no permanent neighbour {gateway} at ",
-        |_, pod, family| {
-            let gateway = family.pod_gateway();
-            pod.netns()
-                .ip(&[format!("neighbour del {gateway} dev eth0")])
         },
     ),
     (
@@ -311,4 +306,47 @@ fn what_the_network_asks_for_since_is_no_fault(
     let is_said = reply.stderr.contains("nf_conntrack_tcp_be_liberal");
     ensure!(is_said == (key == "conntrackLiberal"), "{}", reply.stderr);
     Ok(())
+}
+
+/// The kernel forgets a device's neighbours when its MAC is set, also to what it is: the container asks for its gateway then, and is answered.
+#[rstest]
+fn a_gateway_that_is_asked_for_is_no_fault(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod("a")?;
+    let mac = pod.mac()?.map(|byte| format!("{byte:02x}")).join(":");
+    pod.netns().ip(&[format!("link set eth0 address {mac}")])?;
+    let reply = pod.call_with_result("CHECK").run(&lab.node)?;
+    reply.succeeded()?;
+    let said = format!("no permanent neighbour {} at ", family.pod_gateway());
+    ensure!(reply.stderr.contains(&said), "{}", reply.stderr);
+    ping::ping(pod.netns(), family.remote())
+}
+
+/// Uplinks masquerade. Where there is none the container is attached all the same, and its calls say so.
+#[rstest]
+#[case::no_such_name(&["eth9"], true)]
+#[case::none_is_meant(&[], false)]
+#[case::one_of_two(&["eth9", "eth0"], false)]
+fn a_masquerade_without_uplinks_is_said(
+    #[case] uplinks: &[&str],
+    #[case] is_said: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("uplinks", uplinks);
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let call = |verb, conf: &Conf| {
+        let call = Call::new(verb).attachment("a", &path, Pod::IFNAME);
+        call.conf(conf).run(&lab.node)
+    };
+    let says = |stderr: &str| stderr.contains("ipMasq is on") && stderr.contains("eth9");
+    let added = call("ADD", &conf)?;
+    ensure!(says(&added.stderr) == is_said, "{}", added.stderr);
+    let remembered = conf.clone().with("prevResult", added.result()?);
+    let checked = call("CHECK", &remembered)?;
+    checked.succeeded()?;
+    ensure!(says(&checked.stderr) == is_said, "{}", checked.stderr);
+    call("DEL", &conf)?.silence()
 }

@@ -81,11 +81,13 @@ impl Step<Interface> for Addresses {
             let Some(gateway) = ip.gateway else { continue };
             let is_known = neighbours.iter().any(|neighbour| neighbour.addr == gateway);
             if ends.mac_check == MacCheck::On && !is_known {
-                findings.push(Finding::NoGateway {
+                // It is answered, unless the node's `arp_ignore` forbids that.
+                let finding = Finding::NoGateway {
                     gateway,
                     mac: host.mac,
                     container: container.name.clone(),
-                });
+                };
+                warn!("{finding}");
             }
             // The kernel forgets neighbours when the interface's MAC changes, and then asks; only a
             // wrong one leads nowhere.

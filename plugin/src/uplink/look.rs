@@ -16,7 +16,7 @@ use underpass_netlink::{
 };
 
 use super::{Surroundings, Uplink, is_not_ours, reconcile::is_way, tunnel};
-use crate::{error::Error, glob::Glob};
+use crate::{conf::Masquerade, error::Error, finding::Finding, glob::Glob};
 
 /// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
 /// all devices have.
@@ -108,6 +108,18 @@ impl<'a> Uplinks<'a> {
             tunnels: tunnel::tunnels(&links),
             patterns,
         })
+    }
+
+    /// Says why nothing is masqueraded, where it should be: uplinks do that, and there is none. Whoever names none has said so.
+    pub(crate) fn do_not_masquerade(&self, masquerade: Masquerade) -> Option<Finding> {
+        let is_meant = self.patterns.is_some_and(<[Glob]>::is_empty);
+        if masquerade == Masquerade::Off || !self.list.is_empty() || is_meant {
+            return None;
+        }
+        let named = self.patterns.unwrap_or_default();
+        Some(Finding::NoUplink(
+            named.iter().map(ToString::to_string).collect(),
+        ))
     }
 }
 

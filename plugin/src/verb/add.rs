@@ -1,6 +1,7 @@
 //! ADD: it looks, takes a lease, makes the pair, and applies the steps in their order. Every step leaves
 //! its undoing behind, and a failure runs them all.
 
+use tracing::warn;
 use underpass_cni::{CniResult, Request};
 use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, Netns, link::By};
@@ -47,6 +48,9 @@ fn attach(request: &Request) -> Result<CniResult, Error> {
     time.lap("netlink sockets");
     require_local(&node, &network.masquerade_addresses)?;
     let uplinks = Uplinks::find(&node, &maps, network.uplinks.as_deref())?;
+    if let Some(finding) = uplinks.do_not_masquerade(network.masquerade) {
+        warn!("{finding}");
+    }
     time.lap("uplinks");
     reap_or_warn(&node, &mut maps, &uplinks.indices, &request.conf);
     require_detached(&maps, owner, &identity)?;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use tracing::warn;
 use underpass_abi::endpoint::device;
 use underpass_cni::{CniResult, Error as CniError, Interface as Remembered, IpConfig, Request};
 use underpass_dataplane::{Maps, Pins};
@@ -48,6 +49,9 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
         None => findings.push(Finding::NotLoaded(network.bpf_root.clone())),
         Some(maps) => {
             let uplinks = Uplinks::find(&node, &maps, network.uplinks.as_deref())?;
+            if let Some(finding) = uplinks.do_not_masquerade(network.masquerade) {
+                warn!("{finding}");
+            }
             loaded = Some(Loaded { maps, uplinks });
         }
     }

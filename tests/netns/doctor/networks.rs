@@ -190,3 +190,29 @@ fn a_range_on_a_link_of_the_node_is_found(#[values(V4, V6)] family: Family) -> R
     with(json!({ "subnet": subnet, "rangeStart": first, "rangeEnd": last }))?;
     ask(&lab)?.expect(&[])
 }
+
+/// Nothing masquerades what a network of ours sends to the world.
+#[test]
+fn a_masquerade_without_uplinks_is_found() -> Result<()> {
+    needs_root!();
+    let lab = lab()?;
+    let with = |uplinks: serde_json::Value| {
+        let conf = lab.conf().with("uplinks", uplinks);
+        let list = json!({ "cniVersion": "1.0.0", "name": "lab", "plugins": [conf.json()] });
+        put(&lab, network("10-underpass.conflist"), &list.to_string())
+    };
+    with(json!(["wann", "wan?"]))?;
+    let said = ask(&lab)?;
+    said.expect(&["no-uplink"])?;
+    said.expect_words(&["wann, wan?", "10-underpass.conflist"])?;
+    for uplinks in [json!([]), json!(["eth0"])] {
+        with(uplinks)?;
+        ask(&lab)?.expect(&[])?;
+    }
+    lab.node.netns().ip(&[
+        "link set eth0 down".to_owned(),
+        "address flush dev eth0".to_owned(),
+    ])?;
+    with(serde_json::Value::Null)?;
+    ask(&lab)?.expect(&["no-uplink"])
+}

@@ -17,6 +17,7 @@ use crate::{
     install::conflist,
     rehearsal::covered,
     step::lease,
+    uplink::Uplinks,
 };
 
 mod instead;
@@ -28,6 +29,7 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
     for network in node.networks.iter().flatten() {
         report.add(refused(network));
         report.add(overlapping(node, network)?);
+        report.add(without_uplink(node, network)?);
     }
     Ok(())
 }
@@ -148,6 +150,26 @@ fn overlapping(node: &Node<'_>, network: &NetworkFile) -> Result<Vec<Diagnosis>,
                 format!("give the network in {path} a range that is on no link of the node, or leave the address out by \"rangeStart\" and \"rangeEnd\""),
             )
         }));
+    }
+    Ok(found)
+}
+
+/// Says that a network of ours should masquerade, and has no uplink to do it.
+fn without_uplink(node: &Node<'_>, network: &NetworkFile) -> Result<Vec<Diagnosis>, Error> {
+    let mut found = Vec::new();
+    for conf in network.confs(&[NAME]).unwrap_or_default() {
+        let Ok(conf) = Conf::of_network(&conf) else {
+            continue;
+        };
+        let patterns = conf.uplinks.as_deref();
+        let uplinks = Uplinks::look(&node.netlink, node.maps.as_ref(), patterns)?;
+        if let Some(finding) = uplinks.do_not_masquerade(conf.masquerade) {
+            found.push(Diagnosis::warning(
+                "no-uplink",
+                format!("{}: {finding}", network.path.display()),
+                "see `ip link` for the names of devices; `underpass apply` takes what is there then",
+            ));
+        }
     }
     Ok(found)
 }
