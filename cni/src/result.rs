@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::ser::{PrettyFormatter, Serializer};
 
@@ -54,7 +55,11 @@ pub struct Interface {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpConfig {
     /// Index into [`CniResult::interfaces`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "index",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub interface: Option<u32>,
     /// The address, with the length of its network's prefix.
     #[serde(deserialize_with = "address::cidr")]
@@ -156,6 +161,14 @@ impl Dns {
 /// A number that others may write as 0 where it is not given, as a plugin in Go does that knows no "absent".
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     Option::deserialize(deserializer).map(|number| number.filter(|number| *number != 0))
+}
+
+/// A number that others may write as less than 0 where it is not given.
+fn index<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    match Option::<i64>::deserialize(deserializer)? {
+        Some(index @ 0..) => u32::try_from(index).map(Some).map_err(D::Error::custom),
+        _ => Ok(None),
+    }
 }
 
 impl CniResult {

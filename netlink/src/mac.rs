@@ -22,19 +22,24 @@ impl Mac {
 impl FromStr for Mac {
     type Err = ParseMacError;
 
-    /// Reads six bytes of two hexadecimal digits each, with colons or hyphens between them.
+    /// Reads six bytes of two hexadecimal digits each, with colons or hyphens between them, or three pairs of them with points between.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bytes: Option<Vec<u8>> = text
-            .split([':', '-'])
-            .map(|byte| match byte.len() {
-                2 => u8::from_str_radix(byte, 16).ok(),
-                _ => None,
-            })
-            .collect();
-        bytes
-            .and_then(|bytes| bytes.try_into().ok())
-            .map(Self)
-            .ok_or(ParseMacError)
+        let (separators, digits): (&[char], _) = if text.contains('.') {
+            (&['.'], 4)
+        } else {
+            (&[':', '-'], 2)
+        };
+        let groups: Vec<&str> = text.split(separators).collect();
+        if groups.iter().any(|group| group.len() != digits) {
+            return Err(ParseMacError);
+        }
+        let number = groups.concat();
+        if number.len() != 12 || !number.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(ParseMacError);
+        }
+        let number = u64::from_str_radix(&number, 16).map_err(|_| ParseMacError)?;
+        let [_, _, mac @ ..] = number.to_be_bytes();
+        Ok(Self(mac))
     }
 }
 
@@ -58,7 +63,7 @@ mod tests {
     fn what_is_written_is_read_back() {
         let mac = Mac([0x02, 0x11, 0x22, 0x33, 0x44, 0xff]);
         assert_eq!(mac.to_string(), "02:11:22:33:44:ff");
-        for text in ["02:11:22:33:44:ff", "02-11-22-33-44-FF"] {
+        for text in ["02:11:22:33:44:ff", "02-11-22-33-44-FF", "0211.2233.44Ff"] {
             assert_eq!(text.parse(), Ok(mac), "{text}");
         }
     }
@@ -72,6 +77,10 @@ mod tests {
             "02:00:00:00:00:0g",
             "02:00:00:00:00:01:02",
             "020000000001",
+            "0200.0000",
+            "0200.0000.00+1",
+            "02.00.00.00.00.01",
+            "0200:0000:0001",
         ] {
             assert_eq!(text.parse::<Mac>(), Err(ParseMacError), "{text:?}");
         }

@@ -1,6 +1,7 @@
 //! Ours after Debian's `bridge` and `ptp`: it serves their containers' host ports, and passes their result on.
 
 mod answers;
+mod nowhere;
 mod unopened;
 mod uplinks;
 mod words;

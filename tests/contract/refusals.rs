@@ -362,3 +362,40 @@ fn one_container_is_no_containers() -> Result<()> {
     ensure!(said.contains("2 containers are attached: "), "{said}");
     Ok(())
 }
+
+#[rstest]
+fn a_gateway_that_is_the_address_itself(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let own = family.unused_pod();
+    let bits = if family == V4 { 24 } else { 64 };
+    let ipam = json!({ "type": "static", "addresses": [{ "address": format!("{own}/{bits}"), "gateway": own }] });
+    let conf = lab.conf().with("cniVersion", "1.0.0").with("ipam", ipam);
+    let words = [
+        format!("invalid gateway {own}"),
+        "that address itself".to_owned(),
+    ];
+    expect(&add(&lab, &conf)?, 7, &words.each_ref().map(String::as_str))
+}
+
+/// Neither the addresses nor whose they were.
+#[test]
+fn a_failed_add_leaves_nothing_where_leases_are() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.pod("first")?.del()?;
+    let owners = lab
+        .node
+        .data_dir()
+        .join(".underpass")
+        .join(lab.conf().name());
+    let noted = || -> Result<usize> {
+        let count = || fs::read_dir(owners.join("owner")).map(Iterator::count);
+        Ok(lab.node.netns().run(count)?)
+    };
+    ensure!(noted()? == 0);
+    // The kernel has no IPv6 below 1280.
+    add(&lab, &lab.conf().with("mtu", 1000))?;
+    ensure!(noted()? == 0, "the owner is still noted");
+    Ok(())
+}

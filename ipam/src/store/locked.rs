@@ -71,7 +71,7 @@ impl Locked {
         if self.owner(ip)?.as_ref() != Some(owner) {
             return Ok(false);
         }
-        self.remove(ip)?;
+        self.free(ip, owner)?;
         Ok(true)
     }
 

@@ -54,6 +54,12 @@ fn address(ip: &IpConfig, others: &[IpConfig]) -> Result<(), Error> {
             "invalid address {address} from the IPAM: it gave it twice; correct its part of the config, ipam"
         )));
     }
+    if ip.gateway == Some(address.addr()) {
+        return Err(Error::config(format!(
+            "invalid gateway {} of the address {address}: it is that address itself; correct the ranges of ipam",
+            address.addr()
+        )));
+    }
     match ip.gateway {
         Some(gateway) if !is_next_hop(gateway, address.addr()) => Err(Error::config(format!(
             "invalid gateway {gateway} of the address {address}: it must be {}; correct the ranges of ipam",

@@ -149,13 +149,13 @@ fn look(
     Ok((node, chained))
 }
 
-/// Lists the host ports that lead to an address of the container.
+/// Lists the host ports that lead to an address of the container: of its interface, or of none that the result has.
 fn wanted(conf: &Chained, result: &CniResult, ifname: &str) -> Vec<Binding> {
     let is_of_container = |index: u32| {
         let interface = usize::try_from(index)
             .ok()
             .and_then(|at| result.interfaces.get(at));
-        interface.is_some_and(|interface| interface.name == ifname && !interface.sandbox.is_empty())
+        interface.is_none_or(|interface| interface.name == ifname && !interface.sandbox.is_empty())
     };
     let addresses: Vec<IpAddr> = result
         .ips
