@@ -31,7 +31,8 @@ pub struct NetworkFile {
 }
 
 impl NetworkFile {
-    /// Decodes the text of such a file. Code 6 if it is no JSON object, or has no plugin.
+    /// Decodes the text of such a file. Code 6 if it is no JSON object, or has no plugin; and as libcni has it, if a list has no name, or one of its
+    /// plugins no type.
     pub fn parse(path: PathBuf, text: &[u8]) -> Result<Self, Error> {
         let document = match serde_json::from_slice(text) {
             Ok(Value::Object(document)) => document,
@@ -49,13 +50,32 @@ impl NetworkFile {
             }
         };
         let file = Self { path, document };
-        if file.plugins().is_empty() {
-            return Err(Error::decode(format!(
-                "{}: it has no plugin: either \"plugins\", a list of objects, or \"type\" is missing",
-                file.path.display()
-            )));
+        match file.missing() {
+            Some(missing) => Err(Error::decode(format!("{}: {missing}", file.path.display()))),
+            None => Ok(file),
         }
-        Ok(file)
+    }
+
+    /// What a runtime would miss.
+    fn missing(&self) -> Option<&'static str> {
+        let has_type = |plugin: &Map<String, Value>| {
+            let kind = plugin.get("type").and_then(Value::as_str);
+            kind.is_some_and(|kind| !kind.is_empty())
+        };
+        let list = self.document.get("plugins");
+        let plugins = self.plugins();
+        if plugins.is_empty() {
+            return Some(
+                "it has no plugin: either \"plugins\", a list of objects, or \"type\" is missing",
+            );
+        }
+        if list.is_some_and(|list| list.as_array().map(Vec::len) != Some(plugins.len()))
+            || !plugins.into_iter().all(has_type)
+        {
+            return Some("a plugin of it has no \"type\"");
+        }
+        let is_named = self.document.get("name").is_some_and(Value::is_string);
+        (list.is_some() && !is_named).then_some("\"name\" is missing: a list of plugins needs one")
     }
 
     /// Reads such a file. Code 6, and its path, if it can't be read.

@@ -37,6 +37,19 @@ fn what_is_no_network_is_said_with_its_path() {
         (r#"{"name": "pods"}"#, "has no plugin"),
         (r#"{"name": "pods", "plugins": {}}"#, "has no plugin"),
         (r#"{"name": "pods", "plugins": []}"#, "has no plugin"),
+        (r#"{"name": "pods", "type": ""}"#, "no \"type\""),
+        (
+            r#"{"name": "pods", "plugins": [{"type": "bridge"}, {}]}"#,
+            "no \"type\"",
+        ),
+        (
+            r#"{"name": "pods", "plugins": [{"type": "bridge"}, "tuning"]}"#,
+            "no \"type\"",
+        ),
+        (
+            r#"{"plugins": [{"type": "bridge"}]}"#,
+            "\"name\" is missing",
+        ),
     ] {
         let error = parse(text).expect_err(text).to_string();
         assert!(
@@ -44,8 +57,7 @@ fn what_is_no_network_is_said_with_its_path() {
             "{error}"
         );
     }
-    let nameless =
-        parse(r#"{"cniVersion": "1.0.0", "plugins": [{"type": "underpass"}]}"#).expect("a list");
+    let nameless = parse(r#"{"cniVersion": "1.0.0", "type": "underpass"}"#).expect("a plugin");
     let error = nameless
         .confs(&["underpass"])
         .expect_err("no name")
