@@ -25,10 +25,10 @@ const INSIDE: u16 = 80;
 /// A port of the node that leads to [`INSIDE`].
 const HOST: u16 = 8080;
 /// Entries of the smallest table.
-const FLOWS: u16 = 1024;
+pub(crate) const FLOWS: u16 = 1024;
 
 /// A lab with the smallest tables: a container may have 32 flows that nobody answered.
-fn small() -> Result<Lab> {
+pub(crate) fn small() -> Result<Lab> {
     let lab = Lab::unloaded()?;
     lab.node
         .underpass(&["load", "--flows", &FLOWS.to_string()])?;
@@ -233,7 +233,7 @@ fn conversations_do_not_make_room(#[values(V4, V6)] family: Family) -> Result<()
 }
 
 /// Connections, one after the other, until more than so many flows have made room for them.
-fn turn_over(meter: &Meter<'_>, flows: u16, from: &Netns, to: SocketAddr) -> Result<()> {
+pub(crate) fn turn_over(meter: &Meter<'_>, flows: u16, from: &Netns, to: SocketAddr) -> Result<()> {
     let made = || -> Result<u64> { Ok(meter.read()?.get(Counter::MadeRoom)) };
     for _ in 0..4 * FLOWS {
         tcp::visit(from, to)?;

@@ -12,6 +12,8 @@ use underpass_tests::{
     world::World,
 };
 
+use crate::full_table::{FLOWS, small, turn_over};
+
 const PORT: u16 = 443;
 const SOURCE: u16 = 45_678;
 
@@ -28,7 +30,10 @@ struct Scene {
 impl Scene {
     /// With the pod's connection.
     fn set(family: Family) -> Result<(Self, tcp::Client)> {
-        let lab = Lab::new()?;
+        Self::set_in(Lab::new()?, family)
+    }
+
+    fn set_in(lab: Lab, family: Family) -> Result<(Self, tcp::Client)> {
         let pod = lab.pod("a")?;
         let remote = family.remote_at(PORT);
         let server = tcp::Server::start(lab.world.netns(), remote)?;
@@ -113,4 +118,33 @@ fn a_pod_that_goes_takes_nothing_from_the_host(#[values(V4, V6)] family: Family)
         scene.host_goes_on()?;
     }
     Ok(())
+}
+
+/// The pod closes its connection and goes, and nothing comes for it any more, while the node's own says nothing: others who need places find the entry, which
+/// has expired as far as the pod's is concerned.
+#[rstest]
+fn who_needs_a_place_takes_nothing_from_the_host(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let (mut scene, inside) = Scene::set_in(small()?, family)?;
+    // Connection tracking forgets nothing meanwhile.
+    let established = "net/netfilter/nf_conntrack_tcp_timeout_established";
+    scene.lab.node.netns().set_sysctl(established, "600")?;
+    scene.host_goes_on()?;
+    drop(inside);
+    thread::sleep(SILENCE / 4);
+    scene.pod.call("DEL").run(&scene.lab.node)?.silence()?;
+    let mut expired = 0;
+    flow_table::walk(&scene.lab.node, family, |entry| {
+        let is_closed = entry.state & state::FINISHED == state::FINISHED;
+        if entry.protocol == protocol::TCP && entry.is_outer() && is_closed {
+            expired += 1;
+            return Then::ExpiresAt(entry.since.wrapping_sub(1));
+        }
+        Then::Stays
+    })?;
+    ensure!(expired == 1, "{expired} entries");
+    let other = scene.lab.pod("b")?;
+    let meter = Meter::start(&scene.lab.node)?;
+    turn_over(&meter, FLOWS, other.netns(), family.remote_at(PORT))?;
+    scene.host_goes_on()
 }

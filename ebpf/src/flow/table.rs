@@ -283,13 +283,16 @@ fn may_go<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>, attempt: u32) -> boo
     !is_shared
 }
 
-/// Whether a flow has expired, both its entries if it is translated, or lost one of its pods.
+/// Whether a flow has expired, both its entries if it is translated, or lost one of its pods. Of two flows in one entry that one is lost alone.
 #[inline(always)]
 fn has_expired<I: Net>(key: &Key<I::Addr>, flow: &Flow<I::Addr>) -> bool {
     let mut has_expired = !is_alive(flow, tick());
     let has_partner = flow.state & state::BY_STACK == 0;
     for half in &flow.halves {
         if !has_target::<I>(half) || half.in_ifindex != 0 && device(half.in_ifindex).is_none() {
+            if is_shared(flow) {
+                continue;
+            }
             return true;
         }
         if has_expired && has_partner && half.rewrite != 0 {
