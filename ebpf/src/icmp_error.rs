@@ -196,7 +196,8 @@ global!(
             partner_place,
             ..
         } = &mut **work;
-        if is_quoted && !is_finishing && !may_have_got(skb.ifindex(), inner, partner_place) {
+        let quoted = is_quoted.then_some(&*inner);
+        if !is_finishing && !may_have_got(skb.ifindex(), quoted, partner_place) {
             return Err(Verdict::dropped(Counter::DropNoFlow));
         }
         let Some(flow) = subject::<I>(inner, partner_place, is_quoted) else {
@@ -238,14 +239,18 @@ global!(
 );
 
 /// Whether the quoted packet may have come to the pod behind a host veth: one that must not send from others' addresses gets what is for its own, and what
-/// the way of a flow leads to it. About other packets it has nothing to say; connection tracking asks only to whom it says that.
+/// the way of a flow leads to it. About other packets it has nothing to say; connection tracking asks only to whom it says that. Nor about what can't be
+/// read here: the kernel, which puts pieces together and looks at no version, may read it.
 #[inline(always)]
-fn may_have_got<I: Net>(pod: u32, quoted: &Head<I>, place: &mut Place<I>) -> bool {
+fn may_have_got<I: Net>(pod: u32, quoted: Option<&Head<I>>, place: &mut Place<I>) -> bool {
+    if device(pod).is_none_or(|pod| pod.flags & flags::ANTI_SPOOF == 0) {
+        return true;
+    }
+    let Some(quoted) = quoted else {
+        return false;
+    };
     let dst = quoted.tuple.dst;
-    if device(pod).is_none_or(|pod| pod.flags & flags::ANTI_SPOOF == 0)
-        || container::owns(pod, dst.wide())
-        || I::is_local_scope(dst)
-    {
+    if container::owns(pod, dst.wide()) || I::is_local_scope(dst) {
         return true;
     }
     place.set(&quoted.tuple);

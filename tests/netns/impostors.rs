@@ -10,7 +10,7 @@ use underpass_abi::{
 use underpass_tests::{
     capture::Capture,
     flow_table::{self, Then},
-    frame::{self, Ends},
+    frame::{self, Ends, as_fragment},
     netfilter::LONGEST,
     patience,
     prelude::*,
@@ -345,6 +345,32 @@ fn unreachable(ends: &Ends, quoted: &Ends, sport: u16, dport: u16) -> Vec<u8> {
     ends.icmp(kind, 1, [0; 4], &quoted.udp(sport, dport, b"quoted")[14..])
 }
 
+/// What [`unreachable`] says in shapes that the kernel takes: a quote whose version it does not look at, two pieces of which the first quotes nothing,
+/// and (of IPv6) an error of a type that nobody knows.
+fn unusual(ends: &Ends, quoted: &Ends) -> Vec<Vec<Vec<u8>>> {
+    /// Of Ethernet.
+    const OUTSIDE: usize = 14;
+    let family = Family::of(ends.src);
+    let quote = quoted.udp(SOURCE, PORT, b"quoted").split_off(OUTSIDE);
+    let mut another = quote.clone();
+    another[0] ^= 0x10;
+    let (kind, number) = match family {
+        V4 => (3, 1),
+        V6 => (1, 58),
+    };
+    let whole = ends.icmp(kind, 1, [0; 4], &quote);
+    let (head, rest) = whole[OUTSIDE + family.header_len()..].split_at(8);
+    let pieces = [
+        as_fragment(&ends.protocol(number, head), 0, true),
+        as_fragment(&ends.protocol(number, rest), 1, false),
+    ];
+    let mut shapes = vec![vec![ends.icmp(kind, 1, [0; 4], &another)], pieces.to_vec()];
+    if family == V6 {
+        shapes.push(vec![ends.icmp(100, 0, [0; 4], &quote)]);
+    }
+    shapes
+}
+
 /// A pod tells the world of a flow that it has with a neighbour, and which is not masqueraded: the error would show its address.
 #[rstest]
 fn an_error_about_a_neighbour_stays_at_home(#[values(V4, V6)] family: Family) -> Result<()> {
@@ -436,6 +462,14 @@ fn an_error_about_what_neighbours_say_is_theirs(
     let meter = Meter::start(&lab.node)?;
     from(&forger)?;
     meter.expect(Counter::DropNoFlow, 1)?;
+    let link = RawLink::open(forger.netns(), Pod::IFNAME)?;
+    let shapes = unusual(&forger.ends(asks.ip(family))?, &quoted);
+    for (before, frames) in (1..).zip(&shapes) {
+        for frame in frames {
+            link.send(frame)?;
+        }
+        meter.expect(Counter::DropNoFlow, before + 1)?;
+    }
     from(&answers)?;
     let own = heard.wait_for(SILENCE, |bytes| is_from(bytes, &answers));
     ensure!(own.is_some(), "it does not hear from whom it asked");

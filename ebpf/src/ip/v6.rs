@@ -40,10 +40,10 @@ impl Ip for V6 {
     const ECHO_REPLY: u8 = 129;
     const PSEUDO: Covers = Covers::Pseudo6;
 
-    /// Destination unreachable, packet too big, time exceeded, parameter problem.
+    /// Destination unreachable, packet too big, time exceeded, parameter problem, and those that are yet to come (RFC 4443, 2.1).
     #[inline(always)]
     fn is_error(icmp_type: u8) -> bool {
-        matches!(icmp_type, 1..=4)
+        icmp_type < 128
     }
 
     #[inline(always)]
