@@ -7,7 +7,7 @@ use underpass_abi::flow::protocol;
 use underpass_tests::{
     capture::Capture,
     flow_table::{self, Then},
-    frame,
+    frame::{self, as_fragment},
     prelude::*,
     traffic::{PATIENCE, SILENCE, raw::RawLink},
     world::World,
@@ -112,7 +112,10 @@ fn a_question_that_crosses_the_pods_own_arrives(#[values(V4, V6)] family: Family
 
 /// With an answer that nobody asked for a pod does not get the questions of whom it sends that to: they are for the node.
 #[rstest]
-fn an_echo_reply_takes_no_pings_from_the_node(#[values(V4, V6)] family: Family) -> Result<()> {
+fn an_echo_reply_takes_no_pings_from_the_node(
+    #[values(V4, V6)] family: Family,
+    #[values("whole", "in pieces")] how: &str,
+) -> Result<()> {
     const IDENTIFIER: [u8; 4] = [0x12, 0x34, 0, 1];
     needs_root!();
     // A firewall that drops what is INVALID would drop the answer as well.
@@ -125,10 +128,20 @@ fn an_echo_reply_takes_no_pings_from_the_node(#[values(V4, V6)] family: Family) 
     let meter = Meter::start(&lab.node)?;
     let answer = pod
         .ends(family.remote())?
-        .icmp(reply, 0, IDENTIFIER, b"answer");
-    RawLink::open(pod.netns(), Pod::IFNAME)?.send(&answer)?;
+        .icmp(reply, 0, IDENTIFIER, b"answered");
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    if how == "whole" {
+        link.send(&answer)?;
+    } else {
+        link.send(&as_fragment(&answer, 0, true))?;
+        link.send(&as_fragment(&answer, 2, false))?;
+    }
     eventually("the answer is dropped", || {
-        meter.expect(Counter::DropNoFlow, 1)
+        meter.expect(Counter::DropNoFlow, 1)?;
+        match how {
+            "whole" => Ok(()),
+            _ => meter.expect(Counter::DropFragment, 1),
+        }
     })?;
     let inside = Capture::start(pod.netns(), Pod::IFNAME)?;
     let line = Capture::start(lab.world.netns(), World::LINK)?;

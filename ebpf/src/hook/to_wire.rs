@@ -8,7 +8,11 @@ use underpass_abi::{
     endpoint::{Device, device as flags},
     flow::{action, protocol, rewrite, state},
 };
-use underpass_ebpf::{ip::Head, l4::Kind, packet::Load as _};
+use underpass_ebpf::{
+    ip::{Head, Piece},
+    l4::Kind,
+    packet::Load as _,
+};
 
 use crate::{
     flow::{
@@ -315,6 +319,10 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Op
         _ => return Err(Verdict::dropped(Counter::DropUntranslated)),
     }
     if !may_open(&work.head) {
+        // The later pieces do not say what they are of.
+        if work.head.piece == Piece::First {
+            fragment::refuse(&work.head);
+        }
         return Err(Verdict::dropped(Counter::DropNoFlow));
     }
     masquerade::assign(
