@@ -70,7 +70,7 @@ pub enum Finding {
     #[error(
         "ipMasq is on, and what leaves the node has the containers' own addresses: {}",
         if .0.is_empty() {
-            "no device has a default route or a global address, so there is no uplink".to_owned()
+            "no device is an uplink by its default route or its address, as bridges are only if \"uplinks\" names them".to_owned()
         } else {
             format!("no device is an uplink, as \"uplinks\" has only {}; correct it, or leave it out", .0.join(", "))
         }
@@ -78,7 +78,7 @@ pub enum Finding {
     NoUplink(Vec<String>),
     /// The container has to ask where its gateway is.
     #[error(
-        "the container has no permanent neighbour {gateway} at {mac} on {container}, and asks for it: somebody has set the interface's MAC, as `tuning` does"
+        "the container has no permanent neighbour {gateway} at {mac} on {container}, and asks for it: somebody has set the interface's MAC, as `tuning` does, or had it down"
     )]
     NoGateway {
         /// The gateway's address.
@@ -359,6 +359,18 @@ impl Findings {
             return Ok(());
         }
         Err(Error::Broken(self))
+    }
+
+    /// The same where the addresses may be leased or not, and `unsure` says why that can't be told: what is wrong comes first.
+    pub fn into_result_with(mut self, unsure: Option<Error>) -> Result<(), Error> {
+        match unsure {
+            Some(unsure) if self.is_empty() => Err(unsure),
+            Some(unsure) => {
+                self.push(Finding::Lease(Box::new(unsure)));
+                self.into_result()
+            }
+            None => self.into_result(),
+        }
     }
 }
 

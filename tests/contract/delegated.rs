@@ -205,7 +205,7 @@ fn a_failed_del_of_the_addresses_is_reported_and_the_interface_is_gone() -> Resu
     before.expect_same(&lab.node)
 }
 
-/// Why it can't tell is no fault of the container, which would be made anew for it.
+/// Why it can't tell is no fault of the container. What is one comes first.
 #[test]
 fn a_failed_check_of_the_addresses_is_passed_on() -> Result<()> {
     needs_root!();
@@ -225,6 +225,12 @@ fn a_failed_check_of_the_addresses_is_passed_on() -> Result<()> {
         error.code == 11 && error.msg == "the database is away" && error.details.is_empty(),
         "{error}"
     );
+    netns.ip(&["link set eth0 down".to_owned()])?;
+    let check = witness.call("CHECK", &netns, &remembered);
+    let error = check.run(&lab.node)?.error()?;
+    for word in ["eth0 is down", "the database is away"] {
+        ensure!(error.code == 100 && error.msg.contains(word), "{error}");
+    }
     witness.call("DEL", &netns, &conf).run(&lab.node)?.silence()
 }
 

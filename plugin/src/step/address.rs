@@ -81,7 +81,7 @@ impl Step<Interface> for Addresses {
             let Some(gateway) = ip.gateway else { continue };
             let is_known = neighbours.iter().any(|neighbour| neighbour.addr == gateway);
             if ends.mac_check == MacCheck::On && !is_known {
-                // It is answered, unless the node's `arp_ignore` forbids that.
+                // It is answered, unless the node's `arp_ignore` or its firewall (neighbour discovery is ICMPv6) forbids that.
                 let finding = Finding::NoGateway {
                     gateway,
                     mac: host.mac,

@@ -143,7 +143,7 @@ pub(crate) fn take<'a>(
     })
 }
 
-/// Says whether the addresses are still leased to the container. Why another plugin that gives them does not know is passed on as it is.
+/// Says whether the addresses are still leased to the container, or why that can't be told.
 pub(crate) fn verify(request: &Request, findings: &mut Findings) -> Result<(), Error> {
     match ipam(&request.conf)? {
         Ipam::None => Ok(()),

@@ -36,12 +36,12 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
     let pod = netns.run(Netlink::open)??;
 
     let mut findings = Findings::default();
-    lease::verify(request, &mut findings)?;
+    let unsure = lease::verify(request, &mut findings).err();
     let (ifname, mac) = (&identity.ifname, container.mac);
     let Some((host_end, container_end)) =
         link::find(&node, &pod, owner, ifname, mac, &mut findings)?
     else {
-        return findings.into_result();
+        return findings.into_result_with(unsure);
     };
     let addresses: Vec<_> = container.ips.iter().map(|ip| ip.address.addr()).collect();
     let mut loaded = None;
@@ -76,7 +76,7 @@ pub(super) fn check(request: &Request) -> Result<(), Error> {
         },
     };
     inspection.verify(INTERFACE, &mut findings)?;
-    findings.into_result()
+    findings.into_result_with(unsure)
 }
 
 /// Tells whether the container's MAC is fixed: as its ADD was told, which the programs know. What its network asks for may have changed since.

@@ -9,7 +9,10 @@ use underpass_tests::{
     traffic::serve,
 };
 
-use super::tunnel::{beyond_a_router, overhead};
+use super::{
+    Cluster,
+    tunnel::{beyond_a_router, overhead},
+};
 
 const PORT: u16 = 80;
 

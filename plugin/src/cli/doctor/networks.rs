@@ -167,7 +167,7 @@ fn without_uplink(node: &Node<'_>, network: &NetworkFile) -> Result<Vec<Diagnosi
             found.push(Diagnosis::warning(
                 "no-uplink",
                 format!("{}: {finding}", network.path.display()),
-                "see `ip link` for the names of devices; `underpass apply` takes what is there then",
+                "name the devices that lead out of the node in \"uplinks\" (`ip link` has their names), and then `underpass apply`; [] if none is meant",
             ));
         }
     }
