@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
-    sync::LazyLock,
+    sync::{LazyLock, OnceLock},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -28,6 +28,8 @@ pub struct Node {
     data_dir: PathBuf,
     /// What its pins were loaded as. It is free when the node goes.
     set: Option<Set>,
+    /// How many packets connection tracking had called INVALID when the first of its pods went with the test.
+    pub(crate) invalid: OnceLock<u64>,
 }
 
 impl Node {
@@ -63,6 +65,7 @@ impl Node {
             bpf_root: PathBuf::from(bpf_root),
             data_dir,
             set: None,
+            invalid: OnceLock::new(),
         })
     }
 

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::{
     Family, Node,
     frame::{self, Ends},
+    netfilter,
     netns::Netns,
     node::plugin,
     runtime::{Call, Conf},
@@ -191,6 +192,7 @@ impl Drop for Pod {
         if !self.attached {
             return;
         }
+        netfilter::end(&self.node);
         let deleted = self
             .call("DEL")
             .run(&self.node)
