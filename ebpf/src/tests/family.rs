@@ -100,8 +100,19 @@ fn any_options() -> impl Strategy<Value = Option<Ipv6RawExtHeader>> {
     option::weighted(0.3, header)
 }
 
+/// What RFC 4443 keeps for errors.
+const BELOW_128: [u8; 128] = {
+    let mut types = [0; 128];
+    let mut icmp_type = 0;
+    while icmp_type < 128 {
+        types[icmp_type as usize] = icmp_type;
+        icmp_type += 1;
+    }
+    types
+};
+
 impl Model for V6 {
-    const ERRORS: &'static [u8] = &[1, 2, 3, 4];
+    const ERRORS: &'static [u8] = &BELOW_128;
 
     fn any_addr() -> BoxedStrategy<Addr6> {
         prop_oneof![9 => any::<[u64; 2]>(), 1 => Just([7, 7])]
