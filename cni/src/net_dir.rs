@@ -34,6 +34,14 @@ impl NetworkFile {
     /// Decodes the text of such a file. Code 6 if it is no JSON object, or has no plugin; and as libcni has it, if a list has no name, or one of its
     /// plugins no type.
     pub fn parse(path: PathBuf, text: &[u8]) -> Result<Self, Error> {
+        let file = Self::decode(path, text)?;
+        match file.missing() {
+            Some(missing) => Err(Error::decode(format!("{}: {missing}", file.path.display()))),
+            None => Ok(file),
+        }
+    }
+
+    fn decode(path: PathBuf, text: &[u8]) -> Result<Self, Error> {
         let document = match serde_json::from_slice(text) {
             Ok(Value::Object(document)) => document,
             Ok(_) => {
@@ -49,11 +57,7 @@ impl NetworkFile {
                 )));
             }
         };
-        let file = Self { path, document };
-        match file.missing() {
-            Some(missing) => Err(Error::decode(format!("{}: {missing}", file.path.display()))),
-            None => Ok(file),
-        }
+        Ok(Self { path, document })
     }
 
     /// What a runtime would miss.
@@ -80,13 +84,14 @@ impl NetworkFile {
 
     /// Reads such a file. Code 6, and its path, if it can't be read.
     pub fn open(path: PathBuf) -> Result<Self, Error> {
-        match fs::read(&path) {
-            Ok(text) => Self::parse(path, &text),
-            Err(error) => Err(Error::decode(format!(
-                "cannot read {}: {error}",
-                path.display()
-            ))),
-        }
+        let text = read_text(&path)?;
+        Self::parse(path, &text)
+    }
+
+    /// Reads such a file for what it names, whether a runtime would take it or not. Code 6, and its path, if it can't be read or is no JSON object.
+    pub fn open_any(path: PathBuf) -> Result<Self, Error> {
+        let text = read_text(&path)?;
+        Self::decode(path, &text)
     }
 
     /// The network's name; empty where it has none.
@@ -130,6 +135,11 @@ impl NetworkFile {
             })
             .collect()
     }
+}
+
+fn read_text(path: &Path) -> Result<Vec<u8>, Error> {
+    fs::read(path)
+        .map_err(|error| Error::decode(format!("cannot read {}: {error}", path.display())))
 }
 
 /// Reads the folder in a runtime's order: each file as a network, or why it is none. A folder that is missing is empty.

@@ -169,7 +169,7 @@ fn needed(net_dir: &Path, links: &[String], found: &Found) -> Result<(), Failure
         if path.ends_with(conflist::FILE) {
             continue;
         }
-        let file = NetworkFile::open(path).map_err(Failure::Unreadable)?;
+        let file = NetworkFile::open_any(path).map_err(Failure::Unreadable)?;
         if let Some(name) = need(&file, links, found) {
             return Err(Failure::StillNamed {
                 path: file.path,
