@@ -185,8 +185,8 @@ pub(super) fn end_without(
     Ok(())
 }
 
-/// Refuses addresses that lead to a container which lives, whatever the leases say: they may be lost, or of an IPAM that gives an address twice. By
-/// another interface of the same container, too: that would not be reached, and its address by neither when one of both goes.
+/// Refuses addresses that lead to a container which lives, whatever the leases say: they may be lost, or of an IPAM that gives an address twice. Also to
+/// another interface of the same container: an address leads to one of the two only, and to neither when that one goes.
 fn require_free(maps: &Maps, node: &Netlink, record: &Record) -> Result<(), Error> {
     for addr in addresses(record) {
         let Some(known) = maps.endpoint(addr)? else {

@@ -218,12 +218,12 @@ mod tests {
             (OURS, true, true),
             (r#"{"type": "underpass"}"#, true, true),
             (
-                r#"{"plugins": [{"type": "loopback"}, {"type": "underpass"}]}"#,
+                r#"{"name": "n", "plugins": [{"type": "loopback"}, {"type": "underpass"}]}"#,
                 true,
                 true,
             ),
             (
-                r#"{"plugins": [{"type": "flannel", "delegate": {"type": "underpass"}}, {"type": "portmap"}]}"#,
+                r#"{"name": "n", "plugins": [{"type": "flannel", "delegate": {"type": "underpass"}}, {"type": "portmap"}]}"#,
                 true,
                 true,
             ),
@@ -239,7 +239,7 @@ mod tests {
                 false,
             ),
             (
-                r#"{"plugins": [{"type": "flannel", "delegate": {"mtu": 1400}}]}"#,
+                r#"{"name": "n", "plugins": [{"type": "flannel", "delegate": {"mtu": 1400}}]}"#,
                 false,
                 false,
             ),
