@@ -54,22 +54,19 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
         // conversations.
         return tracked | state::RST;
     }
-    let is_offer = flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK;
     let was_answered = before & state::ANSWERED == state::ANSWERED;
-    // A SYN says nothing of how a connection goes on that ends on the bypass: it may be anybody's who forges. Nor does an offer that comes after its
-    // connection was opened, on whichever way.
-    let is_news =
-        flags & tcp::SYN == 0 || before & state::STICKY == 0 && !(is_offer && was_answered);
+    // A SYN says nothing of how a connection goes on that ends on the bypass: it may be anybody's who forges.
+    let is_news = before & state::STICKY == 0 || flags & tcp::SYN == 0;
     // An end that ignored the RST goes on; one that did not would send another.
     let tracked = if is_news {
         tracked & !state::RST
     } else {
         tracked
     };
-    if is_offer {
+    if flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
         // Nor is an offer: a flood of connections to open ports must not either. The opener has to
-        // take it up.
-        let open = if is_news {
+        // take it up. Where both ends have closed nobody has asked for it: a SYN would have begun the connection anew.
+        let open = if is_news && !(was_answered && is_finished(tracked)) {
             tracked & !state::FINISHED
         } else {
             tracked
