@@ -5,7 +5,6 @@ use std::{net::IpAddr, path::PathBuf};
 
 use ipnet::IpNet;
 use underpass_cni::{Error as CniError, NetConf};
-use underpass_dataplane::Maps;
 use underpass_netlink::{Netlink, link::Driver};
 
 use crate::{
@@ -52,18 +51,16 @@ pub(crate) fn accept(
     }
 }
 
-/// Finds what the network's ranges cover and the link of an uplink has already. Where nothing is loaded there are no maps.
+/// Finds what the network's ranges cover and the link of one of its uplinks has already.
 pub(crate) fn covered(
     conf: &NetConf,
-    decoded: &Conf,
+    uplinks: &Uplinks<'_>,
     node: &Netlink,
-    maps: Option<&Maps>,
 ) -> Result<Vec<Overlap>, Error> {
     let pools = lease::pools(conf)?;
     if pools.is_empty() {
         return Ok(Vec::new());
     }
-    let uplinks = Uplinks::look(node, maps, decoded.uplinks.as_deref())?;
     let covers = |address| pools.iter().any(|pool| pool.range_of(address).is_some());
     overlaps(node, &uplinks.list, covers)
 }

@@ -41,6 +41,7 @@ use crate::{
     name::Name,
     no_masquerade,
     rehearsal::{covered, rehearse},
+    uplink::Uplinks,
 };
 
 mod able;
@@ -154,7 +155,9 @@ fn fits(root: &Path, network: &Network, able: Able) -> Result<(), Failure> {
         Able::Now => Maps::open_existing(&Pins::at(root))?,
         Able::AfterUpgrade => None,
     };
-    let overlaps = covered(&conf, &decoded, &Netlink::open()?, maps.as_ref())?;
+    let node = Netlink::open()?;
+    let uplinks = Uplinks::look(&node, maps.as_ref(), decoded.uplinks.as_deref())?;
+    let overlaps = covered(&conf, &uplinks, &node)?;
     match overlaps.first() {
         None => Ok(()),
         Some(overlap) => Err(CniError::config(format!(

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use underpass_cni::{Error as CniError, net_dir::NetworkFile};
+use underpass_cni::{Error as CniError, NetConf, net_dir::NetworkFile};
 
 use instead::Instead;
 pub(in crate::cli) use instead::{
@@ -28,8 +28,16 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) -> Result<(), Error> {
     report.add(order(folder, &node.networks, aside.exists()));
     for network in node.networks.iter().flatten() {
         report.add(refused(network));
-        report.add(overlapping(node, network)?);
-        report.add(without_uplink(node, network)?);
+        // What can't be understood is refused, and said.
+        for conf in network.confs(&[NAME]).unwrap_or_default() {
+            let Ok(decoded) = Conf::of_network(&conf) else {
+                continue;
+            };
+            let patterns = decoded.uplinks.as_deref();
+            let uplinks = Uplinks::look(&node.netlink, node.maps.as_ref(), patterns)?;
+            report.add(overlapping(node, &network.path, &conf, &uplinks)?);
+            report.add(without_uplink(&network.path, &decoded, &uplinks));
+        }
     }
     Ok(())
 }
@@ -131,47 +139,34 @@ fn refused(network: &NetworkFile) -> Vec<Diagnosis> {
 }
 
 /// Says which addresses of an uplink's link a network of ours may give to a container.
-fn overlapping(node: &Node<'_>, network: &NetworkFile) -> Result<Vec<Diagnosis>, Error> {
-    let path = network.path.display();
-    let mut found = Vec::new();
-    // What can't be understood is refused, and said.
-    for conf in network.confs(&[NAME]).unwrap_or_default() {
-        let Ok(decoded) = Conf::of_network(&conf) else {
-            continue;
-        };
-        if lease::pools(&conf).is_err() {
-            continue;
-        }
-        let overlaps = covered(&conf, &decoded, &node.netlink, node.maps.as_ref())?;
-        found.extend(overlaps.into_iter().map(|overlap| {
-            Diagnosis::warning(
-                "range-overlap",
-                format!("the ranges of a network of ours, in {path}, cover {overlap}: an ADD that is given it fails, or containers never reach that router"),
-                format!("give the network in {path} a range that is on no link of the node, or leave the address out by \"rangeStart\" and \"rangeEnd\""),
-            )
-        }));
+fn overlapping(
+    node: &Node<'_>,
+    path: &Path,
+    conf: &NetConf,
+    uplinks: &Uplinks<'_>,
+) -> Result<Vec<Diagnosis>, Error> {
+    let path = path.display();
+    if lease::pools(conf).is_err() {
+        return Ok(Vec::new());
     }
-    Ok(found)
+    let overlaps = covered(conf, uplinks, &node.netlink)?.into_iter();
+    Ok(overlaps.map(|overlap| {
+        Diagnosis::warning(
+            "range-overlap",
+            format!("the ranges of a network of ours, in {path}, cover {overlap}: an ADD that is given it fails, or containers never reach that router"),
+            format!("give the network in {path} a range that is on no link of the node, or leave the address out by \"rangeStart\" and \"rangeEnd\""),
+        )
+    }).collect())
 }
 
 /// Says that a network of ours should masquerade, and has no uplink to do it.
-fn without_uplink(node: &Node<'_>, network: &NetworkFile) -> Result<Vec<Diagnosis>, Error> {
-    let mut found = Vec::new();
-    for conf in network.confs(&[NAME]).unwrap_or_default() {
-        let Ok(conf) = Conf::of_network(&conf) else {
-            continue;
-        };
-        let patterns = conf.uplinks.as_deref();
-        let uplinks = Uplinks::look(&node.netlink, node.maps.as_ref(), patterns)?;
-        if let Some(finding) = uplinks.do_not_masquerade(conf.masquerade) {
-            found.push(Diagnosis::warning(
-                "no-uplink",
-                format!("{}: {finding}", network.path.display()),
-                "name the devices that lead out of the node in \"uplinks\" (`ip link` has their names), and then `underpass apply`; [] if none is meant",
-            ));
-        }
-    }
-    Ok(found)
+fn without_uplink(path: &Path, conf: &Conf, uplinks: &Uplinks<'_>) -> Option<Diagnosis> {
+    let finding = uplinks.do_not_masquerade(conf.masquerade)?;
+    Some(Diagnosis::warning(
+        "no-uplink",
+        format!("{}: {finding}", path.display()),
+        "name the devices that lead out of the node in \"uplinks\" (`ip link` has their names), and then `underpass apply`; [] if none is meant",
+    ))
 }
 
 #[cfg(test)]
