@@ -85,8 +85,7 @@ impl<'a> Container<'a> {
         let netns = node.netns().sibling(name)?;
         let result = chain.add(&netns)?;
         schema::validate("1.0.0", &result)?;
-        let address = result["ips"][0]["address"].as_str().unwrap_or_default();
-        let ip = address.split('/').next().unwrap_or_default().parse()?;
+        let ip = address_of(&result)?;
         let servers = (
             tcp::Server::start(&netns, family.port(INSIDE))?,
             udp::Server::start(&netns, family.port(INSIDE))?,
@@ -104,6 +103,12 @@ impl<'a> Container<'a> {
         self.chain.del(&self.netns, &self.result)?;
         self.chain.del(&self.netns, &self.result)
     }
+}
+
+/// The first address of a result.
+fn address_of(result: &Value) -> Result<IpAddr> {
+    let address = result["ips"][0]["address"].as_str().unwrap_or_default();
+    Ok(address.split('/').next().unwrap_or_default().parse()?)
 }
 
 fn node_at(family: Family, port: u16) -> SocketAddr {

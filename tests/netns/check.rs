@@ -13,6 +13,7 @@ use underpass_abi::{
 };
 use underpass_tests::{
     counter::open,
+    frame,
     prelude::*,
     runtime::{Call, Conf},
 };
@@ -314,7 +315,7 @@ fn a_gateway_that_is_asked_for_is_no_fault(#[values(V4, V6)] family: Family) -> 
     needs_root!();
     let lab = Lab::new()?;
     let pod = lab.pod("a")?;
-    let mac = pod.mac()?.map(|byte| format!("{byte:02x}")).join(":");
+    let mac = frame::mac_text(pod.mac()?);
     pod.netns().ip(&[format!("link set eth0 address {mac}")])?;
     let reply = pod.call_with_result("CHECK").run(&lab.node)?;
     reply.succeeded()?;

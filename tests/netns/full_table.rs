@@ -36,7 +36,7 @@ pub(crate) fn small() -> Result<Lab> {
 }
 
 /// Rules by which a container neither answers these ports nor says that nobody is there.
-fn ignore(pod: &Pod, ports: &str) -> Result<()> {
+pub(crate) fn ignore(pod: &Pod, ports: &str) -> Result<()> {
     pod.netns().nft(&format!(
         "table inet indifference {{
             chain input {{ type filter hook input priority 0; udp dport {ports} drop; }}

@@ -13,6 +13,7 @@ use serde_json::json;
 use underpass_tests::{
     capture::Capture,
     counter::Registry,
+    frame,
     leak::Traces,
     prelude::*,
     runtime::{Call, Conf},
@@ -201,8 +202,7 @@ fn what_waits_for_a_next_hop_does_not_show_who_has_gone(
         V4 => "net/ipv4/neigh",
         V6 => "net/ipv6/neigh",
     };
-    let mac = lab.world.netns().mac(World::LINK)?;
-    let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+    let mac = frame::mac_text(lab.world.netns().mac(World::LINK)?);
     let uplink = Node::UPLINK;
     let neighbour = |verb: &str| {
         let line = format!("neighbour {verb} {next_hop} dev {uplink} lladdr {mac}");

@@ -10,6 +10,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
     counter::Registry,
+    frame,
     leak::Traces,
     patience,
     prelude::*,
@@ -52,7 +53,7 @@ fn the_result_has_the_shape_of_ptp() -> Result<()> {
         let name = interfaces[at]["name"].as_str().unwrap_or_default();
         let link = netns.ip_json(&["link", "show", "dev", name])?;
         let real = link[0]["address"].as_str().unwrap_or_default();
-        let told = mac.map(|byte| format!("{byte:02x}")).join(":");
+        let told = frame::mac_text(mac);
         ensure!(real == told, "{name} has {real}, the result says {told}");
     }
     Ok(())

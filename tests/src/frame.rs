@@ -164,6 +164,12 @@ impl Ends {
     }
 }
 
+/// A MAC as it is written.
+#[must_use]
+pub fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 /// Reads a MAC.
 pub fn mac(text: &str) -> Result<[u8; 6]> {
     let bytes = text

@@ -1,12 +1,12 @@
 //! Results whose addresses name no interface of theirs.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::prelude::*;
 
-use super::{HOST, INSIDE, chained, foreign, mappings, node_at, portmap};
+use super::{HOST, INSIDE, address_of, chained, foreign, mappings, node_at, portmap};
 use crate::chain::Chain;
 
 /// An address that names no interface of the result is taken as one that names none, as the reference does.
@@ -32,11 +32,8 @@ fn an_address_of_no_interface_is_the_containers(
     let mut result = chain.call("ADD", first, &netns, None)?.result()?;
     result["ips"][0]["interface"] = interface;
     let remembered = chain.call("ADD", ours, &netns, Some(&result))?.result()?;
-    let address: IpAddr = result["ips"][0]["address"]
-        .as_str()
-        .and_then(|net| net.split('/').next()?.parse().ok())
-        .context("no address")?;
-    let _server = tcp::Server::start(&netns, SocketAddr::new(address, INSIDE))?;
+    let at = SocketAddr::new(address_of(&result)?, INSIDE);
+    let _server = tcp::Server::start(&netns, at)?;
     tcp::visit(lab.world.netns(), node_at(family, HOST))?;
     chain
         .call("CHECK", ours, &netns, Some(&remembered))?

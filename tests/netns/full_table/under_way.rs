@@ -41,7 +41,7 @@ impl<'a> Held<'a> {
         lab.node
             .netns()
             .set_sysctl(&format!("{folder}/{device}/mcast_solicit"), "1000")?;
-        let mac = pod.mac()?.map(|byte| format!("{byte:02x}")).join(":");
+        let mac = frame::mac_text(pod.mac()?);
         let held = Self {
             lab,
             pod,

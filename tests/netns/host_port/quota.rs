@@ -1,6 +1,6 @@
 //! What the world may open to a container.
 
-use std::{net::IpAddr, thread};
+use std::thread;
 
 use rstest::rstest;
 use underpass_abi::flow::{protocol, state};
@@ -12,7 +12,11 @@ use underpass_tests::{
     world::World,
 };
 
-use super::{HOST, INSIDE};
+use super::{
+    HOST, INSIDE,
+    scope::{give, second},
+};
+use crate::full_table::ignore;
 
 /// What the world may open to a container is one quota, by however many addresses of the node, and what it opens beyond that is the first to go:
 /// also what has to be translated at both ends, because the container would see one source port twice.
@@ -22,19 +26,11 @@ fn several_addresses_have_one_quota(#[values(V4, V6)] family: Family) -> Result<
     const FIRST: u16 = 20_000;
     needs_root!();
     let lab = Lab::new()?;
-    let second: IpAddr = match family {
-        V4 => "192.0.2.3".parse()?,
-        V6 => "2001:db8:1::3".parse()?,
-    };
-    let address = format!("address add {second}/{} dev eth0", family.host_bits());
-    lab.node.netns().ip(&[address])?;
+    let second = second(family);
+    give(&lab, "eth0", second)?;
     let conf = lab.conf().with_host_port(HOST, INSIDE);
     let pod = lab.pod_with("a", &conf.with("maxHalfOpenFlows", LIMIT))?;
-    pod.netns().nft(&format!(
-        "table inet indifference {{
-            chain input {{ type filter hook input priority 0; udp dport {INSIDE} drop; }}
-        }}"
-    ))?;
+    ignore(&pod, &INSIDE.to_string())?;
     let line = Capture::start(pod.netns(), Pod::IFNAME)?;
     let link = RawLink::open(lab.world.netns(), World::LINK)?;
     for port in FIRST..FIRST + 4 * LIMIT {

@@ -19,14 +19,14 @@ use underpass_tests::{
 use super::{HOST, INSIDE, Scene, both, mapped, misses, node_at, reaches, serve};
 
 /// A second address of the node, on the link to the world.
-fn second(family: Family) -> IpAddr {
+pub(super) fn second(family: Family) -> IpAddr {
     match family {
         V4 => [192, 0, 2, 3].into(),
         V6 => [0x2001, 0xdb8, 1, 0, 0, 0, 0, 3].into(),
     }
 }
 
-fn give(lab: &Lab, device: &str, ip: IpAddr) -> Result<()> {
+pub(super) fn give(lab: &Lab, device: &str, ip: IpAddr) -> Result<()> {
     let bits = Family::of(ip).host_bits();
     lab.node
         .netns()
