@@ -129,6 +129,13 @@ impl Maps {
         found(self.devices.get(&index, 0), map::DEVICES)
     }
 
+    /// Visits all devices that the programs know, and keeps none.
+    pub fn each_device(&self, mut each: impl FnMut(u32, &Device)) -> Result<(), Error> {
+        let name = map::DEVICES;
+        visit(&self.devices, |index, device| each(*index, device))
+            .map_err(|source| Error::List { name, source })
+    }
+
     /// Lists all devices that the programs know.
     pub fn devices(&self) -> Result<Vec<(u32, Device)>, Error> {
         entries(&self.devices, map::DEVICES)
@@ -313,9 +320,9 @@ fn entries_where<K: Pod, V: Pod>(
     mut chosen: impl FnMut(&K, &V) -> bool,
 ) -> Result<Vec<(K, V)>, Error> {
     let mut all = Vec::new();
-    let note = |key, value| {
-        if chosen(&key, &value) {
-            all.push((key, value));
+    let note = |key: &K, value: &V| {
+        if chosen(key, value) {
+            all.push((*key, *value));
         }
     };
     visit(map, note).map_err(|source| Error::List { name, source })?;

@@ -37,15 +37,6 @@ impl HostPorts {
         })
     }
 
-    /// Tells whether no port is mapped.
-    pub fn is_empty(&self) -> Result<bool, Error> {
-        match self.serving.keys().next() {
-            None => Ok(true),
-            Some(Ok(_)) => Ok(false),
-            Some(Err(error)) => Err(Error::map(map::PORTS)(error)),
-        }
-    }
-
     /// Finds who serves a port.
     pub fn server(&self, port: &HostPort) -> Result<Option<PortTarget>, Error> {
         found(self.serving.get(port, 0), map::PORTS)

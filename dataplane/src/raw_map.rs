@@ -282,7 +282,7 @@ fn found<T>(answer: io::Result<T>) -> io::Result<bool> {
 /// them, since 5.6. (What aya has opened as a map of these types has keys and values of their sizes.)
 pub(crate) fn visit<K: Pod, V: Pod>(
     map: &HashMap<MapData, K, V>,
-    mut visit: impl FnMut(K, V),
+    mut visit: impl FnMut(&K, &V),
 ) -> io::Result<()> {
     /// More than any bucket ever holds.
     const ROOM: usize = 256;
@@ -309,9 +309,11 @@ pub(crate) fn visit<K: Pod, V: Pod>(
             keys.set_len(count);
             values.set_len(count);
         }
-        for (key, value) in keys.drain(..).zip(values.drain(..)) {
+        for (key, value) in keys.iter().zip(&values) {
             visit(key, value);
         }
+        keys.clear();
+        values.clear();
         if !is_more {
             return Ok(());
         }

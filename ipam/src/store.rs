@@ -177,6 +177,14 @@ impl Store {
         }
     }
 
+    /// Tells whether the folder has so many files, leases or not, without reading their names; as [`Self::glimpse`].
+    pub fn has_files(&self, count: u128) -> Result<bool, StoreError> {
+        match file::has_entries(&self.dir, count) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(count == 0),
+            answer => answer.attempt("list", &self.dir),
+        }
+    }
+
     /// The addresses whose file is of an earlier boot, so that the next ADD frees them; as
     /// [`Self::glimpse`].
     #[must_use]

@@ -393,13 +393,14 @@ impl Netlink {
         // An empty mask is refused.
         message.header.filter_mask = StatsFilterMask::AfSpec;
         let message = RouteNetlinkMessage::GetStats(message);
-        let mut indices = BTreeSet::new();
+        // A set is made of a thousand at once in less time than of one after the other.
+        let mut indices = Vec::new();
         let note = |payload: &[u8]| {
             indices.extend(word(payload, INDEX_AT));
             false
         };
         self.dump(&message, note, || "number the devices".to_owned())?;
-        Ok(indices)
+        Ok(indices.into_iter().collect())
     }
 
     /// Lists the devices whose index is chosen. The others are not decoded.

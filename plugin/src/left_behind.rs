@@ -10,38 +10,50 @@ use crate::{
     error::Error,
     finding::{Finding, Findings},
     identity::Alias,
-    uplink::devices,
+    uplink,
 };
 
 /// Finds the devices of containers that `maps` do not know, if there are any maps: of the attachments that `is_asked`
-/// names. An ADD sets its device up when the maps know it, so one that is down may be about to be known.
+/// names.
 pub(crate) fn left_behind(
     root: &Path,
     maps: Option<&Maps>,
     is_asked: impl Fn(&Alias) -> bool,
 ) -> Result<Findings, Error> {
+    if let Some(maps) = maps {
+        return unknown_to(maps, &known(maps)?, is_asked);
+    }
+    let mut links = Netlink::open()?.links()?;
+    links.retain(|link| is_of_asked(link, &is_asked));
+    Ok(not_elsewhere(root, links))
+}
+
+/// Does the same where `devices` are what the maps knew a moment ago. An ADD sets its device up when the maps know it, so one that is
+/// down may be about to be known.
+pub(crate) fn unknown_to(
+    maps: &Maps,
+    devices: &BTreeSet<u32>,
+    is_asked: impl Fn(&Alias) -> bool,
+) -> Result<Findings, Error> {
     let node = Netlink::open()?;
-    let is_asked = |link: &Link| Alias::of(link).is_some_and(|alias| is_asked(&alias));
-    let mut links = match maps {
-        None => {
-            let mut links = node.links()?;
-            links.retain(is_asked);
-            links
-        }
-        Some(maps) => {
-            let all = node.indices()?;
-            let unknown = &all - &known(maps)?;
-            let mut links = devices(&node, &unknown, all.len())?;
-            links.retain(|link| link.up && is_asked(link));
-            if !links.is_empty() {
-                // Those of ADDs that have ended meanwhile.
-                let known = known(maps)?;
-                links.retain(|link| !known.contains(&link.index));
-            }
-            links
-        }
-    };
-    // Where no pins can be, the node has none of its own that these could be told from.
+    let all = node.indices()?;
+    let unknown = &all - devices;
+    let mut links = uplink::devices(&node, &unknown, all.len())?;
+    links.retain(|link| link.up && is_of_asked(link, &is_asked));
+    if !links.is_empty() {
+        // Those of ADDs that have ended meanwhile.
+        let known = known(maps)?;
+        links.retain(|link| !known.contains(&link.index));
+    }
+    Ok(not_elsewhere(maps.pins().root(), links))
+}
+
+fn is_of_asked(link: &Link, is_asked: impl Fn(&Alias) -> bool) -> bool {
+    Alias::of(link).is_some_and(|alias| is_asked(&alias))
+}
+
+/// Says of which devices nobody knows: where no pins can be, the node has none of its own that these could be told from.
+fn not_elsewhere(root: &Path, mut links: Vec<Link>) -> Findings {
     if !links.is_empty() && Pins::at(root).require_bpffs().is_ok() {
         let elsewhere = beside(root);
         links.retain(|link| !elsewhere.contains(&link.index));
@@ -51,7 +63,7 @@ pub(crate) fn left_behind(
         device: link.name,
         root: root.to_owned(),
     }));
-    Ok(findings)
+    findings
 }
 
 /// The host's ends of containers of another bpfRoot of this node.
@@ -64,8 +76,9 @@ pub(crate) fn beside(root: &Path) -> BTreeSet<u32> {
         .collect()
 }
 
-/// The host's ends that the maps know.
+/// The devices that the maps know: an attachment's is one of them from before it is set up until it is gone.
 fn known(maps: &Maps) -> Result<BTreeSet<u32>, Error> {
-    let attachments = maps.attachments()?.into_iter();
-    Ok(attachments.map(|(_, record)| record.ifindex).collect())
+    let mut known = Vec::new();
+    maps.each_device(|index, _| known.push(index))?;
+    Ok(known.into_iter().collect())
 }

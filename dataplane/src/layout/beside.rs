@@ -61,7 +61,7 @@ impl Layout {
         let owners = Map::HashMap(MapData::from_pin(&path).ok()?);
         let owners: HashMap<_, Owner, Attachment> = owners.try_into().ok()?;
         let mut devices = BTreeSet::new();
-        let note = |_, record: Attachment| {
+        let note = |_: &Owner, record: &Attachment| {
             devices.insert(record.ifindex);
         };
         visit(&owners, note).ok()?;

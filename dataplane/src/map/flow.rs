@@ -71,7 +71,7 @@ impl Maps {
     {
         let map: HashMap<_, Key<A>, Flow<A>> = open(&self.pins, name, Map::HashMap)?;
         let mut count = FlowCount::default();
-        visit(&map, |_: Key<A>, flow: Flow<A>| {
+        visit(&map, |_: &Key<A>, flow: &Flow<A>| {
             if flow.state & state::BYPASS == 0 {
                 count.stack += 1;
             } else {

@@ -67,6 +67,19 @@ pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Whether `dir` has so many entries.
+pub(super) fn has_entries(dir: &Path, count: u128) -> io::Result<bool> {
+    let mut found = 0;
+    for entry in fs::read_dir(dir)? {
+        entry?;
+        found += 1;
+        if found >= count {
+            return Ok(true);
+        }
+    }
+    Ok(found >= count)
+}
+
 /// The files in `dir` that are named by an address behind `prefix`, with their inode numbers. Reads
 /// no file.
 pub(super) fn addresses(dir: &Path, prefix: &str) -> io::Result<Vec<(IpAddr, u64)>> {

@@ -1,9 +1,6 @@
 //! The uplinks as they are now.
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    net::IpAddr,
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use underpass_abi::{
     endpoint::{Device as Known, device},
@@ -60,20 +57,25 @@ impl<'a> Uplinks<'a> {
         patterns: Option<&'a [Glob]>,
     ) -> Result<Self, Error> {
         let all = node.indices()?;
-        let known = maps.map(Maps::devices).transpose()?.unwrap_or_default();
-        let is_pods = |entry: &Known| entry.flags & device::POD != 0;
-        let pods = known
-            .iter()
-            .filter(|(_, entry)| is_pods(entry) && !is_way(entry));
-        let pods: HashSet<u32> = pods.map(|(index, _)| *index).collect();
-        let led = known.iter().filter(|(_, entry)| entry.netns != 0);
-        let namespaces = led.map(|(index, entry)| (*index, entry.netns)).collect();
-        let uplinks = known.iter().filter(|(_, entry)| !is_pods(entry));
-        let uplinks: Vec<u32> = uplinks.map(|(index, _)| *index).collect();
+        let (mut pods, mut uplinks, mut namespaces) = (Vec::new(), Vec::new(), Vec::new());
+        if let Some(maps) = maps {
+            maps.each_device(|index, entry: &Known| {
+                let is_pods = entry.flags & device::POD != 0;
+                if !is_pods {
+                    uplinks.push(index);
+                } else if !is_way(entry) {
+                    pods.push(index);
+                }
+                if entry.netns != 0 {
+                    namespaces.push((index, entry.netns));
+                }
+            })?;
+        }
+        pods.sort_unstable();
         let others: BTreeSet<u32> = all
             .iter()
             .copied()
-            .filter(|index| !pods.contains(index))
+            .filter(|index| pods.binary_search(index).is_err())
             .collect();
         let mut links = devices(node, &others, all.len())?;
         // Many ADDs at once make many devices that the maps do not know yet.

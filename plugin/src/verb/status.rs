@@ -21,8 +21,8 @@ use crate::{
     conf::{Bypass, Conf},
     error::Error,
     finding::{Finding, Findings},
-    identity::{Identity, network_id},
-    left_behind::left_behind,
+    identity::{Alias, Identity, network_id},
+    left_behind::{left_behind, unknown_to},
     reap,
     rehearsal::accept,
     step::{endpoint, lease, link},
@@ -114,7 +114,9 @@ fn leased_to(owner: Owner, record: &Record, network: &str, store: &Store) -> Vec
 pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
     let pins = Pins::at(bpf_root);
     if let Err(error) = pins.require_bpffs() {
-        let suffering = of_network(&pins, None, network_id(network)).unwrap_or_default();
+        let id = network_id(network);
+        let suffering = left_behind(bpf_root, None, |alias| alias.network == id);
+        let suffering = suffering.unwrap_or_default();
         return Err(if suffering.is_empty() {
             CniError::not_available(error.to_string())
         } else {
@@ -129,26 +131,23 @@ pub(super) fn ready(bpf_root: &Path, network: &str) -> Result<(), CniError> {
     Ok(())
 }
 
-/// Finds the containers of the network that the maps, if there are any, do not know.
-fn of_network(pins: &Pins, maps: Option<&Maps>, network: u32) -> Result<Findings, Error> {
-    left_behind(pins.root(), maps, |alias| alias.network == network)
-}
-
 /// Says what is wrong with the programs of the network's containers, of uplinks and of the loopback device.
 fn existing(pins: &Pins, network: u32) -> Result<Findings, Error> {
+    let is_of_network = |alias: &Alias| alias.network == network;
     // Nothing loaded is how every boot begins: the first ADD does it. But then there are no containers.
     let Some(maps) = Maps::open_existing(pins)? else {
-        return of_network(pins, None, network);
+        return left_behind(pins.root(), None, is_of_network);
     };
-    let mut findings = of_network(pins, Some(&maps), network)?;
+    let known = maps.devices()?;
+    let indices = known.iter().map(|(index, _)| *index).collect();
+    let mut findings = unknown_to(&maps, &indices, is_of_network)?;
     if !maps.has_attachments()? {
         return Ok(findings);
     }
     let node = Netlink::open()?;
     // Uplinks that are new or have changed are the next ADD's business: a network that is not ready
     // for them would never see that ADD.
-    let (pods, others): (Vec<_>, Vec<_>) = maps
-        .devices()?
+    let (pods, others): (Vec<_>, Vec<_>) = known
         .into_iter()
         .filter(|(_, entry)| entry.flags & device::POD == 0 || entry.network == network)
         .map(|(index, entry)| (index, entry.flags))
