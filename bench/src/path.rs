@@ -71,6 +71,8 @@ pub(crate) enum Carrier {
     /// The kernel's limit of the route: one veth pair, or two joined by programs that only redirect. For Services it is ours, learned, straight
     /// to the endpoint.
     Limit,
+    /// Two veth pairs joined by programs that only hand packets over, between containers: what the least program at the host's end costs.
+    HandedOver,
     /// The stack translates, by the rules of kube-proxy.
     Translated(Translated),
     /// Ours, learned, with as many mappings on the node as [`ports::MAPPINGS`].
@@ -91,6 +93,7 @@ impl Carrier {
             (Self::Limit, Route::PodToPod) => "L1",
             (Self::Limit, Route::PodToWorld | Route::WorldToPort) => "L2",
             (Self::Limit, Route::PodToService | Route::PodToRemoteService) => "direct",
+            (Self::HandedOver, _) => "redirect",
             (Self::Translated(translated), _) => return translated.name(),
             (Self::Crowded, _) => "learned, 10k",
             (Self::Wire, _) => "learned, wire",
@@ -106,7 +109,7 @@ impl Carrier {
     /// Whether it is a way of this project's plugin.
     pub(crate) const fn is_ours(self) -> bool {
         match self {
-            Self::Limit => false,
+            Self::Limit | Self::HandedOver => false,
             Self::Crowded | Self::Wire | Self::WireXdp => true,
             Self::Plugin(plugin) | Self::Translated(Translated { plugin, .. }) => plugin.is_ours(),
         }
@@ -233,7 +236,7 @@ impl Paths {
 
     /// Builds everything.
     pub(crate) fn build() -> Result<Self> {
-        let mut paths = vec![limit::one_pair()?];
+        let mut paths = vec![limit::one_pair()?, limit::handed_over()?];
         let mut worlds = vec![limit::two_pairs(Route::PodToWorld)?];
         let mut sites = Vec::new();
         let mut left_out = Vec::new();

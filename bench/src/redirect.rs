@@ -5,15 +5,21 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use underpass_tests::program::{Instruction, pin};
 
-/// `bpf_redirect`.
-const REDIRECT: i32 = 23;
+/// Where a program sends everything, by the number of the helper.
+#[derive(Clone, Copy)]
+pub(crate) enum Redirect {
+    /// Out of a device: `bpf_redirect`.
+    Out = 23,
+    /// In at the other end of a pair: `bpf_redirect_peer` (Linux 5.10).
+    Peer = 155,
+}
 
-/// Pins a program that sends everything out of one device.
-pub(crate) fn pin_redirect(ifindex: u32, path: &Path) -> Result<()> {
+/// Pins a program that sends everything by one device.
+pub(crate) fn pin_redirect(how: Redirect, ifindex: u32, path: &Path) -> Result<()> {
     let program = [
         Instruction::set(1, ifindex.cast_signed()),
         Instruction::set(2, 0),
-        Instruction::call(REDIRECT),
+        Instruction::call(how as i32),
         Instruction::EXIT,
     ];
     pin(&program, path).with_context(|| format!("pin a redirecting program at {}", path.display()))

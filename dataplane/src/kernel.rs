@@ -31,6 +31,14 @@ fn all_numbers(release: &str) -> (u32, u32, u32) {
     (next(), next(), next())
 }
 
+/// Tells whether the kernel has IPv6, or may come to have it before it is started anew. With `ipv6.disable=1` it never does (`disable_ipv6_mod` of
+/// `net/ipv6/af_inet6.c`: nobody may write that parameter, 2.6.30 to 6.18).
+#[must_use]
+pub fn may_have_ipv6() -> bool {
+    let disabled = fs::read_to_string("/sys/module/ipv6/parameters/disable");
+    disabled.map_or(true, |text| text.trim() != "1")
+}
+
 /// Tells whether a program at tc may be interrupted by another one of the same CPU, in the middle of what both keep for this CPU. So it is with
 /// `PREEMPT_RT` since 6.18 and 6.12.57 (3253cb49cbad), unless the kernel was built with `PREEMPT_RT_NEEDS_BH_LOCK`.
 #[must_use]

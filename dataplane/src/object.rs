@@ -203,11 +203,18 @@ fn load_into(folder: &Folder, node: Node) -> Result<(), Error> {
 pub(crate) fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
     let mut loader = EbpfLoader::new();
     loader.override_global(NODE_SYMBOL, node, true);
-    for name in [map::FLOWS4, map::FLOWS6] {
-        loader.map_max_entries(name, node.flows);
-    }
-    for name in [map::SLOTS4, map::SLOTS6] {
-        loader.map_max_entries(name, slots(node.flows));
+    // What a kernel does not forward is not learned.
+    let flows6 = if kernel::may_have_ipv6() {
+        node.flows
+    } else {
+        *FLOWS_ASKED.start()
+    };
+    for (flow_table, slot_table, flows) in [
+        (map::FLOWS4, map::SLOTS4, node.flows),
+        (map::FLOWS6, map::SLOTS6, flows6),
+    ] {
+        loader.map_max_entries(flow_table, flows);
+        loader.map_max_entries(slot_table, slots(flows));
     }
     let cpus = cpus();
     for table in EVICTING {

@@ -12,6 +12,7 @@ use aya::{
     programs::ProgramInfo,
 };
 use nix::{
+    mount::{MsFlags, mount},
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     unistd::Pid,
 };
@@ -123,6 +124,53 @@ fn held(node: &Node) -> Result<u32> {
         }
         bail!("{} knows no map HELD", map::FROM_POD)
     })
+}
+
+/// Where the kernel was started without IPv6 its flows, which there are none of, take next to no memory.
+#[rstest]
+#[case::as_usual("0\n", false)]
+#[case::without("1\n", true)]
+fn a_kernel_without_ipv6_has_no_room_for_its_flows(
+    #[case] disabled: &'static str,
+    #[case] is_small: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::unloaded()?;
+    lab.node.netns().run(|| -> Result<()> {
+        let file = lab.node.data_dir().join("disable");
+        fs::create_dir_all(lab.node.data_dir())?;
+        fs::write(&file, disabled)?;
+        let none: Option<&str> = None;
+        let place = "/sys/module/ipv6/parameters/disable";
+        mount(Some(&file), place, none, MsFlags::MS_BIND, none)
+            .context("say it in the kernel's place")
+    })?;
+    let pod = lab.pod("a")?;
+    let size = |name| -> Result<u32> {
+        let pin = map_pin(&lab.node, name);
+        let map = lab.node.netns().run(|| MapData::from_pin(pin))?;
+        Ok(map.info()?.max_entries())
+    };
+    for (of_ipv4, of_ipv6) in [(map::FLOWS4, map::FLOWS6), (map::SLOTS4, map::SLOTS6)] {
+        let (four, six) = (size(of_ipv4)?, size(of_ipv6)?);
+        ensure!(
+            (six < four / 16) == is_small,
+            "{of_ipv4} has {four}, {of_ipv6} {six}"
+        );
+        ensure!(
+            is_small || four == six,
+            "{of_ipv4} has {four}, {of_ipv6} {six}"
+        );
+    }
+    // This kernel has IPv6 in any case.
+    let families: &[Family] = if is_small { &[V4] } else { &[V4, V6] };
+    for family in families {
+        let remote = family.remote_at(PORT);
+        let _server = tcp::Server::start(lab.world.netns(), remote)?;
+        let mut client = tcp::Client::connect(pod.netns(), remote)?;
+        client.chat(10)?;
+    }
+    Ok(())
 }
 
 /// The programs of the uplink vanish while the others stay: what is learned by one is believed by another only if both know the same

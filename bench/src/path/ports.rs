@@ -22,9 +22,11 @@ const FIRST: u16 = 20_000;
 pub(super) fn site(carrier: Carrier) -> Result<(Path, Site)> {
     let plugin = match carrier {
         Carrier::Plugin(plugin) => plugin,
-        Carrier::Limit | Carrier::Crowded | Carrier::Wire | Carrier::Translated(_) => {
-            Plugin::Learned
-        }
+        Carrier::Limit
+        | Carrier::HandedOver
+        | Carrier::Crowded
+        | Carrier::Wire
+        | Carrier::Translated(_) => Plugin::Learned,
         Carrier::WireXdp => Plugin::Xdp,
     };
     let lab = Lab::open()?;

@@ -142,7 +142,8 @@ impl Canvas {
                     colour: match series.carrier {
                         Carrier::Limit => LIMIT,
                         carrier if carrier.is_ours() => OWN,
-                        Carrier::Plugin(_)
+                        Carrier::HandedOver
+                        | Carrier::Plugin(_)
                         | Carrier::Translated(_)
                         | Carrier::Crowded
                         | Carrier::Wire
