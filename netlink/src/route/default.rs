@@ -61,8 +61,12 @@ impl Netlink {
     /// routes, each at another place of its memory: some tenths of a millisecond with a thousand containers.
     fn best_route_by(&self, device: u32, nobody: IpAddr) -> Option<Vec<Installed>> {
         let by = Some(RouteAttribute::Oif(device));
-        // Of IPv4 the kernel calls each table the main one unless it is asked for it.
-        let flags = RouteFlags::FibMatch | RouteFlags::LookupTable;
+        let flags = match nobody {
+            // The kernel calls each table the main one unless it is asked which one it is.
+            IpAddr::V4(_) => RouteFlags::FibMatch | RouteFlags::LookupTable,
+            // It says so unasked, and refuses the question.
+            IpAddr::V6(_) => RouteFlags::FibMatch,
+        };
         let message = self.look_up(nobody, flags, by).ok()??;
         // Before 5.18 a device in a VRF may get the answer of another one.
         let routes = Installed::from_message(message);

@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
+use nix::net::if_::if_nametoindex;
 use rstest::rstest;
+use underpass_netlink::Netlink;
 use underpass_tests::prelude::*;
 
 use super::set;
@@ -77,10 +79,11 @@ fn an_uplink_is_found_by_its_default_route(
             V6 => format!("route add 2001:db8:77::{number:x}/128 dev far"),
         });
     }
-    if family == V4 {
-        lines.push("route add blackhole 0.0.0.0/8".to_owned());
-    }
     if with_rule {
+        if family == V4 {
+            // Whatever nobody has does not leave by a default route then.
+            lines.push("route add blackhole 240.0.0.0/4".to_owned());
+        }
         lines.push(format!("route add {everywhere} dev near table 100"));
         lines.push(format!(
             "rule add from {everywhere} lookup 100 priority 100"
@@ -91,5 +94,35 @@ fn an_uplink_is_found_by_its_default_route(
     for (device, is_uplink) in [(Node::UPLINK, true), ("near", true), ("far", false)] {
         ensure!(has_programs(&lab.node, device)? == is_uplink, "of {device}");
     }
+    Ok(())
+}
+
+/// For a list the kernel looks at the routes of all containers. The one that it prefers it finds without that.
+#[rstest]
+fn the_default_route_by_a_device_is_looked_up(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let node = Node::new()?;
+    let netns = node.netns();
+    netns.rtnl(|node| {
+        node.add_veth("near", 1500, "far", None)?;
+        node.set_up("near")?;
+        node.set_up("far")
+    })?;
+    let everywhere = family.everywhere();
+    let metrics = [7000, 7001];
+    netns.ip(&metrics.map(|metric| format!("route add {everywhere} dev near metric {metric}")))?;
+    let [listed, looked_up] = netns.run(|| -> Result<_> {
+        let (netlink, near) = (Netlink::open()?, if_nametoindex("near")?);
+        Ok(
+            [netlink.default_routes()?, netlink.default_routes_by(near)?].map(|routes| {
+                let by_near = routes.into_iter().filter(|route| route.index == near);
+                by_near
+                    .map(|route| route.route.priority)
+                    .collect::<Vec<_>>()
+            }),
+        )
+    })?;
+    ensure!(listed == metrics.map(Some), "{listed:?}");
+    ensure!(looked_up == [Some(metrics[0])], "{looked_up:?}");
     Ok(())
 }
