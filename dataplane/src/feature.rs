@@ -3,7 +3,13 @@
 use aya::{EbpfLoader, programs::SchedClassifier};
 use underpass_abi::node::feature;
 
-use crate::{Error, bpf::raise_memory_limit, kernel::version, object::inflate, test_run::Run};
+use crate::{
+    Error,
+    bpf::raise_memory_limit,
+    kernel::{may_have_ipv6, version},
+    object::inflate,
+    test_run::Run,
+};
 
 /// A facility of newer kernels that the programs use where it is there.
 #[derive(Clone, Copy, Debug)]
@@ -59,5 +65,10 @@ pub fn present() -> Result<u32, Error> {
     } else {
         feature::REDIRECT_LONG
     };
-    Ok(answer | redirects_long)
+    Ok(answer | redirects_long | of_boot())
+}
+
+/// Asks for those that how the kernel was started decides.
+pub(crate) fn of_boot() -> u32 {
+    if may_have_ipv6() { 0 } else { feature::NO_IPV6 }
 }

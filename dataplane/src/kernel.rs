@@ -33,8 +33,7 @@ fn all_numbers(release: &str) -> (u32, u32, u32) {
 
 /// Tells whether the kernel has IPv6, or may come to have it before it is started anew. With `ipv6.disable=1` it never does (`disable_ipv6_mod` of
 /// `net/ipv6/af_inet6.c`: nobody may write that parameter, 2.6.30 to 6.18).
-#[must_use]
-pub fn may_have_ipv6() -> bool {
+pub(crate) fn may_have_ipv6() -> bool {
     let disabled = fs::read_to_string("/sys/module/ipv6/parameters/disable");
     disabled.map_or(true, |text| text.trim() != "1")
 }

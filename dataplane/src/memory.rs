@@ -15,8 +15,8 @@ use crate::{Error, kernel};
 const LOADED: u64 = 16 << 20;
 /// What each CPU takes besides: entries that it keeps for itself of tables that evict, of which those that wait for their first fragment are the largest.
 const EACH_CPU: u64 = 400 << 10;
-/// What an entry of a flow table takes from the first, of the two families together.
-const EACH: u64 = 88;
+/// What an entry of a flow table takes from the first: of IPv4, and of IPv6.
+const EACH: [u64; 2] = [32, 56];
 /// What the verifier takes for as long as it works, with a fifth to spare.
 const VERIFIER: u64 = 80 << 20;
 /// The kernel since which what is loaded counts.
@@ -24,10 +24,10 @@ const LOADED_SINCE: (u32, u32) = (5, 11);
 /// The kernel since which the verifier's work counts.
 const VERIFIER_SINCE: (u32, u32) = (6, 17);
 
-/// Fails if loading programs, and flow tables of so many entries, could be too much for a group that this process is in, on a machine with so many
+/// Fails if loading programs, and flow tables of so many entries and of IPv6 of `flows6`, could be too much for a group that this process is in, on a machine with so many
 /// CPUs.
-pub(crate) fn require(flows: u32, cpus: u32) -> Result<(), Error> {
-    let needed = needed(flows, cpus, kernel::version());
+pub(crate) fn require(flows: u32, flows6: u32, cpus: u32) -> Result<(), Error> {
+    let needed = needed([flows, flows6], cpus, kernel::version());
     match limit() {
         Some(limit) if limit < needed => Err(Error::Cramped { limit, needed }),
         _ => Ok(()),
@@ -35,12 +35,14 @@ pub(crate) fn require(flows: u32, cpus: u32) -> Result<(), Error> {
 }
 
 /// What counts, in bytes.
-fn needed(flows: u32, cpus: u32, kernel: (u32, u32)) -> u64 {
+fn needed(flows: [u32; 2], cpus: u32, kernel: (u32, u32)) -> u64 {
     if kernel < LOADED_SINCE {
         return 0;
     }
     let verifier = if kernel < VERIFIER_SINCE { 0 } else { VERIFIER };
-    LOADED + EACH_CPU * u64::from(cpus) + EACH * u64::from(flows) + verifier
+    let tables = flows.into_iter().zip(EACH);
+    let tables: u64 = tables.map(|(flows, each)| each * u64::from(flows)).sum();
+    LOADED + EACH_CPU * u64::from(cpus) + tables + verifier
 }
 
 /// Asks how many bytes this process may have with all others of a group that it is in. None if there is no limit, or no telling.
@@ -129,17 +131,23 @@ mod tests {
 
     #[test]
     fn what_counts_depends_on_the_kernel() {
-        let needed = |kernel| needed(1 << 18, 2, kernel) >> 20;
+        let needed = |kernel| needed([1 << 18; 2], 2, kernel) >> 20;
         assert_eq!(
             [(5, 10), (5, 11), (6, 16), (6, 17), (7, 0)].map(needed),
             [0, 38, 38, 118, 118]
         );
     }
 
+    #[test]
+    fn without_ipv6_less_is_enough() {
+        let needed = |flows6| needed([1 << 18, flows6], 2, (6, 1)) >> 20;
+        assert_eq!([1 << 18, 1 << 10].map(needed), [38, 24]);
+    }
+
     /// As many as the tables are made with: an entry of a packet that waits takes more than two KiB.
     #[test]
     fn each_cpu_has_room_for_what_it_keeps() {
-        let needed = |cpus| needed(1 << 18, cpus, (6, 1));
+        let needed = |cpus| needed([1 << 18; 2], cpus, (6, 1));
         for cpus in [16, 64, 256] {
             let more = needed(cpus) - needed(2);
             assert!(more >= u64::from(cpus - 2) * 130 * 2_152, "{cpus}: {more}");

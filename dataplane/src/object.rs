@@ -14,7 +14,7 @@ use nix::{
 use sha2::{Digest as _, Sha256};
 use underpass_abi::{
     map,
-    node::{NODE_SYMBOL, Node, State, slots},
+    node::{FEWEST_FLOWS, NODE_SYMBOL, Node, State, flows6, slots},
 };
 
 use crate::{
@@ -24,14 +24,14 @@ use crate::{
 /// The programs, deflated: only what loads them needs them, and a node has them loaded for months.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/underpass-ebpf"));
 
-/// Memory per entry of a flow table that the node has in all: a 4 GiB machine has 65,536 of each family. What
+/// Memory per entry of a flow table that the node has in all: a 4 GiB machine has 65,536 of each family, or of IPv4 alone. What
 /// is there from the first is 88 bytes for each, of the two families together.
 const MEMORY_PER_FLOW: u64 = 64 * 1024;
 /// Bounds for the entries of a flow table, unless somebody asks for more or less.
 const FLOWS_MIN: u64 = 1 << 15;
 const FLOWS_MAX: u64 = 1 << 20;
 /// How many entries of each flow table may be asked for: a power of two within these bounds.
-pub const FLOWS_ASKED: RangeInclusive<u32> = 1 << 10..=1 << 22;
+pub const FLOWS_ASKED: RangeInclusive<u32> = FEWEST_FLOWS..=1 << 22;
 /// One pod may have half-open flows for a sixteenth of a flow table: a masqueraded flow has two entries.
 const QUOTA_SHARE: u32 = 32;
 
@@ -160,7 +160,7 @@ pub fn load_missing(
 pub(crate) fn require_loadable(flows: u32) -> Result<(), Error> {
     bpf::raise_memory_limit();
     kernel::require_uninterrupted()?;
-    memory::require(flows, cpus())?;
+    memory::require(flows, flows6(flows, feature::of_boot()), cpus())?;
     require_usual()
 }
 
@@ -203,15 +203,9 @@ fn load_into(folder: &Folder, node: Node) -> Result<(), Error> {
 pub(crate) fn parse(node: &Node, folder: &Folder) -> Result<Ebpf, Error> {
     let mut loader = EbpfLoader::new();
     loader.override_global(NODE_SYMBOL, node, true);
-    // What a kernel does not forward is not learned.
-    let flows6 = if kernel::may_have_ipv6() {
-        node.flows
-    } else {
-        *FLOWS_ASKED.start()
-    };
     for (flow_table, slot_table, flows) in [
         (map::FLOWS4, map::SLOTS4, node.flows),
-        (map::FLOWS6, map::SLOTS6, flows6),
+        (map::FLOWS6, map::SLOTS6, node.flows6()),
     ] {
         loader.map_max_entries(flow_table, flows);
         loader.map_max_entries(slot_table, slots(flows));

@@ -26,7 +26,7 @@ pub struct Node {
     pub port_first: u32,
     /// Number of ports in that range.
     pub port_count: u32,
-    /// Entries of each flow table, a power of two.
+    /// Entries of each flow table, a power of two; see [`flows6`](Self::flows6).
     pub flows: u32,
     /// The build that loaded the programs, as a checksum of its object; zero in the object.
     pub build: u32,
@@ -155,6 +155,8 @@ pub mod feature {
     /// `bpf_redirect` puts packets into a device whatever their length. Before 5.12 it drops those that are longer than its MTU
     /// (`is_skb_forwardable` in `dev_forward_skb`), and says nothing.
     pub const REDIRECT_LONG: u32 = 1 << 2;
+    /// The kernel was started without IPv6 and will not have it before it is started anew.
+    pub const NO_IPV6: u32 = 1 << 3;
     /// Length in bytes of the packet that the program which finds out is run on.
     pub const PROBE_LENGTH: usize = 64;
 }
@@ -166,6 +168,20 @@ pub mod flag {
     /// Of `bpf_l4_csum_replace`: an IPv6 packet, where no checksum of the network header makes good for changed addresses (Linux 6.16, and
     /// stable kernels since June 2025, 5.10 among them).
     pub const BPF_F_IPV6: u64 = 1 << 7;
+}
+
+/// A flow table has so many entries at least.
+pub const FEWEST_FLOWS: u32 = 1 << 10;
+
+/// Entries of the table of IPv6 flows where that of IPv4 has so many: what the kernel does not forward is not learned.
+#[inline(always)]
+#[must_use]
+pub const fn flows6(flows: u32, features: u32) -> u32 {
+    if features & feature::NO_IPV6 == 0 || flows < FEWEST_FLOWS {
+        flows
+    } else {
+        FEWEST_FLOWS
+    }
 }
 
 /// Slots beside a flow table of so many entries. A flow without a slot, which two CPUs that find the same
@@ -222,6 +238,12 @@ impl Node {
             flows,
             build: 0,
         }
+    }
+
+    /// Entries of the table of IPv6 flows.
+    #[must_use]
+    pub const fn flows6(&self) -> u32 {
+        flows6(self.flows, self.features)
     }
 }
 

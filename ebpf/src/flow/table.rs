@@ -165,7 +165,7 @@ global!(
 global!(
     /// Finds a slot that is free.
     fn seek<I: Net>(work: &mut WorkArea<I>, share: Share) -> Option<Slot> {
-        let all = slots(constant!(flows));
+        let all = slots(I::flow_count());
         let kept = all / HOST_SHARE;
         let (first, number) = match share {
             Share::Pods => (kept, all - kept),

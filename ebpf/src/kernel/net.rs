@@ -8,7 +8,7 @@ use underpass_abi::{
     addr::{Addr, Addr4, Addr6},
     endpoint::Device,
     flow::{Flow, FragmentKey, FragmentPorts, Key, Signed, Tuple},
-    node::policy,
+    node::{flows6, policy},
 };
 use underpass_ebpf::ip::{Ip, V4, V6};
 
@@ -16,6 +16,7 @@ use crate::{
     kernel::{
         maps::{
             FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6, SIGNED4, SIGNED6, SLOTS4, SLOTS6, WORK4, WORK6,
+            constant,
         },
         memory::zeroed,
     },
@@ -33,6 +34,8 @@ pub trait Net: Ip {
 
     /// All flows.
     fn flows() -> &'static HashMap<Key<Self::Addr>, Flow<Self::Addr>>;
+    /// How many of them there is room for.
+    fn flow_count() -> u32;
     /// Their keys.
     fn slots() -> &'static Array<Key<Self::Addr>>;
     /// Datagrams in pieces.
@@ -79,6 +82,11 @@ impl Net for V4 {
     #[inline(always)]
     fn flows() -> &'static HashMap<Key<Addr4>, Flow<Addr4>> {
         &FLOWS4
+    }
+
+    #[inline(always)]
+    fn flow_count() -> u32 {
+        constant!(flows)
     }
 
     #[inline(always)]
@@ -172,6 +180,11 @@ impl Net for V6 {
     #[inline(always)]
     fn flows() -> &'static HashMap<Key<Addr6>, Flow<Addr6>> {
         &FLOWS6
+    }
+
+    #[inline(always)]
+    fn flow_count() -> u32 {
+        flows6(constant!(flows), constant!(features))
     }
 
     #[inline(always)]

@@ -20,7 +20,8 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     let maps = Maps::open_or_load_sized(root, flows)?;
     let pins = maps.pins().clone();
-    let loaded = maps.node()?.flows;
+    let node = maps.node()?;
+    let (loaded, of_ipv6) = (node.flows, node.flows6());
     match flows {
         Some(asked) if asked != loaded => return Err(Failure::Loaded { loaded, asked }),
         _ => policy::refresh(&maps, Rules::known).map(drop)?,
@@ -29,8 +30,13 @@ pub(super) fn run(
     object::load_missing(&lock, &pins, map::PROGRAMS.iter().copied())?;
     writeln!(
         out,
-        "all programs are loaded and pinned at {}, with flow tables of {loaded} entries",
-        pins.folder().display()
+        "all programs are loaded and pinned at {}, with flow tables of {loaded} entries{}",
+        pins.folder().display(),
+        if of_ipv6 == loaded {
+            String::new()
+        } else {
+            format!(" for IPv4, and of {of_ipv6} for IPv6, which this kernel was started without")
+        }
     )?;
     say_left_behind(root, &maps, out)
 }

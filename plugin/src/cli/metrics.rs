@@ -164,12 +164,15 @@ fn flows(maps: &Maps, text: &mut Exposition) -> Result<(), Error> {
         family.sample(&[("family", name), ("path", "bypass")], count.bypass);
         family.sample(&[("family", name), ("path", "stack")], count.stack);
     }
-    text.single(
+    let node = maps.node()?;
+    let mut family = text.family(
         "underpass_flow_table_entries",
         Kind::Gauge,
-        "Entries that each of the two tables of flows has room for.",
-        maps.node()?.flows,
+        "Entries that the tables of flows have room for.",
     );
+    for (name, entries) in [("ipv4", node.flows), ("ipv6", node.flows6())] {
+        family.sample(&[("family", name)], entries);
+    }
     Ok(())
 }
 
