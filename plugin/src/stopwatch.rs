@@ -107,10 +107,15 @@ impl Times {
         steps
     }
 
+    /// Always as long, so that the file need not be emptied first: what another ADD writes at the same time is in it as a whole, or not at all, and a file system
+    /// that keeps a journal (of an ext4 that holds `/run`) does not hurry to write what was emptied.
     fn write(&self, file: &Path) -> io::Result<()> {
+        const LENGTH: usize = 4096;
+        let mut text = serde_json::to_vec(self)?;
+        text.resize(text.len().next_multiple_of(LENGTH), b' ');
         let mut options = File::options();
-        options.create(true).truncate(true).write(true).mode(0o600);
-        options.open(file)?.write_all(&serde_json::to_vec(self)?)
+        options.create(true).truncate(false).write(true).mode(0o600);
+        options.open(file)?.write_all(&text)
     }
 }
 
