@@ -79,7 +79,7 @@ counters! {
     DropNoFlow "drop_no_flow" Drop "a reply of a pod to a flow that is not known, where it would have shown the pod's address or was for a process of the node, an ICMP error of a pod about a packet that was not for it, or a packet from outside in the name of a pod that has asked for a host port",
     DropFragment "drop_fragment" Drop "a fragment that had to be translated: a later one whose first was not seen, or one of an SCTP packet that needs another port",
     DropMapFull "drop_map_full" Drop "a flow that could not be stored",
-    DropRemoved "drop_removed" Drop "a packet whose flow was removed while it was on its way past the stack",
+    DropRemoved "drop_removed" Drop "a packet whose flow was removed while it was on its way",
     DropTooLarge "drop_too_large" Drop "a packet of the host to a host port, larger than the container's MTU",
     DropTunnel "drop_tunnel" Drop "a pod sent a packet of a tunnel that its node is an end of",
 }

@@ -117,10 +117,10 @@ global!(
         }
         for attempt in 0..TRIES {
             let Some(found) = seek(work, share) else {
-                break;
+                return give_up(work, at, attempt);
             };
             let Some(slot) = I::slots().get_ptr_mut(found.0) else {
-                break;
+                return give_up(work, at, attempt);
             };
             // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
             let slot = unsafe { &mut *slot };
@@ -150,17 +150,21 @@ global!(
             if has_key::<I>(slot, at.key(work)) {
                 return Stored::Done;
             }
-            if attempt == TRIES - 1 {
-                // It lives without a slot, and is removed when somebody looks it up after its end.
-                return Stored::Done;
-            }
         }
-        count(Counter::TableFull);
-        // Without a second slot the entry has to go again.
-        remove_one::<I>(at.key(work));
-        Stored::NoRoom
+        // It lives without a slot, and is removed when somebody looks it up after its end.
+        Stored::Done
     }
 );
+
+/// No slot was found for the flow, which is in the table since the first attempt. What is there at the first one is another CPU's.
+#[inline(always)]
+fn give_up<I: Net>(work: &Work<I>, at: At, attempt: u32) -> Stored {
+    count(Counter::TableFull);
+    if attempt > 0 {
+        remove_one::<I>(at.key(work));
+    }
+    Stored::NoRoom
+}
 
 global!(
     /// Finds a slot that is free.

@@ -102,7 +102,12 @@ global!(
         if work.request.opener == Opener::Client {
             count(Counter::HostPort);
         }
-        Ok(look_up(work))
+        if look_up(work) {
+            Ok(true)
+        } else {
+            // As in `open_host_port`.
+            Err(Verdict::dropped(Counter::DropRemoved))
+        }
     }
 );
 

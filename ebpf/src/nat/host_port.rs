@@ -147,11 +147,12 @@ global!(
             Entries::InnerTaken => return Ok(Served::Crowded),
             Entries::NoRoom => return Err(Verdict::dropped(Counter::DropMapFull)),
         }
-        Ok(if look_up(work) {
-            Served::Known
+        if look_up(work) {
+            Ok(Served::Known)
         } else {
-            Served::Unknown
-        })
+            // It has made room for another CPU's flow already. The node has no answer to what is for a container.
+            Err(Verdict::dropped(Counter::DropRemoved))
+        }
     }
 );
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData};
-use etherparse::{SlicedPacket, TransportSlice};
+use etherparse::{Icmpv4Type, Icmpv6Type, SlicedPacket, TransportSlice};
 use rstest::rstest;
 use underpass_abi::{
     addr::{self, Addr4, Addr6},
@@ -136,6 +136,20 @@ fn datagram(bytes: &[u8]) -> Option<Datagram> {
     })
 }
 
+/// Who is told that what he has sent did not arrive.
+fn refused(bytes: &[u8]) -> Option<IpAddr> {
+    let is_refusal = match SlicedPacket::from_ethernet(bytes).ok()?.transport? {
+        TransportSlice::Icmpv4(icmp) => {
+            matches!(icmp.icmp_type(), Icmpv4Type::DestinationUnreachable(_))
+        }
+        TransportSlice::Icmpv6(icmp) => {
+            matches!(icmp.icmp_type(), Icmpv6Type::DestinationUnreachable(_))
+        }
+        _ => false,
+    };
+    is_refusal.then_some(frame::read(bytes)?.dst)
+}
+
 /// What the text of a datagram says of itself: lane and port.
 fn told(text: &str) -> Option<(u16, u16)> {
     let mut words = text.strip_prefix("lane ")?.split(' ');
@@ -178,14 +192,21 @@ fn belongs(lanes: &[Lane], place: usize, datagram: &Datagram) -> Result<bool> {
 
 /// Looks at all that arrived anywhere: how many answers were there.
 fn check(lanes: &[Lane], places: &[Place<'_>]) -> Result<usize> {
+    // The node answers none of them: each is for a container, or lost.
+    let is_client_of_port = |ip: &IpAddr| {
+        let mut of_ports = lanes.iter().filter(|lane| lane.seen == Seen::ItsAddress);
+        of_ports.any(|lane| lane.own == *ip)
+    };
     let mut answers = 0;
     for (number, place) in places.iter().enumerate() {
-        for datagram in place
-            .line
-            .frames()
-            .iter()
-            .filter_map(|bytes| datagram(bytes))
-        {
+        let frames = place.line.frames();
+        let told = frames.iter().filter_map(|bytes| refused(bytes));
+        let refused = told.filter(is_client_of_port).count();
+        ensure!(
+            refused == 0,
+            "{refused} questions to host ports were refused"
+        );
+        for datagram in frames.iter().filter_map(|bytes| datagram(bytes)) {
             let is_answer = belongs(lanes, number, &datagram).with_context(|| {
                 let Datagram { from, to, text } = &datagram;
                 let name = place.netns.name();
