@@ -393,7 +393,6 @@ impl Netlink {
         // An empty mask is refused.
         message.header.filter_mask = StatsFilterMask::AfSpec;
         let message = RouteNetlinkMessage::GetStats(message);
-        // A set is made of a thousand at once in less time than of one after the other.
         let mut indices = Vec::new();
         let note = |payload: &[u8]| {
             indices.extend(word(payload, INDEX_AT));
