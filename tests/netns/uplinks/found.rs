@@ -5,7 +5,7 @@ use std::process::Command;
 use nix::net::if_::if_nametoindex;
 use rstest::rstest;
 use underpass_netlink::Netlink;
-use underpass_tests::prelude::*;
+use underpass_tests::{netns::Netns, prelude::*};
 
 use super::set;
 
@@ -45,6 +45,15 @@ fn an_uplink_is_found_among_many_devices(#[values(V4, V6)] family: Family) -> Re
     Ok(())
 }
 
+/// Two devices of the node, `near` and `far`, that are up and have no addresses of their own.
+fn add_pair(netns: &Netns) -> Result<()> {
+    netns.rtnl(|node| {
+        node.add_veth("near", 1500, "far", None)?;
+        node.set_up("near")?;
+        node.set_up("far")
+    })
+}
+
 fn has_programs(node: &Node, device: &str) -> Result<bool> {
     let mut list = Command::new("tc");
     list.args(["filter", "show", "dev", device, "ingress"]);
@@ -62,11 +71,7 @@ fn an_uplink_is_found_by_its_default_route(
     needs_root!();
     let lab = Lab::new()?;
     let netns = lab.node.netns();
-    netns.rtnl(|node| {
-        node.add_veth("near", 1500, "far", None)?;
-        node.set_up("near")?;
-        node.set_up("far")
-    })?;
+    add_pair(netns)?;
     let everywhere = family.everywhere();
     let mut lines = vec![format!("route add {everywhere} dev near metric 7000")];
     for number in 1..500 {
@@ -103,11 +108,7 @@ fn the_default_route_by_a_device_is_looked_up(#[values(V4, V6)] family: Family) 
     needs_root!();
     let node = Node::new()?;
     let netns = node.netns();
-    netns.rtnl(|node| {
-        node.add_veth("near", 1500, "far", None)?;
-        node.set_up("near")?;
-        node.set_up("far")
-    })?;
+    add_pair(netns)?;
     let everywhere = family.everywhere();
     let metrics = [7000, 7001];
     netns.ip(&metrics.map(|metric| format!("route add {everywhere} dev near metric {metric}")))?;
