@@ -117,10 +117,10 @@ global!(
         }
         for attempt in 0..TRIES {
             let Some(found) = seek(work, share) else {
-                return give_up(work, at, attempt);
+                break;
             };
             let Some(slot) = I::slots().get_ptr_mut(found.0) else {
-                return give_up(work, at, attempt);
+                break;
             };
             // SAFETY: a slot is a key; whoever reads one that is half written finds no such flow.
             let slot = unsafe { &mut *slot };
@@ -150,21 +150,17 @@ global!(
             if has_key::<I>(slot, at.key(work)) {
                 return Stored::Done;
             }
+            if attempt == TRIES - 1 {
+                // It lives without a slot, and is removed when somebody looks it up after its end.
+                return Stored::Done;
+            }
         }
-        // It lives without a slot, and is removed when somebody looks it up after its end.
-        Stored::Done
+        count(Counter::TableFull);
+        // Without a second slot the entry has to go again.
+        remove_one::<I>(at.key(work));
+        Stored::NoRoom
     }
 );
-
-/// No slot was found for the flow, which is in the table since the first attempt. What is there at the first one is another CPU's.
-#[inline(always)]
-fn give_up<I: Net>(work: &Work<I>, at: At, attempt: u32) -> Stored {
-    count(Counter::TableFull);
-    if attempt > 0 {
-        remove_one::<I>(at.key(work));
-    }
-    Stored::NoRoom
-}
 
 global!(
     /// Finds a slot that is free.
