@@ -198,6 +198,11 @@ fn what_closes_last_is_acknowledged_before_its_connection_is_over(
     both(state::FINISHED | state::ASSURED, "both have closed")?;
     client.says(&server, "FA", (113, 208), b"")?;
     both(state::FINISHED | state::ASSURED, "once again")?;
+    client.says(&server, "A", (113, 208), b"")?;
+    both(
+        state::FINISHED | state::ASSURED,
+        "what its FIN has overtaken",
+    )?;
     server.says(&client, "A", (208, 114), b"")?;
     both(state::FINISHED, "acknowledged")?;
     // A stray offer, which nobody takes up.

@@ -73,6 +73,16 @@ impl End {
         }
     }
 
+    /// [`state::FIN_B_LAST`] if a FIN of this end, the second of a flow, says so.
+    #[inline(always)]
+    #[must_use]
+    pub const fn fin_last(self) -> u32 {
+        match self {
+            Self::A => 0,
+            Self::B => state::FIN_B_LAST,
+        }
+    }
+
     /// Bit of [`state`] that says the flow fills the quota of the pod at this end.
     #[inline(always)]
     #[must_use]
@@ -305,7 +315,7 @@ pub mod state {
     /// connection ends on the bypass as well.
     pub const STICKY: u32 = 1 << 11;
     /// A conversation: a full table does not give the entry away before it expires. TCP whose
-    /// opening is complete, until a packet after the second FIN (its acknowledgement) or an RST, UDP and SCTP heard from both ends for
+    /// opening is complete, until the second FIN is acknowledged or an RST comes, UDP and SCTP heard from both ends for
     /// [`STREAM`](super::STREAM) ticks.
     pub const ASSURED: u32 = 1 << 12;
     /// Nobody has answered yet, and the world had opened more such flows to the pod than its quota
@@ -319,6 +329,8 @@ pub mod state {
     /// The stack translates the packets (netfilter, IPVS), and both entries say what it makes of them. That is for the bypass
     /// alone: to everybody else these are entries that translate nothing.
     pub const BY_STACK: u32 = 1 << 16;
+    /// Of both FINs that of end B was seen second, so end A is to acknowledge it. Says nothing before both were.
+    pub const FIN_B_LAST: u32 = 1 << 17;
 }
 
 /// A tuple that a packet entered the stack with, and what the packet carries: by that it is known where it comes out with another

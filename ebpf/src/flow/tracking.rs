@@ -23,7 +23,10 @@ use crate::{
     },
     model::{
         direction::{half_of, is_answer, is_answer_to, outgoing},
-        state::{after, begins_anew, is_answered, is_finished, is_guest, is_shared, unlearn},
+        state::{
+            acknowledges_last, after, begins_anew, is_answered, is_finished, is_guest, is_shared,
+            unlearn,
+        },
         work::{Place, Work},
     },
 };
@@ -197,7 +200,7 @@ global!(
         let half = half_of(flow, *end);
         *partner = outgoing::<I>(half, protocol);
         if half.rewrite == 0 {
-            mature(flow, before, head, tick);
+            mature(flow, *end, before, head, tick);
             prolong(flow, protocol, tick);
             return Noted::Whole;
         }
@@ -219,14 +222,14 @@ global!(
         }
         if is_guest(other, from) {
             prolong(other, protocol, tick);
-            mature(flow, before, head, tick);
+            mature(flow, *end, before, head, tick);
             prolong(flow, protocol, tick);
             return Noted::Whole;
         }
         let others = other.state;
         advance(other, partner_place.end, head.tcp_flags, is_pods);
         if as_guest {
-            mature(other, others, head, tick);
+            mature(other, partner_place.end, others, head, tick);
             prolong(other, protocol, tick);
             return Noted::Whole;
         }
@@ -234,8 +237,8 @@ global!(
             flow.state |= state::ANSWERED;
             other.state |= state::ANSWERED;
         }
-        mature(flow, before, head, tick);
-        mature(other, others, head, tick);
+        mature(flow, *end, before, head, tick);
+        mature(other, partner_place.end, others, head, tick);
         let both = flow.state | other.state;
         prolong_with(flow, both, protocol, tick);
         prolong_with(other, both, protocol, tick);
@@ -326,13 +329,12 @@ fn leave<I: Net>(key: &Key<I::Addr>, flow: &mut Flow<I::Addr>, end: End) {
 }
 
 /// Tells a conversation from what is none yet, or no more; gives an answered flow's quota back. `before` is the state before the packet: how
-/// long a flow is answered counts from its first answer, as connection tracking makes a stream of what comes after that.
+/// long a flow is answered counts from its first answer, as connection tracking makes a stream of what comes after that. `from` is the end that sent it.
 #[inline(always)]
-fn mature<I: Net>(flow: &mut Flow<I::Addr>, before: u32, head: &Head<I>, tick: u32) {
+fn mature<I: Net>(flow: &mut Flow<I::Addr>, from: End, before: u32, head: &Head<I>, tick: u32) {
     let age = tick.wrapping_sub(flow.since);
-    // Who sends his FIN again has not heard that it arrived.
-    let was_finished = is_finished(before) && head.tcp_flags & tcp::FIN == 0;
-    let now = matured(flow.state, was_finished, head.tuple.protocol, age);
+    let is_acknowledged = acknowledges_last(before, from, head.tcp_flags);
+    let now = matured(flow.state, is_acknowledged, head.tuple.protocol, age);
     flow.state = now;
     if now & state::ANSWERED != state::ANSWERED {
         return;
@@ -352,15 +354,15 @@ fn mature<I: Net>(flow: &mut Flow<I::Addr>, before: u32, head: &Head<I>, tick: u
 }
 
 global!(
-    /// The state of a flow that is so many ticks old, of which it is said as well whether it is a conversation. A connection is until something
-    /// follows its second FIN: who has sent that one waits to hear that it arrived.
-    fn matured(flow_state: u32, was_finished: bool, protocol: u8, age: u32) -> u32 {
+    /// The state of a flow that is so many ticks old, of which it is said as well whether it is a conversation. A connection is until its second
+    /// FIN is acknowledged: who has sent that one waits to hear that it arrived.
+    fn matured(flow_state: u32, is_acknowledged: bool, protocol: u8, age: u32) -> u32 {
         if flow_state & state::ANSWERED != state::ANSWERED {
             return flow_state & !state::ASSURED;
         }
         let is_assured = match protocol {
             protocol::TCP => {
-                flow_state & state::RST == 0 && !(was_finished && is_finished(flow_state))
+                flow_state & state::RST == 0 && !(is_acknowledged && is_finished(flow_state))
             }
             protocol::UDP | protocol::SCTP => age >= STREAM,
             _ => false,

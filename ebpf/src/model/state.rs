@@ -76,7 +76,7 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
     if tracked & state::OFFERED != 0 && tracked & state::ANSWERED == end.other().heard() {
         // Who made the offer goes on before it was taken up: to the end, where the question came with the SYN.
         return if flags & tcp::FIN != 0 {
-            tracked | end.fin()
+            close(tracked, end)
         } else {
             tracked
         };
@@ -90,12 +90,33 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
         after |= state::ANSWERED;
     }
     if flags & tcp::FIN != 0 {
-        after |= end.fin();
+        after = close(after, end);
     } else if before & state::STICKY != 0 && flags & tcp::PSH != 0 {
         // Past connection tracking nobody looks at sequence numbers, so a FIN may be anybody's who forges. Who has closed sends no more data.
         after &= !end.fin();
     }
     after
+}
+
+/// The state after a FIN.
+#[inline(always)]
+const fn close(before: u32, end: End) -> u32 {
+    let closed = before | end.fin();
+    if before & state::FINISHED == end.other().fin() {
+        closed & !state::FIN_B_LAST | end.fin_last()
+    } else {
+        closed
+    }
+}
+
+/// Whether a packet with these TCP flags is what acknowledges the second FIN of a connection that both ends had closed, as far as can be told without
+/// sequence numbers. What the end that has closed last has sent before may come after it, as another CPU sent that.
+#[inline(always)]
+pub const fn acknowledges_last(before: u32, end: End, flags: u8) -> bool {
+    // Who sends his FIN again has not heard that it arrived.
+    is_finished(before)
+        && flags & tcp::FIN == 0
+        && before & state::FIN_B_LAST == end.other().fin_last()
 }
 
 /// Whether a TCP connection was reset, or ended by both ends.
@@ -113,7 +134,8 @@ pub const ENDED: u32 = state::ANSWERED
     | state::STICKY
     | state::ASSURED
     | state::SYN
-    | state::SYN_ACK;
+    | state::SYN_ACK
+    | state::FIN_B_LAST;
 
 /// Whether two flows are in one entry, a direction of each: the inner one of the first has the tuple
 /// that is the outer one of the second.

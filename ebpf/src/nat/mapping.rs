@@ -282,6 +282,7 @@ pub fn note<I: Net>(work: &mut WorkArea<I>) -> bool {
 /// What both entries of a flow say of it.
 const SHARED: u32 = state::ANSWERED
     | state::FINISHED
+    | state::FIN_B_LAST
     | state::RST
     | state::PORT
     | state::OFFERED
@@ -294,7 +295,8 @@ const SHARED: u32 = state::ANSWERED
 const fn swapped(flow_state: u32) -> u32 {
     const OF_A: u32 = state::HEARD_A | state::FIN_A;
     const OF_B: u32 = state::HEARD_B | state::FIN_B;
-    flow_state & !(OF_A | OF_B) | (flow_state & OF_A) << 1 | (flow_state & OF_B) >> 1
+    let others = flow_state & !(OF_A | OF_B) ^ state::FIN_B_LAST;
+    others | (flow_state & OF_A) << 1 | (flow_state & OF_B) >> 1
 }
 
 /// The host veth of a pod's address; 0 if it is none.
