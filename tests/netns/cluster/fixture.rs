@@ -171,11 +171,15 @@ impl Cluster {
         Ok(())
     }
 
-    /// Adds a pod on each node.
+    /// Adds a pod on each node, once its network knows the ranges of all: routes wait for that, but not for ever.
     pub(super) fn pods(&self) -> Result<Vec<Pod>> {
+        let ranges: Vec<_> = self.members.iter().flat_map(Member::ranges).collect();
         self.members
             .iter()
-            .map(|member| member.pod(&format!("pod-of-{}", member.name)))
+            .map(|member| {
+                member.keeps_source_to(&ranges)?;
+                member.pod(&format!("pod-of-{}", member.name))
+            })
             .collect()
     }
 

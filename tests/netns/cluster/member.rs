@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use underpass_tests::{node::plugin, prelude::*, runtime::Conf};
@@ -208,6 +209,22 @@ impl Member {
         self.read(&format!("{NET}/10-underpass.conflist"))?
             .map(|text| serde_json::from_slice(&text).context("the conflist is no JSON"))
             .transpose()
+    }
+
+    /// Waits until the network has pods keep their addresses on the way to these ranges.
+    pub(super) fn keeps_source_to(&self, ranges: &[String]) -> Result<()> {
+        let ranges: Vec<IpNet> = ranges
+            .iter()
+            .map(|range| Ok(range.parse()?))
+            .collect::<Result<_>>()?;
+        eventually(&format!("the network of {}", self.name), || {
+            let conflist = self.conflist()?.context("no conflist")?;
+            let said = conflist["plugins"][0]["nonMasqueradeCIDRs"].clone();
+            let kept: Vec<IpNet> = serde_json::from_value(said)?;
+            let is_kept = |range| kept.iter().any(|kept| kept.contains(range));
+            ensure!(ranges.iter().all(is_kept), "{kept:?} of {ranges:?}");
+            Ok(())
+        })
     }
 
     /// Reads a file of the node, if it is there.
