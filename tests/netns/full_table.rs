@@ -17,6 +17,7 @@ use underpass_tests::{
 
 mod answered;
 mod ended;
+mod halves;
 mod memory;
 mod under_way;
 

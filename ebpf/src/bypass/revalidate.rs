@@ -60,12 +60,11 @@ global!(
         }
         match note(work) {
             Noted::Gone => return false,
-            Noted::Incomplete if is_by_stack => {
+            Noted::Incomplete if is_by_stack || !restore(work) => {
                 suspend(work);
                 return false;
             }
-            Noted::Incomplete => restore(work),
-            Noted::Whole => {}
+            Noted::Incomplete | Noted::Whole => {}
         }
         count(Counter::Revalidated);
         let is_settled = follow(work, ctx);

@@ -93,6 +93,8 @@ impl Number for Option<Slot> {
     }
 }
 
+/// The slot of a draft that is not in the table.
+const NOWHERE: u32 = u32::MAX;
 /// How many slots are looked at. Where four fifths of them are conversations', a new flow is refused
 /// once in a thousand times; where one half is, practically never.
 const LOOKS: u32 = 32;
@@ -110,11 +112,10 @@ const TRIES: u32 = 3;
 const HOST_SHARE: u32 = 16;
 
 global!(
-    /// Stores the flow in [`Work::draft`](crate::model::work::Work::draft), if its key is free.
+    /// Stores the flow in [`Work::draft`](crate::model::work::Work::draft), if its key is free. Who calls has seen that it was: another flow may
+    /// have made room by the time that this is known.
     pub fn store<I: Net>(work: &mut WorkArea<I>, at: At, share: Share) -> Stored {
-        if I::flows().get_ptr(at.key(work)).is_some() {
-            return Stored::Taken;
-        }
+        work.draft.slot = NOWHERE;
         for attempt in 0..TRIES {
             let Some(found) = seek(work, share) else {
                 break;
@@ -136,13 +137,9 @@ global!(
                 let key = at.key(work);
                 let inserted = I::flows().insert(key, &work.draft, u64::from(BPF_NOEXIST));
                 if inserted.is_err() {
-                    // Another CPU was faster with the same flow, or there is no memory.
                     slot.0.protocol = 0;
-                    return if I::flows().get_ptr(key).is_some() {
-                        Stored::Taken
-                    } else {
-                        Stored::NoRoom
-                    };
+                    work.draft.slot = NOWHERE;
+                    break;
                 }
             } else if let Some(stored) = find::<I>(key) {
                 stored.slot = found.0;
@@ -155,9 +152,14 @@ global!(
                 return Stored::Done;
             }
         }
+        if work.draft.slot != NOWHERE {
+            // Without a second slot the entry has to go again.
+            remove_one::<I>(at.key(work));
+        } else if I::flows().get_ptr(at.key(work)).is_some() {
+            // There was one, or another CPU was faster with the same flow.
+            return Stored::Taken;
+        }
         count(Counter::TableFull);
-        // Without a second slot the entry has to go again.
-        remove_one::<I>(at.key(work));
         Stored::NoRoom
     }
 );

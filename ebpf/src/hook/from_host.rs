@@ -68,7 +68,7 @@ global!(
         if work.half.action != action::HOST || work.half.in_ifindex != 0 {
             return Ok(Served::Unknown);
         }
-        mapping::note(work);
+        mapping::note(work)?;
         Err(into_pod(work, &mut Skb::new(ctx))?)
     }
 );
@@ -130,7 +130,7 @@ fn out_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Verdict> {
     // The other entry follows from what the container sent, should it have to be restored; the packet is what it has become.
     let dst = work.head.tuple.dst;
     work.head.tuple = sent;
-    mapping::note(work);
+    mapping::note(work)?;
     work.head.tuple.dst = dst;
     translate::as_known(work, skb)?;
     Ok(Verdict::STACK)

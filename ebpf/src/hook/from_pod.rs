@@ -177,13 +177,15 @@ global!(
         is_known: bool,
     ) -> Step<Verdict> {
         let mut skb = Skb::new(ctx);
-        let carrier = if is_known && work.half.rewrite & rewrite::SRC != 0 {
-            carrier::<I>(&skb, work.head.tuple.dst)
+        // Not `None` where there is none, whose payload may be read from where nothing was written: 5.10 refuses that.
+        let mac = if is_known && work.half.rewrite & rewrite::SRC != 0 {
+            carrier::<I>(&skb, work.head.tuple.dst).unwrap_or_default()
         } else {
-            None
+            [0; 3]
         };
-        if is_known && is_early(&skb, work.half.rewrite, work.state, carrier.is_some()) {
-            mapping::note(work);
+        let is_carried = mac[0] | mac[1] | mac[2] != 0;
+        if is_known && is_early(&skb, work.half.rewrite, work.state, is_carried) {
+            mapping::note(work)?;
             translate::as_known(work, &skb)?;
             if device(skb.ifindex()).is_some_and(|pod| pod.flags & flags::FOREIGN != 0) {
                 skb.mark_bypassed();
@@ -191,9 +193,7 @@ global!(
         }
         // Of a datagram to the host, so that the later ones are not kept.
         fragment::remember(&work.head);
-        if let Some(mac) = carrier
-            && skb.store(0, &mac).is_ok()
-        {
+        if is_carried && skb.store(0, &mac).is_ok() {
             skb.take_for_host();
         }
         if work.is_signed {

@@ -115,7 +115,7 @@ global!(
             is_known && work.half.rewrite & rewrite::DST != 0 && work.half.action != action::HOST;
         if is_translated {
             reorder::lead(work, ctx, Way::IN)?;
-            mapping::note(work);
+            mapping::note(work)?;
             translate::as_known(work, &skb)?;
             if must_be_received_again(&skb, work) {
                 return Err(skb.receive_again());

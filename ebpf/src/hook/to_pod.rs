@@ -97,7 +97,7 @@ global!(
                     && is_answer(work.half.rewrite, work.state)
             })
         {
-            mapping::note(work);
+            mapping::note(work)?;
             translate::as_known(work, &Skb::new(ctx))?;
         }
         Ok(Verdict::STACK)

@@ -197,7 +197,7 @@ fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Dev
         }
         return Err(Verdict::STACK);
     }
-    if !mapping::note(work) || is_given_up(work, skb) {
+    if !mapping::note(work)? || is_given_up(work, skb) {
         return Ok(Left::Unknown);
     }
     // Without a bypass nobody has signed it.
@@ -253,7 +253,7 @@ fn is_given_up<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> bool {
 #[inline(always)]
 fn known_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Left> {
     if work.half.rewrite & rewrite::SRC != 0 {
-        if !mapping::note(work) {
+        if !mapping::note(work)? {
             return Ok(Left::Unknown);
         }
         translate::as_known(work, skb)?;

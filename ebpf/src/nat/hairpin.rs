@@ -215,7 +215,7 @@ global!(
         if !container::is_same(work.half.out_ifindex, skb.ifindex()) {
             return Ok(());
         }
-        note(work);
+        note(work)?;
         Err(turn_around(work, &mut skb)?)
     }
 );

@@ -25,7 +25,7 @@ use crate::{
         work_area::WorkArea,
     },
     model::{
-        direction::{half_of, is_inner, leaves_as, outgoing, set_outgoing},
+        direction::{half_of, is_answer, is_inner, leaves_as, outgoing, set_outgoing},
         request::{Opener, Payer, Request, both, early, opened, opener, surplus},
         state::is_guest,
         work::{Place, Work},
@@ -141,18 +141,18 @@ global!(
         begin(flow, request.inner.protocol, tick());
         fill_inner::<I>(half_of(flow, end), request);
         // The key of a host port's flow is not the packet's: nobody has looked yet whether it is free.
-        if let Some(known) = find::<I>(key)
-            && !is_alive(known, tick())
-        {
-            if known.state & state::BY_STACK == 0 {
+        let mut is_free = true;
+        if let Some(known) = find::<I>(key) {
+            if is_alive(known, tick()) {
+                is_free = false;
+            } else if known.state & state::BY_STACK == 0 {
                 remove_one::<I>(key);
             } else {
                 remove_all::<I>(key, known);
             }
         }
         let share = share(request);
-        let stored = store(work, At::Place, share);
-        if stored == Stored::Done {
+        if is_free && store(work, At::Place, share) == Stored::Done {
             return Allocation::Granted;
         }
         let Work {
@@ -184,8 +184,8 @@ global!(
 
 global!(
     /// Restores the other entry of a translated flow, of which that of the packet in [`Work::head`] was
-    /// not removed: its half is in [`Work::half`].
-    pub fn restore<I: Net>(work: &mut WorkArea<I>) {
+    /// not removed: its half is in [`Work::half`]. Whether it is there again.
+    pub fn restore<I: Net>(work: &mut WorkArea<I>) -> bool {
         let Work {
             draft: flow,
             head,
@@ -198,7 +198,7 @@ global!(
             ..
         } = &mut **work;
         if survivor.rewrite == 0 {
-            return;
+            return true;
         }
         // By the copy: the memory of an entry that is removed meanwhile is another's.
         *partner = outgoing::<I>(survivor, head.tuple.protocol);
@@ -206,7 +206,7 @@ global!(
         let end = partner_place.end;
         // What the first entry says besides is of another flow then.
         let Some(first) = find::<I>(&place.key) else {
-            return;
+            return false;
         };
         if is_guest(first, place.end) {
             *known = 0;
@@ -261,21 +261,21 @@ global!(
         }
         begin(flow, head.tuple.protocol, tick());
         let share = share(request);
-        store(work, At::PartnerPlace, share);
+        store(work, At::PartnerPlace, share) != Stored::NoRoom
     }
 );
 
 /// Takes note of the packet in [`Work::head`], and brings the other entry of its flow back, if that was
-/// removed. Whether there still is a flow.
+/// removed. Whether there still is a flow. Drops a packet whose answer nobody would know.
 #[inline(always)]
-pub fn note<I: Net>(work: &mut WorkArea<I>) -> bool {
+pub fn note<I: Net>(work: &mut WorkArea<I>) -> Step<bool> {
+    let is_to_port = work.state & state::PORT != 0 && !is_answer(work.half.rewrite, work.state);
+    let asks = is_to_port || work.state & state::PORT == 0 && work.half.rewrite & rewrite::SRC != 0;
     match tracking::note(work) {
-        Noted::Incomplete => {
-            restore(work);
-            true
-        }
-        Noted::Whole => true,
-        Noted::Gone => false,
+        Noted::Incomplete if !restore(work) && asks => Err(Verdict::dropped(Counter::DropMapFull)),
+        Noted::Incomplete | Noted::Whole => Ok(true),
+        Noted::Gone if is_to_port => Err(Verdict::dropped(Counter::DropRemoved)),
+        Noted::Gone => Ok(false),
     }
 }
 
