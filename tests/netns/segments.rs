@@ -161,6 +161,29 @@ fn an_opening_keeps_no_connection_open(#[values(V4, V6)] family: Family) -> Resu
     ensure_over(&lab, family)
 }
 
+/// Both close at the same time, so each acknowledges the other's end.
+#[rstest]
+fn what_closes_at_once_is_over_when_both_ends_were_acknowledged(
+    #[values(V4, V6)] family: Family,
+    #[values(true, false)] liberal: bool,
+    #[values(true, false)] again: bool,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    lab.firewall.set_liberal(liberal)?;
+    let pod = routed(&lab)?;
+    let (client, server) = opened(&lab, &pod, family)?;
+    client.says(&server, "FA", (109, 207), b"")?;
+    server.says(&client, "FA", (207, 109), b"")?;
+    client.says(&server, "A", (110, 208), b"")?;
+    if again {
+        // It has not heard that its own arrived.
+        client.says(&server, "FA", (109, 208), b"")?;
+    }
+    server.says(&client, "A", (208, 110), b"")?;
+    ensure_over(&lab, family)
+}
+
 /// Who closes last waits to hear that it has arrived, and says so again: until then the connection is one, also in a full table.
 #[rstest]
 fn what_closes_last_is_acknowledged_before_its_connection_is_over(
@@ -205,6 +228,9 @@ fn what_closes_last_is_acknowledged_before_its_connection_is_over(
     )?;
     server.says(&client, "A", (208, 114), b"")?;
     both(state::FINISHED, "acknowledged")?;
+    // What was on its way when both were acknowledged.
+    client.says(&server, "A", (114, 208), b"")?;
+    both(state::FINISHED, "acknowledged once more")?;
     // A stray offer, which nobody takes up.
     server.says(&client, "SA", (900, 114), b"")?;
     both(state::FINISHED, "offered once more")

@@ -30,7 +30,7 @@ use crate::{
         direction::{half_of, outgoing},
         work::{Place, Work},
     },
-    nat::mapping::restore,
+    nat::mapping::{asks, restore},
     parse::parse_packet,
 };
 
@@ -60,7 +60,7 @@ global!(
         }
         match note(work) {
             Noted::Gone => return false,
-            Noted::Incomplete if is_by_stack || !restore(work) => {
+            Noted::Incomplete if is_by_stack || !restore(work) && asks(work) => {
                 suspend(work);
                 return false;
             }

@@ -98,11 +98,11 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
     after
 }
 
-/// The state after a FIN.
+/// The state after a FIN. One that is sent again waits for its acknowledgement again.
 #[inline(always)]
 const fn close(before: u32, end: End) -> u32 {
     let closed = before | end.fin();
-    if before & state::FINISHED == end.other().fin() {
+    if before & end.other().fin() != 0 {
         closed & !state::FIN_B_LAST | end.fin_last()
     } else {
         closed
@@ -110,13 +110,14 @@ const fn close(before: u32, end: End) -> u32 {
 }
 
 /// Whether a packet with these TCP flags is what acknowledges the second FIN of a connection that both ends had closed, as far as can be told without
-/// sequence numbers. What the end that has closed last has sent before may come after it, as another CPU sent that.
+/// sequence numbers, or comes after that. What the end that has closed last has sent before may come after its FIN, as another CPU sent that.
 #[inline(always)]
 pub const fn acknowledges_last(before: u32, end: End, flags: u8) -> bool {
+    let is_acknowledged = before & state::ASSURED == 0;
     // Who sends his FIN again has not heard that it arrived.
     is_finished(before)
         && flags & tcp::FIN == 0
-        && before & state::FIN_B_LAST == end.other().fin_last()
+        && (is_acknowledged || before & state::FIN_B_LAST == end.other().fin_last())
 }
 
 /// Whether a TCP connection was reset, or ended by both ends.

@@ -7,7 +7,7 @@ use underpass_abi::{
     endpoint::device as flags,
     flow::{End, Flow, Half, action, rewrite, state},
 };
-use underpass_ebpf::ip::Ip;
+use underpass_ebpf::{ip::Ip, l4::tcp};
 
 use crate::{
     flow::{
@@ -269,14 +269,28 @@ global!(
 /// removed. Whether there still is a flow. Drops a packet whose answer nobody would know.
 #[inline(always)]
 pub fn note<I: Net>(work: &mut WorkArea<I>) -> Step<bool> {
-    let is_to_port = work.state & state::PORT != 0 && !is_answer(work.half.rewrite, work.state);
-    let asks = is_to_port || work.state & state::PORT == 0 && work.half.rewrite & rewrite::SRC != 0;
     match tracking::note(work) {
-        Noted::Incomplete if !restore(work) && asks => Err(Verdict::dropped(Counter::DropMapFull)),
+        Noted::Incomplete if !restore(work) && asks(work) => {
+            Err(Verdict::dropped(Counter::DropMapFull))
+        }
         Noted::Incomplete | Noted::Whole => Ok(true),
-        Noted::Gone if is_to_port => Err(Verdict::dropped(Counter::DropRemoved)),
+        Noted::Gone if work.state & state::PORT != 0 && asks(work) => {
+            Err(Verdict::dropped(Counter::DropRemoved))
+        }
         Noted::Gone => Ok(false),
     }
+}
+
+/// Whether the packet in [`Work::head`], of a translated flow whose direction is in [`Work::half`], may have an answer, and is none itself.
+#[inline(always)]
+pub fn asks<I: Net>(work: &WorkArea<I>) -> bool {
+    let (rewrites, known) = (work.half.rewrite, work.state);
+    let is_question = if known & state::PORT == 0 {
+        is_inner(rewrites, known)
+    } else {
+        !is_answer(rewrites, known)
+    };
+    is_question && work.head.tcp_flags & tcp::RST == 0
 }
 
 /// What both entries of a flow say of it.
