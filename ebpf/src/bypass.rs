@@ -39,6 +39,7 @@ use crate::{
 };
 
 pub mod revalidate;
+pub mod straight;
 
 number!(
     /// Where a packet comes from.
@@ -104,9 +105,15 @@ global!(
         }
         let (key, end) = head.tuple.key();
         let Some(flow) = find::<I>(&key) else {
+            if side == Side::Pod {
+                straight::begin(&mut skb, &head)?;
+            }
             return Ok(Unsent::Unknown);
         };
         if flow.state & state::BYPASS == 0 {
+            if side == Side::Pod {
+                straight::go_on(&mut skb, &head, flow, &key, end)?;
+            }
             return Ok(Unsent::Stack);
         }
         let is_sticky = flow.state & state::STICKY != 0;

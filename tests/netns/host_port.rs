@@ -4,6 +4,7 @@ mod both_ways;
 mod conflict;
 mod forged;
 mod hairpin;
+mod led_on;
 mod lifecycle;
 mod local;
 mod loopback;

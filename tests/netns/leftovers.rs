@@ -189,12 +189,16 @@ fn kill_add(lab: &Lab, netns: &underpass_tests::netns::Netns, delay: Duration) -
 fn what_waits_for_a_next_hop_does_not_show_who_has_gone(
     #[values(V4, V6)] family: Family,
     #[values(true, false)] masqueraded: bool,
+    #[values("learned", "off")] bypass: &str,
 ) -> Result<()> {
-    const PORT: u16 = 443;
+    /// Of which the second is one of the node's as well.
+    const PORTS: [u16; 2] = [443, 8443];
     const SENT: Range<u16> = 2000..2010;
     needs_root!();
     let lab = Lab::new()?;
-    let pod = lab.pod_with("a", &lab.conf().with("ipMasq", masqueraded))?;
+    let _serving = lab.pod_with("b", &lab.conf().with_host_port(PORTS[1], 443))?;
+    let conf = lab.conf().with("ipMasq", masqueraded);
+    let pod = lab.pod_with("a", &conf.with("bypass", bypass))?;
     let own = pod.ip(family);
     let node = lab.node.netns();
     let next_hop = family.gateway();
@@ -225,7 +229,9 @@ fn what_waits_for_a_next_hop_does_not_show_who_has_gone(
     neighbour("replace")?;
     neighbour("delete")?;
     for port in SENT {
-        link.send(&ends.udp(port, PORT, b"not yet"))?;
+        for to in PORTS {
+            link.send(&ends.udp(port, to, b"not yet"))?;
+        }
     }
     thread::sleep(Duration::from_millis(50));
     pod.del()?;
@@ -233,21 +239,29 @@ fn what_waits_for_a_next_hop_does_not_show_who_has_gone(
     thread::sleep(SILENCE / 2);
     let shown = arrived.addresses();
     let shown = shown.iter().filter(|&&source| source == own).count();
-    let expected = if masqueraded { 0 } else { SENT.len() };
+    let expected = if masqueraded {
+        0
+    } else {
+        SENT.len() * PORTS.len()
+    };
     ensure!(shown == expected, "{shown} packets came from {own}");
     Ok(())
 }
 
 /// While a container goes, what it sends goes out as it did before, or not at all.
 #[rstest]
-fn a_container_that_goes_does_not_show_its_address(#[values(V4, V6)] family: Family) -> Result<()> {
+fn a_container_that_goes_does_not_show_its_address(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
     const ROUNDS: usize = 10;
     const PORT: u16 = 443;
     needs_root!();
     let lab = Lab::new()?;
+    let conf = lab.conf().with("bypass", bypass);
     let arrived = Capture::start(lab.world.netns(), World::LINK)?;
     for round in 0..ROUNDS {
-        let pod = lab.pod(&format!("a{round}"))?;
+        let pod = lab.pod_with(&format!("a{round}"), &conf)?;
         let own = pod.ip(family);
         let ends = pod.ends(family.remote())?;
         let link = RawLink::open(pod.netns(), Pod::IFNAME)?;

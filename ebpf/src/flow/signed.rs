@@ -2,7 +2,11 @@
 //! with, and which one that was.
 
 use underpass_abi::{endpoint::device as flags, flow::SIGNED};
-use underpass_ebpf::{fingerprint::fingerprint, ip::Head, l4::Kind};
+use underpass_ebpf::{
+    fingerprint::{fingerprint, sum},
+    ip::Head,
+    l4::Kind,
+};
 
 use crate::{
     kernel::{
@@ -53,7 +57,19 @@ pub fn sign<I: Net>(skb: &mut Skb, head: &Head<I>, sign: Sign) {
     }
 }
 
-/// The same for a packet of the world that is for none of the pods, but may come to be when the stack has translated it. `skb->hash`
+/// Leaves the sum of the packet's tuple for the hook where it comes out of the stack.
+#[inline(always)]
+pub fn leave_sum<I: Net>(skb: &mut Skb, head: &Head<I>) {
+    skb.set_hash(sum(constant!(key), &head.tuple));
+}
+
+/// Whether a packet that has the sum of a tuple still has that tuple.
+#[inline(always)]
+pub fn has_sum<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
+    skb.hash() == sum(constant!(key), &head.tuple)
+}
+
+/// As [`sign`], of a packet of the world that is for none of the pods, but may come to be when the stack has translated it. `skb->hash`
 /// stays: sockets of the node are found by it (RFS), and next hops (`fib_multipath_hash_policy` 1).
 #[inline(always)]
 pub fn number<I: Net>(work: &mut WorkArea<I>, skb: &mut Skb) {

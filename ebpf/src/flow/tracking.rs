@@ -16,7 +16,7 @@ use crate::{
     kernel::{
         global::{global, number},
         host_ports::serving,
-        maps::{count, tick},
+        maps::{count, stamp_of_stack, tick},
         memory,
         net::Net,
         work_area::WorkArea,
@@ -25,7 +25,7 @@ use crate::{
         direction::{half_of, is_answer, is_answer_to, outgoing},
         state::{
             acknowledges_last, after, begins_anew, is_answered, is_finished, is_guest, is_shared,
-            unlearn,
+            says_nothing, unlearn,
         },
         work::{Place, Work},
     },
@@ -84,9 +84,12 @@ global!(
             half: copy,
             state,
             since,
+            stamp,
+            is_noted,
             partner_place,
             ..
         } = &mut **work;
+        *is_noted = false;
         let Some(flow) = find::<I>(key) else {
             return false;
         };
@@ -96,10 +99,16 @@ global!(
         if flow.tag != key.tag() {
             return false;
         }
-        if !is_owned::<I>(copy, head.tuple.src) || !is_current::<I>(&head.tuple, copy, *state) {
+        // Before whose it is is looked at: what changes afterwards changes the stamp.
+        *stamp = stamp_of_stack();
+        let is_stamped = is_stamped(copy, *stamp);
+        if !is_stamped
+            && (!is_owned::<I>(copy, head.tuple.src) || !is_current::<I>(&head.tuple, copy, *state))
+        {
             withdraw(work);
             return false;
         }
+        *is_noted = is_stamped && is_as_noted(flow, *end, head.tcp_flags);
         let tick = tick();
         let mut lives = is_alive(flow, tick);
         if !lives {
@@ -125,6 +134,18 @@ global!(
         false
     }
 );
+
+/// Whether this direction's packets go by the stack, and one of them has been taken note of since the last change on the node, in this tick.
+#[inline(always)]
+pub fn is_stamped<A>(half: &Half<A>, stamp: u64) -> bool {
+    half.action == action::STACK && half.stamp == stamp
+}
+
+/// Whether a packet from `end` with these TCP flags says nothing of the flow that the last one that was taken note of has not said.
+#[inline(always)]
+pub fn is_as_noted<A>(flow: &Flow<A>, end: End, tcp_flags: u8) -> bool {
+    !is_shared(flow) && says_nothing(flow.state, end, tcp_flags)
+}
 
 /// What is left of an entry that has expired lives as long as the second entry of its direction from `end`, and says of a guest's
 /// conversation what that says.
@@ -184,6 +205,7 @@ global!(
             place: Place { key, end },
             partner,
             partner_place,
+            stamp,
             ..
         } = &mut **work;
         let Some(flow) = find::<I>(key) else {
@@ -242,6 +264,10 @@ global!(
         let both = flow.state | other.state;
         prolong_with(flow, both, protocol, tick);
         prolong_with(other, both, protocol, tick);
+        let half = half_of(flow, *end);
+        if half.action == action::STACK {
+            half.stamp = *stamp;
+        }
         Noted::Whole
     }
 );

@@ -8,6 +8,7 @@ use underpass_abi::{
     addr::Family as _, counter::Counter, endpoint::device as flags, flow::rewrite,
 };
 use underpass_ebpf::{
+    ip::Piece,
     l4::{Kind, tcp},
     packet::{Load as _, Packet as _},
 };
@@ -159,6 +160,7 @@ global!(
         // somebody who has one, and must not be taken for something that the stack has translated.
         let is_own = owner.is_some_and(|owner| owner.get() == skb.ifindex());
         work.is_signed = !is_own || pod.flags & flags::BYPASS != 0;
+        work.is_summed = !is_foreign;
         if owner.is_some() && pod.flags & flags::MASQUERADE != 0 {
             skb.mark_masqueraded();
         }
@@ -198,6 +200,10 @@ global!(
         }
         if work.is_signed {
             signed::sign(&mut skb, &work.head, Sign::AsItCame);
+        } else if work.is_summed && work.head.kind == Kind::Flow && work.head.piece == Piece::Whole
+        {
+            // Where the stack chooses among several ways by `skb->hash`, a flow keeps its way.
+            signed::leave_sum(&mut skb, &work.head);
         }
         Ok(Verdict::STACK)
     }

@@ -120,6 +120,13 @@ global!(
             if must_be_received_again(&skb, work) {
                 return Err(skb.receive_again());
             }
+            if work.half.out_ifindex != 0 {
+                // Whose address it has now was looked at with the flow.
+                skb.unmark();
+                note_arrival(&mut skb);
+                signed::sign(&mut skb, &work.head, Sign::Translated);
+                return Err(Verdict::STACK);
+            }
         } else {
             if is_known && work.half.action == action::OTHERS {
                 note(work);

@@ -6,6 +6,7 @@ use underpass_abi::{addr::Family as _, endpoint::device as flags};
 use underpass_ebpf::l4::Kind;
 
 use crate::{
+    bypass::straight,
     flow::{
         join::{ends_on_bypass, forget},
         learn::{Learned, learn_to_pod},
@@ -38,25 +39,31 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff) -> Step<Verdict> {
         skb.unmark();
         return Ok(Verdict::STACK);
     }
+    let has_bypass = device(skb.ifindex()).is_some_and(|own| own.flags & flags::BYPASS != 0);
+    if !has_bypass && straight::has_arrived::<I>(ctx) {
+        skb.unmark();
+        return Ok(Verdict::STACK);
+    }
     // SAFETY: this is the only view, but for those that it is lent for.
     let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
         return Ok(Verdict::STACK);
     };
     let work = &mut work;
-    deliver(work, ctx)?;
+    deliver(work, ctx, has_bypass)?;
     let is_quoted = parse_quote(work, ctx);
     error_to_pod(work, ctx, is_quoted)
 }
 
 global!(
-    /// Deals with everything else than ICMP errors, which are left to the next stage.
-    fn deliver<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> Step<()> {
+    /// Deals with everything else than ICMP errors, which are left to the next stage. Where the pod has no bypass there is nothing to learn from what
+    /// other pods send to it.
+    fn deliver<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff, has_bypass: bool) -> Step<()> {
         let skb = Skb::new(ctx);
         if !parse_packet(work, ctx, ETHERNET) {
             return Err(Verdict::STACK);
         }
         if work.head.kind == Kind::Flow {
-            if is_learned_from(&skb) {
+            if has_bypass || !is_of_pod(&skb) {
                 if let Some(sign) = signed::came_through::<I>(&skb, &work.head) {
                     let (from, to) = (skb.arrival(), skb.ifindex());
                     if learn_to_pod(work, ctx, sign, from, to) == Learned::Plain {
@@ -80,11 +87,10 @@ global!(
     }
 );
 
-/// Whether there is something to learn from the packet: not between pods if this one has no bypass.
+/// Whether a pod sent the packet.
 #[inline(always)]
-fn is_learned_from(skb: &Skb) -> bool {
-    let has = |ifindex, flag| device(ifindex).is_some_and(|device| device.flags & flag != 0);
-    has(skb.ifindex(), flags::BYPASS) || !has(skb.arrival(), flags::POD)
+fn is_of_pod(skb: &Skb) -> bool {
+    device(skb.arrival()).is_some_and(|from| from.flags & flags::POD != 0)
 }
 
 global!(

@@ -1,6 +1,8 @@
 //! What leaves by an uplink: pods' packets are learned and masqueraded here, and nowhere else.
 //! Nothing of a masqueraded pod gets out with the pod's address.
 
+use core::num::NonZeroU32;
+
 use aya_ebpf::bindings::{__sk_buff, TC_ACT_STOLEN};
 use underpass_abi::{
     addr::Family as _,
@@ -15,6 +17,7 @@ use underpass_ebpf::{
 };
 
 use crate::{
+    bypass::straight,
     flow::{
         join::{ends_on_bypass, forget, forget_translated, suspend},
         learn::{self, learn_to_wire, leave_by_wire, note_others},
@@ -73,6 +76,9 @@ pub fn ip<I: Net>(ctx: *mut __sk_buff, l3: u32) -> Step<Verdict> {
     if skb.is_bypassed() {
         skb.unmark();
         return Ok(Verdict::STACK);
+    }
+    if skb.is_straight() {
+        straight::leave::<I>(ctx, l3)?;
     }
     // SAFETY: this is the only view, but for those that it is lent for.
     let Some(mut work) = (unsafe { WorkArea::<I>::open() }) else {
@@ -154,7 +160,10 @@ global!(
         if work.head.kind != Kind::Flow || !look_up(work) || work.state & state::BY_STACK != 0 {
             return Ok(Left::Unknown);
         }
-        let owner = endpoint(work.head.tuple.src.wide()).map(|owner| owner.ifindex);
+        // If it says whose it is, that has been looked at.
+        let owner = NonZeroU32::new(work.half.in_ifindex)
+            .or_else(|| NonZeroU32::new(endpoint(work.head.tuple.src.wide())?.ifindex))
+            .map(NonZeroU32::get);
         match owner.and_then(|owner| Some((owner, device(owner)?))) {
             Some((owner, pod)) => known_of_pod(work, &skb, owner, pod),
             None => known_of_host(work, &skb),
@@ -189,7 +198,10 @@ fn known_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32, pod: &Dev
     if work.half.action == action::NONE {
         return Ok(Left::Unknown);
     }
-    let from = container::sender(work.head.tuple.src.wide(), skb.ingress_ifindex());
+    let mut from = skb.ingress_ifindex();
+    if from != owner {
+        from = container::sender(work.head.tuple.src.wide(), from);
+    }
     if from != owner && pod.flags & flags::FOREIGN == 0 {
         // In its name, by another (without `antiSpoof`), who has no say in its flow.
         if work.half.rewrite & rewrite::SRC != 0 {
@@ -285,7 +297,9 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Op
     };
     let is_masqueraded = masquerade::is_wanted::<I>(pod, work.head.tuple.dst);
     let asked = masquerade::asks::<I>(pod, is_masqueraded);
-    let may_learn = work.head.kind == Kind::Flow
+    // Whether it has a bypass before what takes longer to find out.
+    let may_learn = pod.flags & flags::BYPASS != 0
+        && work.head.kind == Kind::Flow
         && work.head.plain
         && container::stands_in(skb.ingress_ifindex(), owner)
         && work.head.l3 == ETHERNET
@@ -343,7 +357,7 @@ fn open_of_pod<I: Net>(work: &mut WorkArea<I>, skb: &Skb, owner: u32) -> Step<Op
 #[inline(always)]
 fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Opened> {
     if work.head.kind == Kind::Flow {
-        if is_left_behind(skb, &work.head) {
+        if skb.is_masqueraded() && is_left_behind(work, skb.raw()) {
             return Err(Verdict::dropped(Counter::DropUntranslated));
         }
         if !look_up(work) {
@@ -363,12 +377,14 @@ fn open_of_host<I: Net>(work: &mut WorkArea<I>, skb: &Skb) -> Step<Opened> {
     Ok(may_be_translated(&work.head))
 }
 
-/// Whether the packet, whose source is no container's, is of one that is gone: it has waited for this uplink's next hop to be resolved, for seconds
-/// perhaps, and nobody knows any more which address it should leave with.
-#[inline(always)]
-fn is_left_behind<I: Net>(skb: &Skb, head: &Head<I>) -> bool {
-    skb.is_masqueraded() && signed::is_unchanged(skb, head)
-}
+global!(
+    /// Whether the packet in [`Work::head`], of a masqueraded container, whose source is no container's now, is of one that is gone: it has waited for this
+    /// uplink's next hop to be resolved, for seconds perhaps, and nobody knows any more which address it should leave with.
+    fn is_left_behind<I: Net>(work: &mut WorkArea<I>, ctx: *mut __sk_buff) -> bool {
+        let skb = Skb::new(ctx);
+        signed::has_sum(&skb, &work.head) || signed::is_unchanged(&skb, &work.head)
+    }
+);
 
 #[inline(always)]
 fn may_be_translated<I: Net>(head: &Head<I>) -> Opened {

@@ -120,6 +120,13 @@ pub fn stamp() -> u64 {
     u64::from(epoch) << 32 | u64::from(tick())
 }
 
+/// What a translated flow's half whose packets the stack carries is stamped with while nothing changes: whose it is has been looked at, and both of
+/// its entries have been taken note of. No [`stamp`] is the same, for 68 years.
+#[inline(always)]
+pub fn stamp_of_stack() -> u64 {
+    stamp() | 1 << 31
+}
+
 /// What the node's network stack asks of the bypass: bits of
 /// [`policy`](underpass_abi::node::policy).
 #[inline(always)]

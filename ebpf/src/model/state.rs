@@ -98,6 +98,12 @@ pub const fn after(before: u32, end: End, flags: u8) -> u32 {
     after
 }
 
+/// Whether a packet from `end` with these TCP flags says nothing of a flow that is not known already.
+#[inline(always)]
+pub const fn says_nothing(before: u32, end: End, flags: u8) -> bool {
+    !is_ending(before) && after(before, end, flags) == before
+}
+
 /// The state after a FIN. One that is sent again waits for its acknowledgement again.
 #[inline(always)]
 const fn close(before: u32, end: End) -> u32 {

@@ -32,6 +32,8 @@ pub struct Work<I: Ip> {
     pub inner: Head<I>,
     /// Whether it must be known again where it comes out of the stack.
     pub is_signed: bool,
+    /// Whether it must have the same hash there as what goes straight into the stack.
+    pub is_summed: bool,
     /// Where its flow's entry is.
     pub place: Place<I>,
     /// What is known of its flow's direction.
@@ -40,6 +42,10 @@ pub struct Work<I: Ip> {
     pub state: u32,
     /// Tick at which its entry was made.
     pub since: u32,
+    /// What its direction is stamped with when it has been taken note of, see [`stamp_of_stack`](crate::kernel::maps::stamp_of_stack).
+    pub stamp: u64,
+    /// Whether one that has said the same of its flow was taken note of in this tick.
+    pub is_noted: bool,
     /// The translation that is wanted for it.
     pub request: Request<I>,
     /// The tuple that it leaves with, if it is translated.

@@ -265,10 +265,14 @@ global!(
     }
 );
 
-/// Takes note of the packet in [`Work::head`], and brings the other entry of its flow back, if that was
-/// removed. Whether there still is a flow. Drops a packet whose answer nobody would know.
+/// Takes note of the packet in [`Work::head`], which was looked up, and brings the other entry of its flow back, if that was
+/// removed. Whether there still is a flow. Drops a packet whose answer nobody would know. What the packet says is old news within a tick: then the
+/// other entry, which nothing takes away alone, is not looked for.
 #[inline(always)]
 pub fn note<I: Net>(work: &mut WorkArea<I>) -> Step<bool> {
+    if work.is_noted {
+        return Ok(true);
+    }
     match tracking::note(work) {
         Noted::Incomplete if !restore(work) && asks(work) => {
             Err(Verdict::dropped(Counter::DropMapFull))

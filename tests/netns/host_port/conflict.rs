@@ -185,10 +185,11 @@ fn an_older_one_leaves_unnoticed(#[values(V4, V6)] family: Family) -> Result<()>
 fn a_busy_udp_port_follows_its_container(
     #[values(V4, V6)] family: Family,
     #[values("world", "pod")] from: &str,
+    #[values("learned", "off")] bypass: &str,
 ) -> Result<()> {
     needs_root!();
     let lab = Lab::new()?;
-    let conf = mapped(&lab, &both());
+    let conf = mapped(&lab, &both()).with("bypass", bypass);
     let asking = lab.pod("asking")?;
     let (netns, expected) = match from {
         "world" => (lab.world.netns(), family.gateway()),

@@ -18,6 +18,12 @@ pub(super) const RECEIVED_AGAIN: u32 = 0x7553;
 /// `skb->tc_index` of a packet of a container that is masqueraded, in the stack.
 const MASQUERADED: u32 = 0x7554;
 
+/// `skb->tc_index` of a packet of a container without bypass that went straight into the stack, with the sum of its tuple in `skb->hash`.
+const STRAIGHT: u32 = 0x7555;
+
+/// The same of a container that is masqueraded.
+const MASQUERADED_STRAIGHT: u32 = 0x7556;
+
 /// Bit of `skb->tc_index` of a packet that was for none of the pods when it came, whose number the lower bits are.
 const NUMBERED: u32 = 0x2000;
 
@@ -105,10 +111,26 @@ impl Skb {
         self.mark(MASQUERADED);
     }
 
-    /// Tells whether [`Self::mark_masqueraded`] has noted that.
+    /// Tells whether the packet is noted as one of a container that is masqueraded.
     #[inline(always)]
     pub fn is_masqueraded(&self) -> bool {
-        self.has_mark(MASQUERADED)
+        self.has_mark(MASQUERADED) || self.has_mark(MASQUERADED_STRAIGHT)
+    }
+
+    /// Notes that the packet goes straight into the stack, and whether it is of a container that is masqueraded.
+    #[inline(always)]
+    pub fn mark_straight(&mut self, is_masqueraded: bool) {
+        self.mark(if is_masqueraded {
+            MASQUERADED_STRAIGHT
+        } else {
+            STRAIGHT
+        });
+    }
+
+    /// Tells whether [`Self::mark_straight`] has noted that.
+    #[inline(always)]
+    pub fn is_straight(&self) -> bool {
+        self.has_mark(STRAIGHT) || self.has_mark(MASQUERADED_STRAIGHT)
     }
 
     /// Forgets what a pod's own traffic control, or a program, may have left in `skb->tc_index`.
