@@ -12,6 +12,7 @@
 //! with its own `/run` and its own bpffs. A killed test leaves nothing behind, and tests may run in parallel, in one process or in many.
 
 pub mod address;
+pub mod announcement;
 pub mod another_build;
 pub mod capture;
 pub mod counter;

@@ -20,6 +20,7 @@ use super::{Concern, DEVICE, Kernel, Link, Notes, Seen, read_link};
 use crate::plan::{Desired, Mac, Neighbour, Tunnel, is_link_local};
 
 mod away;
+mod clsact;
 mod sysctl;
 
 pub(super) use self::away::Away;
@@ -59,6 +60,12 @@ impl Kernel {
         }
         let has_ipv6 = tunnel.addresses.iter().any(|net| net.addr().is_ipv6());
         sysctl::keep(has_ipv6, notes);
+        // Later it would cost packets.
+        if !device.is_up
+            && let Err(error) = self.add_clsact(device.index).await
+        {
+            notes.warnings.push(error);
+        }
         if let Err(error) = self.keep_up(device, notes).await {
             notes.errors.push(error);
         }

@@ -3,6 +3,10 @@
 use std::process::Command;
 
 use rstest::rstest;
+use rtnetlink::{
+    MulticastGroup,
+    packet_route::{RouteNetlinkMessage, link::LinkFlags, tc::TcAttribute},
+};
 use underpass_tests::{netns::Netns, prelude::*};
 
 use super::{
@@ -310,4 +314,39 @@ fn an_address_that_comes_back_soon_does_not_cost_the_device(
     netns.ip(&member.readdress())?;
     scene.is_whole()?;
     Cluster::all_reach_all(&pods)
+}
+
+/// While the qdisc of the programs comes to a device that is up, the kernel loses what that one sends.
+#[rstest]
+fn the_device_has_the_qdisc_of_the_programs_before_it_is_up(
+    #[values(V4, V6)] outside: Family,
+) -> Result<()> {
+    needs_root!();
+    let cluster = cluster(outside)?;
+    let scene = Scene::look(&cluster)?;
+    let netns = scene.member.node.netns();
+    let changes = netns.announcements(&[MulticastGroup::Link, MulticastGroup::Tc])?;
+    scene.heals(&[format!("ip link delete {TUNNEL}")])?;
+    let index = netns.ifindex(TUNNEL)?;
+    let changes = changes.read()?;
+    let first = |wanted: &dyn Fn(&RouteNetlinkMessage) -> bool| changes.iter().position(wanted);
+    let is_up = first(&|change| match change {
+        RouteNetlinkMessage::NewLink(link) => {
+            link.header.index == index && link.header.flags.contains(LinkFlags::Up)
+        }
+        _ => false,
+    });
+    let has_qdisc = first(&|change| match change {
+        RouteNetlinkMessage::NewQueueDiscipline(qdisc) => {
+            let clsact = TcAttribute::Kind("clsact".to_owned());
+            qdisc.header.index.cast_unsigned() == index && qdisc.attributes.contains(&clsact)
+        }
+        _ => false,
+    });
+    let is_up = is_up.context("it never was up")?;
+    ensure!(
+        has_qdisc.is_some_and(|has_qdisc| has_qdisc < is_up),
+        "it was up with change {is_up}, and had the qdisc with {has_qdisc:?}"
+    );
+    Ok(())
 }
