@@ -76,7 +76,7 @@ counters! {
     DropNoAddress "drop_no_address" Drop "a packet to be masqueraded, by an uplink without an address of its family",
     DropNoPort "drop_no_port" Drop "a packet to be masqueraded, or of the node or of a pod itself to a host port, when no free port was found",
     DropFlowQuota "drop_flow_quota" Drop "a packet to be masqueraded, or to a host port, of a pod with too many half-open flows",
-    DropNoFlow "drop_no_flow" Drop "a reply of a pod to a flow that is not known, where it would have shown the pod's address or was for a process of the node, an ICMP error of a pod about a packet that was not for it, or a packet from outside in the name of a pod that has asked for a host port",
+    DropNoFlow "drop_no_flow" Drop "a reply of a pod to a flow that is not known, where it would have shown the pod's address or was for a process of the node, an ICMP error of a pod about a packet that was not for it, a packet from outside in the name of a pod that has asked for a host port, or one to be masqueraded, in a pod's name by another's device, on a connection that ends on the bypass",
     DropFragment "drop_fragment" Drop "a fragment that had to be translated: a later one whose first was not seen, or one of an SCTP packet that needs another port",
     DropMapFull "drop_map_full" Drop "a flow that could not be stored",
     DropRemoved "drop_removed" Drop "a packet whose flow was removed while it was on its way",
