@@ -67,7 +67,7 @@ const IPV6: u32 = V6::ETHER_TYPE as u32;
 fn from_pod(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
     if Skb::new(ctx).has_tag() {
-        return code(Ok(hook::from_pod::tagged(ctx)));
+        return code(hook::from_pod::tagged(ctx));
     }
     code(match protocol(ctx) {
         IPV4 => hook::from_pod::ip::<V4>(ctx),

@@ -33,6 +33,7 @@ mod lifecycle;
 mod loading;
 mod locks;
 mod lost_dels;
+mod marks;
 mod masquerade;
 mod metrics;
 mod mtu;

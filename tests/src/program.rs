@@ -1,7 +1,10 @@
 //! Programs of a few instructions, made by hand so that no compiler adds anything to them, and what tests do to
 //! programs that are pinned.
 
-use std::{os::fd::AsFd as _, path::Path};
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use underpass_dataplane::{bpf, netkit};
@@ -56,6 +59,12 @@ impl Instruction {
         Self::new(0x7a, FRAME, offset, value)
     }
 
+    /// Stores the lower four bytes of `from` at `offset` from where `to` points.
+    #[must_use]
+    pub const fn store_word(to: u8, offset: i16, from: u8) -> Self {
+        Self::new(0x63, to | from << 4, offset, 0)
+    }
+
     /// Calls a helper by its number; arguments are in registers 1 to 5, the result in 0.
     #[must_use]
     pub const fn call(helper: i32) -> Self {
@@ -76,11 +85,15 @@ impl Instruction {
     }
 }
 
+/// Loads a program for tc.
+pub fn load(program: &[Instruction]) -> Result<OwnedFd> {
+    let words: Vec<u64> = program.iter().map(|one| one.word()).collect();
+    bpf::load_classifier(&words).context("load it")
+}
+
 /// Loads a program for tc and pins it.
 pub fn pin(program: &[Instruction], path: &Path) -> Result<()> {
-    let words: Vec<u64> = program.iter().map(|one| one.word()).collect();
-    let program = bpf::load_classifier(&words).context("load it")?;
-    bpf::pin(&program, path).context("pin it")
+    bpf::pin(load(program)?, path).context("pin it")
 }
 
 /// Takes a pinned program off the peer of a netkit device of the calling thread's namespace.

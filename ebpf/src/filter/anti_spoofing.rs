@@ -84,7 +84,7 @@ pub fn is_dhcp(protocol: u8, port: u16) -> bool {
 
 /// Drops a frame whose Ethernet source is not the pod's.
 #[inline(always)]
-fn check_mac(skb: &Skb, pod: &Device) -> Step<()> {
+pub fn check_mac(skb: &Skb, pod: &Device) -> Step<()> {
     if pod.flags & device::CHECK_MAC == 0 {
         return Ok(());
     }

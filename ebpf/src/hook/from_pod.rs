@@ -94,16 +94,20 @@ global!(
 );
 
 /// What has a VLAN tag. The tag is beside the packet, not in it, so such a packet looks like any
-/// other; but the bypass would put the tag back, and the wire is another network for it.
+/// other; but the bypass would put the tag back, and the wire is another network for it. The kernel takes off one that says a priority alone, and
+/// carries the packet like any other.
 #[inline(always)]
-pub fn tagged(ctx: *mut __sk_buff) -> Verdict {
-    const GUARDED: u32 = flags::POD | flags::ANTI_SPOOF;
-    let pod = device(Skb::new(ctx).ifindex());
-    if pod.is_some_and(|pod| pod.flags & GUARDED == GUARDED) {
-        Verdict::dropped(Counter::DropVlanTag)
-    } else {
-        Verdict::STACK
+pub fn tagged(ctx: *mut __sk_buff) -> Step<Verdict> {
+    let mut skb = Skb::new(ctx);
+    let Some(pod) = device(skb.ifindex()) else {
+        return Ok(Verdict::STACK);
+    };
+    if pod.flags & flags::ANTI_SPOOF != 0 {
+        return Err(Verdict::dropped(Counter::DropVlanTag));
     }
+    anti_spoofing::check_mac(&skb, pod)?;
+    skb.unmark();
+    Ok(Verdict::STACK)
 }
 
 /// Everything else: ARP, and what has no business here.

@@ -1,0 +1,108 @@
+//! What a pod's own traffic control writes beside its packets (`skb->tc_index`), where our programs tell each other of them: to ours it says nothing.
+
+use std::{os::fd::AsFd as _, thread};
+
+use rstest::rstest;
+use underpass_netlink::{
+    Netlink,
+    filter::Direction,
+    link::{By, Device},
+};
+use underpass_tests::{
+    capture::Capture,
+    frame::{self, Tag},
+    prelude::*,
+    program::{Instruction, load},
+    traffic::{SILENCE, raw::RawLink},
+    world::World,
+};
+
+/// Where the first of the marks' frames comes from: the others are from the ports behind it.
+const SOURCE: u16 = 41_000;
+const PORT: u16 = 443;
+const PAYLOAD: &[u8] = b"not to be looked at";
+
+/// Offset of `tc_index` in `struct __sk_buff` of `linux/bpf.h`.
+const TC_INDEX: i16 = 44;
+/// `TC_ACT_UNSPEC` of `linux/pkt_cls.h`: whoever is next decides.
+const UNSPEC: i32 = -1;
+
+/// All that our programs write there by themselves, a number of one of the pods' packets, and the arrival by the node's first device.
+fn marks() -> impl Iterator<Item = i32> {
+    (0x7550..=0x7556).chain([0x2001, 0x8002])
+}
+
+/// A program of the pod's own writes a mark beside all that leaves.
+fn write_mark(pod: &Pod, mark: i32) -> Result<()> {
+    const CONTEXT: u8 = 1;
+    const MARK: u8 = 2;
+    let program = load(&[
+        Instruction::set(MARK, mark),
+        Instruction::store_word(CONTEXT, TC_INDEX, MARK),
+        Instruction::set(0, UNSPEC),
+        Instruction::EXIT,
+    ])?;
+    pod.netns().run(|| -> Result<()> {
+        let netlink = Netlink::open()?;
+        let link = netlink.link(By::Name(Pod::IFNAME))?.context("its device")?;
+        let device = Device::from(&link);
+        netlink.add_clsact(&device)?;
+        let (side, program) = (Direction::Egress, program.as_fd());
+        Ok(netlink.set_filter(&device, side, program, "mark")?)
+    })
+}
+
+/// With a priority alone in its tag the kernel carries a packet as if it had none.
+#[rstest]
+fn a_packet_with_a_mark_leaves_as_the_node_s(
+    #[values(V4, V6)] family: Family,
+    #[values(None, Some(Tag::customer(0)))] tag: Option<Tag>,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("antiSpoof", false).with("ipMasq", true);
+    let pod = lab.pod_with("a", &conf.with("bypass", bypass))?;
+    let seen = Capture::start(lab.world.netns(), World::LINK)?;
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    let ends = pod.ends(family.remote())?;
+    for (mark, port) in marks().zip(SOURCE..) {
+        write_mark(&pod, mark)?;
+        let plain = ends.udp(port, PORT, PAYLOAD);
+        link.send(&tag.map_or(plain.clone(), |tag| tag.put_on(&plain)))?;
+    }
+    thread::sleep(SILENCE);
+    let frames = seen.frames();
+    let frames = frames.iter().filter_map(|bytes| frame::read(bytes));
+    let sent: Vec<_> = frames
+        .filter(|seen| seen.dst == family.remote() && seen.ports.is_some_and(|(_, to)| to == PORT))
+        .collect();
+    ensure!(sent.len() == marks().count(), "not all of them: {sent:?}");
+    let others: Vec<_> = sent
+        .iter()
+        .filter(|seen| seen.src != family.node())
+        .collect();
+    ensure!(others.is_empty(), "by its own address: {others:?}");
+    Ok(())
+}
+
+/// `macspoofchk` without `antiSpoof` is about a frame with such a tag as well.
+#[rstest]
+fn a_tag_is_no_disguise_for_a_mac(#[values(V4, V6)] family: Family) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab
+        .conf()
+        .with("antiSpoof", false)
+        .with("macspoofchk", true);
+    let pod = lab.pod_with("a", &conf)?;
+    let seen = Capture::start(lab.world.netns(), World::LINK)?;
+    let meter = Meter::start(&lab.node)?;
+    let forged = pod.ends(family.remote())?.from_mac([2, 0, 0, 0, 0, 9]);
+    let forged = forged.udp(SOURCE, PORT, PAYLOAD);
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    link.send(&Tag::customer(0).put_on(&forged))?;
+    let is_it = |bytes: &[u8]| bytes.windows(PAYLOAD.len()).any(|part| part == PAYLOAD);
+    ensure!(seen.wait_for(SILENCE, is_it).is_none(), "it left");
+    meter.expect(Counter::DropSourceMac, 1)
+}
