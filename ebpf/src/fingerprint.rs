@@ -45,10 +45,11 @@ pub fn fingerprint<A: Family>(key: [u64; 2], tuple: &Tuple<A>, dscp: u8) -> u32 
 pub fn sum<A: Family>(key: [u64; 2], tuple: &Tuple<A>) -> u32 {
     let Addr(src_high, src_low) = tuple.src.wide();
     let Addr(dst_high, dst_low) = tuple.dst.wide();
-    let high = src_high ^ dst_high.rotate_left(24);
-    let low = src_low ^ dst_low.rotate_left(24);
     let ports = u64::from(tuple.sport) << 16 | u64::from(tuple.dport);
-    let sum = (key[0] ^ high).wrapping_mul(FACTORS[1]) ^ low;
+    let src = (key[0] ^ src_high).wrapping_mul(FACTORS[1]) ^ src_low;
+    let dst = (key[1] ^ dst_high).wrapping_mul(FACTORS[0]) ^ dst_low;
+    // A change of the source must not be taken back by the same change of the destination: 1:1 NAT may make both.
+    let sum = (src ^ src >> 32).wrapping_mul(FACTORS[0]) ^ dst;
     let sum = (sum ^ sum >> 29 ^ ports << 32).wrapping_mul(FACTORS[0]);
     #[expect(
         clippy::cast_possible_truncation,
@@ -102,6 +103,28 @@ mod tests {
                 assert!(seen.insert(sum([1, 2], &tuple)), "{tuple:?}");
                 let back = tuple.reversed();
                 assert!(seen.insert(sum([1, 2], &back)), "{back:?}");
+            }
+        }
+    }
+
+    /// As netfilter may do with both addresses of a packet.
+    #[test]
+    fn one_change_of_both_addresses_matters() {
+        let (src, dst) = (Addr6(0xfd00, 0x1234), Addr6(0x2001, 0x5678));
+        let before = Tuple::new(6, src, 1, dst, 2);
+        for change in (0..64).map(|bit| 1_u64 << bit) {
+            for turn in 0..64 {
+                let other = change.rotate_right(turn);
+                let after = Tuple::new(
+                    6,
+                    Addr6(src.0, src.1 ^ change),
+                    1,
+                    Addr6(dst.0, dst.1 ^ other),
+                    2,
+                );
+                for key in [[1, 2], [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]] {
+                    assert_ne!(sum(key, &before), sum(key, &after), "{change:x} {other:x}");
+                }
             }
         }
     }
