@@ -94,8 +94,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
             "the folder {} is not the host's any more: somebody has removed or renamed it there; whoever starts this container anew mounts the one of now",
             lost.display()
         )),
-        // Who starts us anew has new ones.
-        _ = sockets.join_next() => Err(anyhow::anyhow!("a socket of the kernel's has ended")),
+        _ = sockets.join_next() => Err(anyhow::anyhow!("a netlink socket that tells of changes on the node has ended: whoever starts this container anew opens another")),
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
     };

@@ -29,7 +29,7 @@ pub mod test_run;
 pub mod upgrade;
 
 pub use map::Maps;
-pub use pin::{Loaded, Pins};
+pub use pin::{Loaded, Pins, mount_command};
 
 use refusal::{Refusal, file_remedy, remedy, upgrade_remedy};
 
@@ -38,8 +38,9 @@ use refusal::{Refusal, file_remedy, remedy, upgrade_remedy};
 pub enum Error {
     /// bpfRoot is somewhere else.
     #[error(
-        "bpfRoot {} is not on a bpffs: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set bpfRoot to a folder of one",
-        .0.display()
+        "bpfRoot {} is not on a bpffs: mount one with `{}`, or set bpfRoot to a folder of one",
+        .0.display(),
+        mount_command(.0)
     )]
     NotBpffs(PathBuf),
     /// Nothing is pinned, and the caller must not load.

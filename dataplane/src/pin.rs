@@ -51,6 +51,17 @@ pub struct Pins {
     root: PathBuf,
 }
 
+/// Names the command that mounts a bpffs where this folder is to be on one.
+#[must_use]
+pub fn mount_command(root: &Path) -> String {
+    const USUAL: &str = "/sys/fs/bpf";
+    if root.starts_with(USUAL) {
+        return format!("mount -t bpf bpf {USUAL}");
+    }
+    let root = root.display();
+    format!("mkdir -p {root} && mount -t bpf bpf {root}")
+}
+
 impl Pins {
     /// Takes the pins below `root`, which need not exist.
     #[must_use]

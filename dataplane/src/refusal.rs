@@ -71,7 +71,7 @@ const ENOTSUPP: i32 = 524;
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            ": run it as root in the initial user namespace, with CAP_BPF and CAP_NET_ADMIN"
+            ": run it as root in the initial user namespace, with CAP_NET_ADMIN, and CAP_SYS_ADMIN or CAP_BPF and CAP_PERFMON"
         }
         Some(libc::E2BIG) => {
             ": the map is full; detach containers that are not needed (`underpass status` lists them), or have GC remove what is left of dead ones"

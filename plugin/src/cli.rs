@@ -179,6 +179,8 @@ enum Failure {
         "cannot read the programs' log: {0}: run it as root in the initial user namespace, with CAP_SYS_ADMIN and CAP_BPF"
     )]
     Log(#[from] aya_log::Error),
+    #[error("cannot wait for records: {0}; see the limits of open files and of memory")]
+    Wait(#[source] io::Error),
     #[error(
         "another `underpass trace` is running on this node: records can be read by one only; end that one first"
     )]
@@ -198,7 +200,7 @@ enum Failure {
     )]
     Unwell(usize),
     #[error(
-        "the doctor can't see enough of the node: run it as root in the initial user namespace, with CAP_BPF and CAP_NET_ADMIN"
+        "the doctor can't see enough of the node: run it as root in the initial user namespace, with CAP_NET_ADMIN, and CAP_SYS_ADMIN or CAP_BPF and CAP_PERFMON"
     )]
     Blind,
     #[error(

@@ -134,7 +134,10 @@ fn no_bpffs_is_50_and_says_where() -> Result<()> {
     let lab = Lab::new()?;
     let error = refused(&lab, &lab.conf().with("bpfRoot", "/run/underpass"))?;
     ensure!(
-        error.code == 50 && error.to_string().contains("/run/underpass"),
+        error.code == 50
+            && error
+                .to_string()
+                .contains("mount -t bpf bpf /run/underpass"),
         "{error}"
     );
     Ok(())

@@ -222,7 +222,8 @@ fn a_root_that_is_no_bpffs_is_found() -> Result<()> {
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.code() == Some(1), "{text}");
     ensure!(
-        text.contains("error: no-bpffs: ") && text.contains("fix: mount -t bpf"),
+        text.contains("error: no-bpffs: ")
+            && text.contains("fix: mkdir -p /run/no-bpffs && mount -t bpf bpf /run/no-bpffs"),
         "{text}"
     );
     let said = String::from_utf8_lossy(&output.stderr);

@@ -76,7 +76,7 @@ pub(super) struct Options {
     /// Other plugins that this executable is, to be linked where there is no file of the name
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "loopback,portmap,bandwidth", value_parser = linked)]
     names: Vec<String>,
-    /// Have this build's programs take over first, where containers are attached that it can't serve by those of another build
+    /// Have this build's programs take over first, where those of another build are loaded with maps that it does not know
     #[arg(long)]
     upgrade: bool,
     /// Write the conflist without trying the network with two throwaway pods
@@ -395,7 +395,7 @@ fn linked(text: &str) -> Result<String, String> {
     match Name::of(text) {
         _ if text.is_empty() => Ok(String::new()),
         Ok(Name::Underpass) => Err("it is a file of its own".to_owned()),
-        Ok(_) if text == ALLOCATOR => Err("it is a file of its own".to_owned()),
+        Ok(_) if text.starts_with(ALLOCATOR) => Err("it is a file of its own".to_owned()),
         Ok(_) => Ok(text.to_owned()),
         Err(_) => Err("it is none of loopback, portmap, bandwidth, ptp, host-local".to_owned()),
     }
@@ -429,6 +429,7 @@ mod tests {
             "underpass",
             "underpass-0.2",
             "underpass-ipam",
+            "underpass-ipam/../ptp",
             "bridge",
             "../portmap",
         ] {

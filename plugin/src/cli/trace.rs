@@ -43,9 +43,8 @@ pub(super) fn run(
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         interrupts.add(signal);
     }
-    interrupts.thread_block().map_err(io::Error::from)?;
-    let signals =
-        SignalFd::with_flags(&interrupts, SfdFlags::SFD_CLOEXEC).map_err(io::Error::from)?;
+    interrupts.thread_block().map_err(not_waiting)?;
+    let signals = SignalFd::with_flags(&interrupts, SfdFlags::SFD_CLOEXEC).map_err(not_waiting)?;
 
     let records = Records::default();
     let mut logger = EbpfLogger::init_from_id_with_logger(id, &records)?;
@@ -57,7 +56,7 @@ pub(super) fn run(
         ];
         match poll(&mut events, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(io::Error::from(errno).into()),
+            Err(errno) => return Err(not_waiting(errno)),
         }
         let [_, interrupted] = events.map(|event| event.any().unwrap_or(false));
         logger.flush();
@@ -67,6 +66,10 @@ pub(super) fn run(
             return level.reset();
         }
     }
+}
+
+fn not_waiting(errno: Errno) -> Failure {
+    Failure::Wait(errno.into())
 }
 
 /// Reads `--level`.

@@ -37,7 +37,7 @@ pub(super) fn status(request: &NetworkRequest) -> Result<(), CniError> {
     let conf = Conf::of_network(&request.conf)?;
     if kernel::version() < OLDEST {
         return Err(CniError::not_available(format!(
-            "Linux {} is too old: it takes {}.{}",
+            "Linux {} is too old: boot {}.{} or newer",
             kernel::release(),
             OLDEST.0,
             OLDEST.1

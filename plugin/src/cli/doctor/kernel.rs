@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use underpass_dataplane::kernel;
+use underpass_dataplane::{kernel, mount_command};
 
 use super::{
     super::status::feature::{self, Feature},
@@ -33,7 +33,7 @@ pub(super) fn check(node: &Node<'_>, report: &mut Report) {
         Diagnosis::error(
             "no-bpffs",
             format!("programs and maps can't be pinned, so every ADD fails: {error}"),
-            "mount -t bpf bpf /sys/fs/bpf",
+            mount_command(node.pins.root()),
         )
     }));
     report.add(lacking(&feature::collect()));
