@@ -7,6 +7,7 @@ use crate::{
     Error,
     bpf::raise_memory_limit,
     kernel::{may_have_ipv6, version},
+    netkit,
     object::inflate,
     test_run::Run,
 };
@@ -65,7 +66,12 @@ pub fn present() -> Result<u32, Error> {
     } else {
         feature::REDIRECT_LONG
     };
-    Ok(answer | redirects_long | of_boot())
+    let claimed_protocol = if version() < (6, 10) && netkit::is_supported() {
+        feature::CLAIMED_PROTOCOL
+    } else {
+        0
+    };
+    Ok(answer | redirects_long | claimed_protocol | of_boot())
 }
 
 /// Asks for those that how the kernel was started decides.

@@ -66,8 +66,8 @@ const IPV6: u32 = V6::ETHER_TYPE as u32;
 #[classifier]
 fn from_pod(ctx: TcContext) -> i32 {
     let ctx = ctx.skb.skb;
-    if Skb::new(ctx).has_tag() {
-        return code(hook::from_pod::tagged(ctx));
+    if let Err(verdict) = hook::from_pod::enter(ctx) {
+        return code(Err(verdict));
     }
     code(match protocol(ctx) {
         IPV4 => hook::from_pod::ip::<V4>(ctx),

@@ -13,7 +13,7 @@ use underpass_tests::{
     frame::{self, Tag},
     prelude::*,
     program::{Instruction, load},
-    traffic::{SILENCE, raw::RawLink},
+    traffic::{PATIENCE, SILENCE, raw::RawLink},
     world::World,
 };
 
@@ -105,4 +105,30 @@ fn a_tag_is_no_disguise_for_a_mac(#[values(V4, V6)] family: Family) -> Result<()
     let is_it = |bytes: &[u8]| bytes.windows(PAYLOAD.len()).any(|part| part == PAYLOAD);
     ensure!(seen.wait_for(SILENCE, is_it).is_none(), "it left");
     meter.expect(Counter::DropSourceMac, 1)
+}
+
+/// With a priority alone in its tag a packet finds the container that serves a host port, as any other does.
+#[rstest]
+fn a_priority_does_not_hide_a_host_port(
+    #[values(V4, V6)] family: Family,
+    #[values("learned", "off")] bypass: &str,
+) -> Result<()> {
+    const INSIDE: u16 = 80;
+    needs_root!();
+    let lab = Lab::new()?;
+    let conf = lab.conf().with("antiSpoof", false).with("bypass", bypass);
+    let server = lab.pod_with("server", &conf.clone().with_host_port(PORT, INSIDE))?;
+    let pod = lab.pod_with("a", &conf)?;
+    let seen = Capture::start(server.netns(), Pod::IFNAME)?;
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    let plain = pod.ends(family.node())?.udp(SOURCE, PORT, PAYLOAD);
+    link.send(&Tag::customer(0xa000).put_on(&plain))?;
+    let is_it = |bytes: &[u8]| bytes.windows(PAYLOAD.len()).any(|part| part == PAYLOAD);
+    let arrived = seen.wait_for(PATIENCE, is_it).context("nobody got it")?;
+    ensure!(frame::tag(&arrived).is_none(), "with its tag");
+    // Two of them nobody takes off here, and the kernel would.
+    let meter = Meter::start(&lab.node)?;
+    let twice = Tag::provider(0).put_on(&Tag::customer(0).put_on(&plain));
+    link.send(&twice)?;
+    meter.expect(Counter::DropVlanTag, 1)
 }

@@ -56,6 +56,15 @@ pub struct Device {
     pub own_mac: [u16; 3],
 }
 
+impl Device {
+    /// Tells whether it is a bridge by which containers of other plugins are reached, and no uplink. It is of no network.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_way(&self) -> bool {
+        self.flags & device::FOREIGN != 0 && self.network == 0
+    }
+}
+
 /// Bits of [`Device::flags`].
 pub mod device {
     /// A host veth of ours. Otherwise the device is an uplink.

@@ -157,6 +157,9 @@ pub mod feature {
     pub const REDIRECT_LONG: u32 = 1 << 2;
     /// The kernel was started without IPv6 and will not have it before it is started anew.
     pub const NO_IPV6: u32 = 1 << 3;
+    /// `skb->protocol` of what leaves a netkit is what its sender says beside the frame, whatever the frame says, which is what the stack goes by. That is
+    /// so before Linux 6.10 (torvalds/linux@3998d184267d), and netkit came with 6.7.
+    pub const CLAIMED_PROTOCOL: u32 = 1 << 4;
     /// Length in bytes of the packet that the program which finds out is run on.
     pub const PROBE_LENGTH: usize = 64;
 }

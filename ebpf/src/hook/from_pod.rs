@@ -5,7 +5,11 @@ use core::num::NonZeroU32;
 
 use aya_ebpf::bindings::__sk_buff;
 use underpass_abi::{
-    addr::Family as _, counter::Counter, endpoint::device as flags, flow::rewrite,
+    addr::Family as _,
+    counter::Counter,
+    endpoint::{Device, device as flags},
+    flow::rewrite,
+    node::feature,
 };
 use underpass_ebpf::{
     ip::Piece,
@@ -29,7 +33,7 @@ use crate::{
     kernel::{
         ETHERNET, container,
         global::global,
-        maps::{device, endpoint, policy},
+        maps::{constant, device, endpoint, policy},
         memory,
         net::Net,
         skb::Skb,
@@ -93,37 +97,78 @@ global!(
     }
 );
 
-/// What has a VLAN tag. The tag is beside the packet, not in it, so such a packet looks like any
-/// other; but the bypass would put the tag back, and the wire is another network for it. The kernel takes off one that says a priority alone, and
-/// carries the packet like any other.
+/// Before anything else: whether the packet is what it says. A VLAN tag is beside it, not in it, so such a packet looks like any
+/// other; but the bypass would put the tag back, and the wire is another network for it.
 #[inline(always)]
-pub fn tagged(ctx: *mut __sk_buff) -> Step<Verdict> {
-    let mut skb = Skb::new(ctx);
-    let Some(pod) = device(skb.ifindex()) else {
-        return Ok(Verdict::STACK);
-    };
-    if pod.flags & flags::ANTI_SPOOF != 0 {
-        return Err(Verdict::dropped(Counter::DropVlanTag));
+pub fn enter(ctx: *mut __sk_buff) -> Step<()> {
+    let skb = Skb::new(ctx);
+    if constant!(features) & feature::CLAIMED_PROTOCOL != 0 && !is_as_claimed(&skb) {
+        return Err(Verdict::dropped(Counter::DropEtherType));
     }
-    anti_spoofing::check_mac(&skb, pod)?;
-    skb.unmark();
-    Ok(Verdict::STACK)
+    if skb.has_tag() {
+        return take_priority_off(ctx);
+    }
+    Ok(())
 }
+
+/// Whether the stack, which goes by the frame, takes the packet for what this program was called for.
+#[inline(always)]
+fn is_as_claimed(skb: &Skb) -> bool {
+    // Below it the frame has a length in place of a type (IEEE 802.3).
+    const FIRST_TYPE: u16 = 0x0600;
+    let in_frame = skb.load::<u16>(ETHERNET - 2);
+    in_frame.is_ok_and(|kind| u32::from(kind) == skb.protocol() || u16::from_be(kind) < FIRST_TYPE)
+}
+
+global!(
+    /// Takes a VLAN tag off that says a priority alone, as the kernel does when it has seen this hook. Any other one belongs to a device of its own on this one, where
+    /// the packet goes without a look at it, as do the packets of another plugin's container.
+    fn take_priority_off(ctx: *mut __sk_buff) -> Step<()> {
+        let mut skb = Skb::new(ctx);
+        let Some(pod) = device(skb.ifindex()) else {
+            return Err(Verdict::STACK);
+        };
+        if pod.flags & flags::ANTI_SPOOF != 0 {
+            return Err(Verdict::dropped(Counter::DropVlanTag));
+        }
+        anti_spoofing::check_mac(&skb, pod)?;
+        forget_mark(&mut skb, pod);
+        if pod.flags & flags::FOREIGN != 0 || skb.is_of_vlan() {
+            return Err(Verdict::STACK);
+        }
+        if skb.take_priority_off() {
+            Ok(())
+        } else {
+            Err(Verdict::dropped(Counter::DropVlanTag))
+        }
+    }
+);
 
 /// Everything else: ARP, and what has no business here.
 #[inline(always)]
 pub fn other(ctx: *mut __sk_buff) -> Step<Verdict> {
     const ARP: u32 = 0x0806u16.to_be() as u32;
-    let skb = &Skb::new(ctx);
+    let mut skb = Skb::new(ctx);
     let Some(pod) = device(skb.ifindex()) else {
         return Ok(Verdict::STACK);
     };
     if skb.protocol() == ARP {
-        anti_spoofing::check_arp(skb, pod)?;
+        anti_spoofing::check_arp(&skb, pod)?;
     } else if pod.flags & flags::ANTI_SPOOF != 0 {
         return Err(Verdict::dropped(Counter::DropEtherType));
+    } else {
+        anti_spoofing::check_mac(&skb, pod)?;
     }
+    forget_mark(&mut skb, pod);
     Ok(Verdict::STACK)
+}
+
+/// Forgets what the pod may have written beside its packet. At a bridge it is the program at the port that may have.
+#[inline(always)]
+fn forget_mark(skb: &mut Skb, pod: &Device) {
+    if !pod.is_way() {
+        skb.unmark();
+    }
 }
 
 global!(
@@ -137,6 +182,7 @@ global!(
         };
         let is_foreign = pod.flags & flags::FOREIGN != 0;
         if !parse_packet(work, ctx, ETHERNET) {
+            forget_mark(&mut skb, pod);
             return Err(if is_foreign {
                 Verdict::STACK
             } else {
@@ -148,7 +194,7 @@ global!(
             skb.take_for_host();
         }
         reorder::lead(work, ctx, Way::IN)?;
-        let is_translated = is_foreign && skb.is_bypassed();
+        let is_translated = pod.is_way() && skb.is_bypassed();
         skb.unmark();
         if is_translated {
             // At the port of the bridge that this device is.

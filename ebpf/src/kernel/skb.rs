@@ -27,6 +27,7 @@ use crate::kernel::{crc32c::crc32c_change, linear::Linear, maps::constant};
 mod frame;
 mod mark;
 mod redirect;
+mod tag;
 
 pub use redirect::SENT;
 
@@ -64,24 +65,6 @@ impl Skb {
         // SAFETY: the context is valid while the program runs. The same holds for all field
         // accesses below.
         unsafe { (*self.raw()).protocol }
-    }
-
-    /// Whether the packet belongs to a VLAN, not to this device: the kernel keeps the tag beside it, and
-    /// the VLAN's own device has programs of its own.
-    #[inline(always)]
-    pub fn is_of_vlan(&self) -> bool {
-        // The identifier is the lower 12 bits; priority tags (0) belong to the device.
-        const IDENTIFIER: u32 = 0xfff;
-        // SAFETY: see `protocol`.
-        let (present, tag) = unsafe { ((*self.raw()).vlan_present, (*self.raw()).vlan_tci) };
-        present != 0 && tag & IDENTIFIER != 0
-    }
-
-    /// Whether the packet has a VLAN tag, a mere priority (identifier 0) included.
-    #[inline(always)]
-    pub fn has_tag(&self) -> bool {
-        // SAFETY: see `protocol`.
-        unsafe { (*self.raw()).vlan_present != 0 }
     }
 
     /// Device of this hook.

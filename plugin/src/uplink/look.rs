@@ -12,7 +12,7 @@ use underpass_netlink::{
     link::{By, Device, Link},
 };
 
-use super::{Surroundings, Uplink, is_not_ours, reconcile::is_way, tunnel};
+use super::{Surroundings, Uplink, is_not_ours, tunnel};
 use crate::{conf::Masquerade, error::Error, finding::Finding, glob::Glob};
 
 /// Up to so many devices are asked about one by one, which is cheaper than to have the kernel list what
@@ -63,7 +63,7 @@ impl<'a> Uplinks<'a> {
                 let is_pods = entry.flags & device::POD != 0;
                 if !is_pods {
                     uplinks.push(index);
-                } else if !is_way(entry) {
+                } else if !entry.is_way() {
                     pods.push(index);
                 }
                 if entry.netns != 0 {

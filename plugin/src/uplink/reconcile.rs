@@ -133,11 +133,6 @@ pub(crate) fn uplinks(
     Ok(changes)
 }
 
-/// Tells whether a device is a bridge by which containers of other plugins are reached, and no uplink. It is of no network.
-pub(super) fn is_way(known: &Known) -> bool {
-    known.flags & device::FOREIGN != 0 && known.network == 0
-}
-
 /// Describes the host's end of a container of another plugin that is behind a bridge which is an uplink: what it sends there leaves by it.
 pub(crate) fn at_uplink(entry: Known, host: &Link) -> Known {
     Known {
@@ -224,7 +219,7 @@ fn bring_up_to_date(
     let before = maps.device(device.index)?;
     if before != Some(wanted) {
         // First, as a call that is killed in between is repeated.
-        if before.is_some_and(|before| is_way(&before)) {
+        if before.is_some_and(|before| before.is_way()) {
             put_at_uplink(netlink, maps, device.index)?;
         }
         maps.set_device(device.index, wanted)?;
