@@ -48,6 +48,11 @@ pub(crate) trait Revert {
     /// Takes it away; what is gone already is fine. It needs nothing but what the kernel and the maps still
     /// have.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error>;
+
+    /// Tells whether what comes after it has to stay while this can't be taken away.
+    fn comes_before_the_rest(&self) -> bool {
+        false
+    }
 }
 
 /// An interface of ours. The maps come before the filters, and both before the host's end is up: no program

@@ -1,18 +1,26 @@
 //! Two calls for one attachment at the same time.
 
-use std::{sync::Barrier, thread};
+use std::{
+    net::SocketAddr,
+    sync::{Barrier, mpsc},
+    thread,
+    time::Duration,
+};
 
 use rstest::rstest;
 use serde_json::{Value, json};
 use underpass_tests::{
     fault::Change,
     leak::Traces,
+    patience,
     prelude::*,
     runtime::{Call, Conf},
 };
 
 use crate::net_dir::{self, NET_DIR};
 
+/// How long a call may take to come where it is to wait.
+const LIMIT: Duration = Duration::from_secs(10);
 /// What attaches the first program.
 const FIRST_FILTER: (&str, usize) = ("RTM_NEWTFILTER", 0);
 /// What sets the host's end up, after the container's end, and how many changes like it come before.
@@ -165,6 +173,69 @@ fn an_add_after_a_del_during_an_add(
         _ => lab.conf(),
     };
     expect_second(&lab, &conf, change, &Family::BOTH)
+}
+
+/// An ADD takes its host port when the DEL has given up those that there were, and has not forgotten the container yet: whoever served it before serves it again.
+#[rstest]
+#[case::interface("veth", ("RTM_DELLINK", 0))]
+#[case::chained("chained", ("flock(/run/underpass/", 3))]
+fn a_port_that_is_taken_during_a_del(
+    #[case] interface: &str,
+    #[case] forgets: (&str, usize),
+) -> Result<()> {
+    // Behind the two by which the pins are opened, and that of the entries.
+    const TAKES_PORTS: (&str, usize) = ("flock(/run/underpass/", 3);
+    needs_root!();
+    let lab = Lab::new()?;
+    let older = lab.pod_with("older", &lab.conf().with_host_port(8080, 80))?;
+    let served = || -> Result<()> {
+        for family in Family::BOTH {
+            let _server = tcp::Server::start(older.netns(), older.at(family, 80))?;
+            tcp::visit(lab.world.netns(), SocketAddr::new(family.node(), 8080))?;
+        }
+        Ok(())
+    };
+    served().context("before")?;
+    let netns = lab.node.netns().sibling("a")?;
+    let path = netns.path().display().to_string();
+    let mut conf = lab.conf();
+    let _made = if interface == "chained" {
+        let made = Pod::add_to(&lab.node, netns, &conf)?;
+        let result = made.result().clone();
+        for key in ["ipam", "ipMasq"] {
+            conf = conf.with(key, Value::Null);
+        }
+        conf = conf.with("prevResult", result);
+        Some(made)
+    } else {
+        None
+    };
+    let conf = conf.with_host_port(8080, 80);
+    let call = |verb| {
+        let call = Call::new(verb).attachment("a", &path, Pod::IFNAME);
+        call.conf(&conf)
+    };
+    let before = Traces::of(&lab.node)?;
+    let (arrive, arrival) = mpsc::channel();
+    let (release, released) = mpsc::channel();
+    thread::scope(|scope| {
+        let adding = scope.spawn(|| {
+            call("ADD").run_around_one(&lab.node, TAKES_PORTS.0, TAKES_PORTS.1, move || {
+                arrive.send(())?;
+                Ok(released.recv_timeout(patience::here(LIMIT))?)
+            })
+        });
+        arrival
+            .recv_timeout(patience::here(LIMIT))
+            .context("no second lock")?;
+        let deleted = call("DEL").run_around_one(&lab.node, forgets.0, forgets.1, move || {
+            release.send(())?;
+            adding.join().expect("it does not panic").map(drop)
+        })?;
+        deleted.reply.silence()
+    })?;
+    served().context("afterwards")?;
+    before.expect_same(&lab.node)
 }
 
 /// What the stack asks for changes when an ADD has looked at it, and `apply` sees that: the ADD does not set back what it saw.

@@ -21,7 +21,7 @@ use super::{
     Attachment, Detachment, Inspection, Mode, Revert, Step,
     detachment::forget,
     endpoint::{addresses, verify_address, verify_owner},
-    program,
+    port, program,
 };
 use crate::{
     error::Error,
@@ -320,14 +320,16 @@ impl Revert for Entries {
     }
 }
 
-/// Removes all entries of an attachment, and takes the programs off devices that they were told of here.
+/// Removes all entries of an attachment, and takes the programs off devices that they were told of here. Nobody would know of its host ports after that: an ADD
+/// that is not through may have taken them since they were given up.
 pub(super) fn remove(
-    _lock: &Lock,
+    lock: &Lock,
     node: &Netlink,
     maps: &mut Maps,
     owner: Owner,
     record: &Record,
 ) -> Result<(), Error> {
+    port::give_up(lock, node, maps, owner, record)?;
     for addr in addresses(record) {
         maps.remove_endpoint(addr, record.ifindex)?;
     }

@@ -4,7 +4,7 @@ use underpass_abi::endpoint::{Attachment as Record, Owner, role};
 use underpass_dataplane::{Maps, lock::Lock};
 use underpass_netlink::Netlink;
 
-use super::{REVERT_CHAINED, REVERT_INTERFACE, chained, endpoint, port};
+use super::{REVERT_CHAINED, REVERT_INTERFACE, chained, endpoint};
 use crate::error::Error;
 
 /// An attachment that has to go: whatever the kernel and the maps still have of it.
@@ -44,7 +44,7 @@ impl Detachment<'_> {
     }
 }
 
-/// Removes map entries and devices of an attachment, by the list that its role asks for.
+/// Removes map entries and devices of an attachment, by the list that its role asks for. Goes on past errors.
 pub(crate) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> Result<(), Error> {
     let mut known = None;
     if let Some(maps) = maps {
@@ -56,9 +56,16 @@ pub(crate) fn detach(node: &Netlink, maps: Option<&mut Maps>, owner: Owner) -> R
         _ => REVERT_INTERFACE,
     };
     let mut detachment = Detachment { node, owner, known };
-    steps
-        .iter()
-        .try_for_each(|step| step.revert(&mut detachment))
+    let mut errors = Vec::new();
+    for step in steps {
+        if let Err(error) = step.revert(&mut detachment) {
+            errors.push(error);
+            if step.comes_before_the_rest() {
+                break;
+            }
+        }
+    }
+    Error::collect(errors)
 }
 
 /// Takes its host ports from a container that another plugin attached. It may have none.
@@ -79,10 +86,9 @@ pub(crate) fn forget(
     let Some(lock) = lock_known(maps, owner, record)? else {
         return Ok(());
     };
-    port::give_up(&lock, node, maps, owner, record)?;
     match record.role {
         role::CHAINED => chained::remove(&lock, node, maps, owner, record),
-        _ => endpoint::forget(&lock, maps, owner, record),
+        _ => endpoint::forget(&lock, node, maps, owner, record),
     }
 }
 

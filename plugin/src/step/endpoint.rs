@@ -13,7 +13,7 @@ use underpass_netlink::{Netlink, link::By};
 
 use super::{
     Attachment, Detachment, Inspection, Interface, Revert, Step, detachment::lock_known, link,
-    sibling,
+    port, sibling,
 };
 use crate::{
     error::Error,
@@ -132,9 +132,9 @@ impl Revert for Entries {
     /// gone: a packet of a container that the programs do not know would leave as it is. The attachment
     /// itself goes last, so that a call that is killed can be repeated.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
-        let owner = detachment.owner;
+        let (node, owner) = (detachment.node, detachment.owner);
         match detachment.lock()? {
-            Some((lock, maps, record)) => remove(&lock, maps, owner, record),
+            Some((lock, maps, record)) => remove(&lock, node, maps, owner, record),
             None => Ok(()),
         }
     }
@@ -144,21 +144,24 @@ impl Revert for Entries {
 /// calls may be at it.
 pub(super) fn remove(
     lock: &Lock,
+    node: &Netlink,
     maps: &mut Maps,
     owner: Owner,
     record: &Record,
 ) -> Result<(), Error> {
     end_without(lock, maps, record.network, |other, _| *other == owner)?;
-    forget(lock, maps, owner, record)
+    forget(lock, node, maps, owner, record)
 }
 
-/// Removes all entries of an attachment.
+/// Removes all entries of an attachment. Nobody would know of its host ports after that: an ADD that is not through may have taken them since they were given up.
 pub(super) fn forget(
-    _lock: &Lock,
+    lock: &Lock,
+    node: &Netlink,
     maps: &mut Maps,
     owner: Owner,
     record: &Record,
 ) -> Result<(), Error> {
+    port::give_up(lock, node, maps, owner, record)?;
     for addr in addresses(record) {
         maps.remove_endpoint(addr, record.ifindex)?;
     }
@@ -224,7 +227,7 @@ fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner, record: &Record) -> Res
     }
     link::delete(node, owner, Some(record.ifindex))?;
     match lock_known(&maps, owner, record)? {
-        Some(lock) => remove(&lock, &mut maps, owner, record),
+        Some(lock) => remove(&lock, node, &mut maps, owner, record),
         None => Ok(()),
     }
 }

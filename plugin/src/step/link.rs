@@ -272,6 +272,11 @@ impl Revert for PairOfDevices {
         let index = detachment.known.as_ref().map(|known| known.record.ifindex);
         delete(detachment.node, detachment.owner, index)
     }
+
+    /// What a container sends that the programs do not know leaves as it is.
+    fn comes_before_the_rest(&self) -> bool {
+        true
+    }
 }
 
 /// Deletes the pair of an attachment, found by its name and, where maps know it, its index: somebody may have given it another

@@ -35,8 +35,10 @@ pub(super) fn del(request: &Request) -> Result<(), Error> {
     let before = known(maps.as_ref(), owner);
     if let Err(error) = Netlink::open().map_err(Error::from).and_then(|node| {
         // Nobody says whether the interface was ours, or only host ports in a chain.
-        if let Some(maps) = &mut maps {
-            detach_chained(&node, maps, identity.chained_owner())?;
+        if let Some(maps) = &mut maps
+            && let Err(error) = detach_chained(&node, maps, identity.chained_owner())
+        {
+            errors.push(error);
         }
         // Its own entry's DEL comes, and before it those of plugins that may need the interface.
         if leaves_interface(request, maps.as_ref())? {

@@ -83,7 +83,9 @@ fn collect(
     });
 
     if let Some(valid) = valid {
-        for owner in known(maps.as_ref(), &links, network)?.difference(valid) {
+        let (known, error) = known(maps.as_ref(), &links, network);
+        errors.extend(error);
+        for owner in known.difference(valid) {
             if let Err(error) = detach(&node, maps.as_mut(), *owner) {
                 errors.push(error);
             }
@@ -95,7 +97,9 @@ fn collect(
             Ok(reaped) => errors.extend(reaped.errors),
             Err(error) => errors.push(error),
         }
-        forget_devices(maps, Some(network), &node)?;
+        if let Err(error) = forget_devices(maps, Some(network), &node) {
+            errors.push(error);
+        }
         let decoded = Conf::of_network(&request.conf)?;
         let patterns = uplinks(&request.conf, &decoded, maps)?;
         repair(
@@ -109,22 +113,25 @@ fn collect(
     Ok(())
 }
 
-/// Lists the attachments of the network, by its devices and by what the maps know.
-fn known(maps: Option<&Maps>, links: &[Link], network: u32) -> Result<BTreeSet<Owner>, Error> {
+/// Lists the attachments of the network, by its devices and by what the maps know; and why the maps can't be read, where that is so.
+fn known(maps: Option<&Maps>, links: &[Link], network: u32) -> (BTreeSet<Owner>, Option<Error>) {
     let mut known: BTreeSet<Owner> = links
         .iter()
         .filter_map(Alias::of)
         .filter(|alias| alias.network == network)
         .map(|alias| alias.owner)
         .collect();
-    if let Some(maps) = maps {
-        let of_network = maps
-            .attachments()?
-            .into_iter()
-            .filter(|(_, attachment)| attachment.network == network);
-        known.extend(of_network.map(|(owner, _)| owner));
+    let of_maps = maps.map_or_else(|| Ok(Vec::new()), Maps::attachments);
+    match of_maps {
+        Ok(attachments) => {
+            let of_network = attachments
+                .into_iter()
+                .filter(|(_, attachment)| attachment.network == network);
+            known.extend(of_network.map(|(owner, _)| owner));
+            (known, None)
+        }
+        Err(error) => (known, Some(error.into())),
     }
-    Ok(known)
 }
 
 /// Deletes pairs that killed ADDs have left before they could say whose these are. Returns what could not be deleted.
