@@ -7,7 +7,7 @@ use std::{
     io,
     os::{
         fd::{AsFd as _, AsRawFd, RawFd},
-        unix::fs::MetadataExt as _,
+        unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
     thread,
@@ -104,7 +104,12 @@ impl Netns {
     /// Opens the namespace at a path, such as `/run/netns/x` or `/proc/7/ns/net`. `None`: there is
     /// nothing at that path (any more).
     pub fn open(path: &Path) -> Result<Option<Self>, Error> {
-        let file = match File::open(path) {
+        // What is no namespace may be a FIFO, whose other end nobody opens.
+        let opened = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path);
+        let file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => {

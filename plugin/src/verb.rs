@@ -59,14 +59,15 @@ impl Plugin for Underpass {
 }
 
 /// What the plugins before have made, if the interface is there already. Others may stand before it in the list, as `loopback` does in
-/// Nomad's. Who names no interface at all has made this one.
+/// Nomad's. Who names no interface at all has made this one, unless this entry of the list has addresses given to it.
 fn behind(request: &Request) -> Result<Option<CniResult>, CniError> {
     let ifname = &request.attachment.ifname;
     let is_it = |interface: &Interface| interface.name == *ifname && !interface.sandbox.is_empty();
     let previous = request.conf.prev_result()?;
+    let is_later = request.conf.ipam_type()?.is_none();
     Ok(previous.filter(|previous| {
         let interfaces = &previous.interfaces;
-        interfaces.is_empty() || interfaces.iter().any(is_it)
+        interfaces.is_empty() && is_later || interfaces.iter().any(is_it)
     }))
 }
 

@@ -2,7 +2,7 @@
 
 use rstest::rstest;
 use serde_json::{Value, json};
-use underpass_tests::{leak::Traces, netns::Netns, prelude::*};
+use underpass_tests::{leak::Traces, netns::Netns, prelude::*, runtime::Call};
 
 use crate::chain::Chain;
 
@@ -90,4 +90,25 @@ fn two_entries_serve_the_same_ports(#[values(V4, V6)] family: Family) -> Result<
         let mut client = tcp::Client::connect(lab.world.netns(), at)?;
         client.exchange(1_000, 1_000).map(drop)
     })
+}
+
+/// One of the list that makes no interface says so by a result without any: the one that has addresses given to its own makes that.
+#[test]
+fn a_result_without_interfaces_comes_from_before() -> Result<()> {
+    needs_root!();
+    let (lab, _other, netns) = lab()?;
+    let path = netns.path().display().to_string();
+    let before = Traces::of(&lab.node)?;
+    let call = |verb| Call::new(verb).attachment("chained", &path, Pod::IFNAME);
+    let nothing = lab
+        .conf()
+        .with("prevResult", json!({ "cniVersion": "1.0.0" }));
+    let result = call("ADD").conf(&nothing).run(&lab.node)?.json()?;
+    for family in Family::BOTH {
+        ping::ping(&netns, family.remote())?;
+    }
+    let conf = lab.conf().with("prevResult", result);
+    call("CHECK").conf(&conf).run(&lab.node)?.silence()?;
+    call("DEL").conf(&conf).run(&lab.node)?.silence()?;
+    before.expect_same(&lab.node)
 }

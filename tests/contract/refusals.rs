@@ -61,6 +61,46 @@ fn expect(error: &CniError, code: u64, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// What can't be taken away is named, and what can goes; once it can be, another DEL takes the rest.
+#[test]
+fn a_del_goes_on_past_ports_that_it_cannot_see() -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("a", &lab.conf().with_host_port(8080, 80))?;
+    let pin = map_pin(&lab.node, map::PORTS);
+    let aside = pin.with_file_name("aside");
+    lab.node.netns().run(|| fs::rename(&pin, &aside))?;
+    let error = pod.call("DEL").run(&lab.node)?.error()?;
+    expect(&error, 5, &["PORTS"])?;
+    let veth = pod.host_veth();
+    ensure!(lab.node.netns().ifindex(veth).is_err(), "{veth} is there");
+    lab.node.netns().run(|| fs::rename(&aside, &pin))?;
+    pod.del()?;
+    let status = lab.node.underpass(&["status", "--json"])?;
+    ensure!(!status.contains("8080"), "{status}");
+    Ok(())
+}
+
+/// Nobody opens the other end of a FIFO.
+#[rstest]
+fn a_namespace_that_is_a_fifo(#[values("underpass", "loopback")] kind: &str) -> Result<()> {
+    needs_root!();
+    let lab = Lab::new()?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("fifo");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU)?;
+    let path = path.display().to_string();
+    let conf = lab.conf().with("type", kind);
+    let call = |verb| {
+        Call::new(verb)
+            .attachment("a", &path, Pod::IFNAME)
+            .conf(&conf)
+    };
+    let error = call("ADD").run(&lab.node)?.error()?;
+    expect(&error, 8, &["is not a namespace"])?;
+    call("DEL").run(&lab.node)?.silence()
+}
+
 /// The network of one family.
 fn of(lab: &Lab, family: Family) -> Conf {
     lab.conf()
