@@ -3,6 +3,7 @@
 use std::{os::fd::AsFd as _, thread};
 
 use rstest::rstest;
+use rtnetlink::LinkVlan;
 use underpass_netlink::{
     Netlink,
     filter::Direction,
@@ -131,4 +132,31 @@ fn a_priority_does_not_hide_a_host_port(
     let twice = Tag::provider(0).put_on(&Tag::customer(0).put_on(&plain));
     link.send(&twice)?;
     meter.expect(Counter::DropVlanTag, 1)
+}
+
+/// A frame of a VLAN is left to a device of that one on the host's end.
+#[rstest]
+fn a_vlan_has_a_device_of_its_own(#[values(V4, V6)] family: Family) -> Result<()> {
+    const VLAN: u16 = 7;
+    const DEVICE: &str = "vlan7";
+    needs_root!();
+    let lab = Lab::new()?;
+    let pod = lab.pod_with("a", &lab.conf().with("antiSpoof", false))?;
+    let node = lab.node.netns();
+    let below = node.ifindex(pod.host_veth())?;
+    let made = node.rtnl(|rtnl| {
+        rtnl.add(LinkVlan::new(DEVICE, below, VLAN).build())?;
+        rtnl.set_up(DEVICE)
+    });
+    if let Err(error) = made {
+        anstream::eprintln!("not on this kernel: a VLAN device: {error:#}");
+        return Ok(());
+    }
+    let seen = Capture::start(node, DEVICE)?;
+    let plain = pod.ends(family.remote())?.udp(SOURCE, PORT, PAYLOAD);
+    let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
+    link.send(&Tag::customer(VLAN).put_on(&plain))?;
+    let is_it = |bytes: &[u8]| bytes.windows(PAYLOAD.len()).any(|part| part == PAYLOAD);
+    seen.wait_for(PATIENCE, is_it).context("it did not come")?;
+    Ok(())
 }

@@ -133,10 +133,10 @@ global!(
         }
         anti_spoofing::check_mac(&skb, pod)?;
         forget_mark(&mut skb, pod);
-        if pod.flags & flags::FOREIGN != 0 || skb.is_of_vlan() {
+        if pod.flags & flags::FOREIGN != 0 || !skb.has_priority_alone() {
             return Err(Verdict::STACK);
         }
-        if skb.take_priority_off() {
+        if skb.take_tag_off() {
             Ok(())
         } else {
             Err(Verdict::dropped(Counter::DropVlanTag))

@@ -162,6 +162,15 @@ pub(super) fn forget(
     record: &Record,
 ) -> Result<(), Error> {
     port::give_up(lock, node, maps, owner, record)?;
+    remove_entries(lock, maps, owner, record)
+}
+
+fn remove_entries(
+    _lock: &Lock,
+    maps: &mut Maps,
+    owner: Owner,
+    record: &Record,
+) -> Result<(), Error> {
     for addr in addresses(record) {
         maps.remove_endpoint(addr, record.ifindex)?;
     }
@@ -227,7 +236,11 @@ fn undo_apply(node: &Netlink, pins: &Pins, owner: Owner, record: &Record) -> Res
     }
     link::delete(node, owner, Some(record.ifindex))?;
     match lock_known(&maps, owner, record)? {
-        Some(lock) => remove(&lock, node, &mut maps, owner, record),
+        Some(lock) => {
+            // Whatever ports this ADD has taken are given up by now.
+            end_without(&lock, &maps, record.network, |other, _| *other == owner)?;
+            remove_entries(&lock, &mut maps, owner, record)
+        }
         None => Ok(()),
     }
 }

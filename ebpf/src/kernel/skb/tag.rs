@@ -29,18 +29,22 @@ impl Skb {
         is_beside || matches!(self.protocol(), CUSTOMER | PROVIDER)
     }
 
-    /// Takes off a tag that says a priority alone. False if that can't be done, or says more, or if there is another one behind it.
+    /// Whether the tag of a packet that has one says a priority alone.
     #[inline(always)]
-    pub fn take_priority_off(&mut self) -> bool {
-        let (is_beside, tag) = self.tag_beside();
-        let tag = if is_beside {
-            tag
-        } else {
-            self.load::<u16>(ETHERNET)
-                .map_or(IDENTIFIER, |tag| u32::from(u16::from_be(tag)))
-        };
+    pub fn has_priority_alone(&self) -> bool {
+        let (is_beside, mut tag) = self.tag_beside();
+        if !is_beside {
+            let in_frame = self.load::<u16>(ETHERNET);
+            tag = in_frame.map_or(IDENTIFIER, |tag| u16::from_be(tag).into());
+        }
+        tag & IDENTIFIER == 0
+    }
+
+    /// Takes the tag off. False if that can't be done, or if there is another one behind it.
+    #[inline(always)]
+    pub fn take_tag_off(&mut self) -> bool {
         // SAFETY: the context is valid, no memory is passed.
-        tag & IDENTIFIER == 0 && unsafe { bpf_skb_vlan_pop(self.raw()) } == 0 && !self.has_tag()
+        (unsafe { bpf_skb_vlan_pop(self.raw()) }) == 0 && !self.has_tag()
     }
 
     /// Whether there is a tag beside the packet, and that.
