@@ -53,6 +53,10 @@ fn write_mark(pod: &Pod, mark: i32) -> Result<()> {
     })
 }
 
+fn is_it(bytes: &[u8]) -> bool {
+    bytes.windows(PAYLOAD.len()).any(|part| part == PAYLOAD)
+}
+
 /// With a priority alone in its tag the kernel carries a packet as if it had none.
 #[rstest]
 fn a_packet_with_a_mark_leaves_as_the_node_s(
@@ -103,7 +107,6 @@ fn a_tag_is_no_disguise_for_a_mac(#[values(V4, V6)] family: Family) -> Result<()
     let forged = forged.udp(SOURCE, PORT, PAYLOAD);
     let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
     link.send(&Tag::customer(0).put_on(&forged))?;
-    let is_it = |bytes: &[u8]| bytes.windows(PAYLOAD.len()).any(|part| part == PAYLOAD);
     ensure!(seen.wait_for(SILENCE, is_it).is_none(), "it left");
     meter.expect(Counter::DropSourceMac, 1)
 }
@@ -124,7 +127,6 @@ fn a_priority_does_not_hide_a_host_port(
     let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
     let plain = pod.ends(family.node())?.udp(SOURCE, PORT, PAYLOAD);
     link.send(&Tag::customer(0xa000).put_on(&plain))?;
-    let is_it = |bytes: &[u8]| bytes.windows(PAYLOAD.len()).any(|part| part == PAYLOAD);
     let arrived = seen.wait_for(PATIENCE, is_it).context("nobody got it")?;
     ensure!(frame::tag(&arrived).is_none(), "with its tag");
     // Two of them nobody takes off here, and the kernel would.
@@ -156,7 +158,6 @@ fn a_vlan_has_a_device_of_its_own(#[values(V4, V6)] family: Family) -> Result<()
     let plain = pod.ends(family.remote())?.udp(SOURCE, PORT, PAYLOAD);
     let link = RawLink::open(pod.netns(), Pod::IFNAME)?;
     link.send(&Tag::customer(VLAN).put_on(&plain))?;
-    let is_it = |bytes: &[u8]| bytes.windows(PAYLOAD.len()).any(|part| part == PAYLOAD);
     seen.wait_for(PATIENCE, is_it).context("it did not come")?;
     Ok(())
 }

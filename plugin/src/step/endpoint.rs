@@ -130,27 +130,17 @@ impl Step<Interface> for Entries {
 impl Revert for Entries {
     /// Removes what an attachment put into maps, and makes every flow validate itself again. The device is
     /// gone: a packet of a container that the programs do not know would leave as it is. The attachment
-    /// itself goes last, so that a call that is killed can be repeated.
+    /// itself goes last, so that a call that is killed can be repeated. The lock is held from the first to the last: two calls may be at it.
     fn revert(&self, detachment: &mut Detachment<'_>) -> Result<(), Error> {
         let (node, owner) = (detachment.node, detachment.owner);
         match detachment.lock()? {
-            Some((lock, maps, record)) => remove(&lock, node, maps, owner, record),
+            Some((lock, maps, record)) => {
+                end_without(&lock, maps, record.network, |other, _| *other == owner)?;
+                forget(&lock, node, maps, owner, record)
+            }
             None => Ok(()),
         }
     }
-}
-
-/// Removes all entries of an attachment, and those of its network if it is the last. The lock is held from the first to the last: two
-/// calls may be at it.
-pub(super) fn remove(
-    lock: &Lock,
-    node: &Netlink,
-    maps: &mut Maps,
-    owner: Owner,
-    record: &Record,
-) -> Result<(), Error> {
-    end_without(lock, maps, record.network, |other, _| *other == owner)?;
-    forget(lock, node, maps, owner, record)
 }
 
 /// Removes all entries of an attachment. Nobody would know of its host ports after that: an ADD that is not through may have taken them since they were given up.

@@ -83,9 +83,7 @@ fn collect(
     });
 
     if let Some(valid) = valid {
-        let (known, error) = known(maps.as_ref(), &links, network);
-        errors.extend(error);
-        for owner in known.difference(valid) {
+        for owner in known(maps.as_ref(), &links, network, errors).difference(valid) {
             if let Err(error) = detach(&node, maps.as_mut(), *owner) {
                 errors.push(error);
             }
@@ -113,25 +111,30 @@ fn collect(
     Ok(())
 }
 
-/// Lists the attachments of the network, by its devices and by what the maps know; and why the maps can't be read, where that is so.
-fn known(maps: Option<&Maps>, links: &[Link], network: u32) -> (BTreeSet<Owner>, Option<Error>) {
+/// Lists the attachments of the network, by its devices and by what the maps know, as far as these can be read.
+fn known(
+    maps: Option<&Maps>,
+    links: &[Link],
+    network: u32,
+    errors: &mut Vec<Error>,
+) -> BTreeSet<Owner> {
     let mut known: BTreeSet<Owner> = links
         .iter()
         .filter_map(Alias::of)
         .filter(|alias| alias.network == network)
         .map(|alias| alias.owner)
         .collect();
-    let of_maps = maps.map_or_else(|| Ok(Vec::new()), Maps::attachments);
-    match of_maps {
-        Ok(attachments) => {
+    match maps.map(Maps::attachments) {
+        Some(Ok(attachments)) => {
             let of_network = attachments
                 .into_iter()
                 .filter(|(_, attachment)| attachment.network == network);
             known.extend(of_network.map(|(owner, _)| owner));
-            (known, None)
         }
-        Err(error) => (known, Some(error.into())),
+        Some(Err(error)) => errors.push(error.into()),
+        None => {}
     }
+    known
 }
 
 /// Deletes pairs that killed ADDs have left before they could say whose these are. Returns what could not be deleted.
